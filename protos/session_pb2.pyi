@@ -1,0 +1,306 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+
+class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_REASON_UNSPECIFIED: _ClassVar[EndReason]
+    END_REASON_STOP: _ClassVar[EndReason]
+    END_REASON_LENGTH: _ClassVar[EndReason]
+
+class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_REASON_UNSPECIFIED: _ClassVar[FailureReason]
+    FAILURE_REASON_INVALID: _ClassVar[FailureReason]
+    FAILURE_REASON_TRANSFER: _ClassVar[FailureReason]
+    FAILURE_REASON_NONFINITE: _ClassVar[FailureReason]
+    FAILURE_REASON_DEADLINE: _ClassVar[FailureReason]
+    FAILURE_REASON_DRAINING: _ClassVar[FailureReason]
+    FAILURE_REASON_NO_ROOM: _ClassVar[FailureReason]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+END_REASON_UNSPECIFIED: EndReason
+END_REASON_STOP: EndReason
+END_REASON_LENGTH: EndReason
+FAILURE_REASON_UNSPECIFIED: FailureReason
+FAILURE_REASON_INVALID: FailureReason
+FAILURE_REASON_TRANSFER: FailureReason
+FAILURE_REASON_NONFINITE: FailureReason
+FAILURE_REASON_DEADLINE: FailureReason
+FAILURE_REASON_DRAINING: FailureReason
+FAILURE_REASON_NO_ROOM: FailureReason
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    acknowledged: int
+    hello: Hello
+    prefill: Prefill
+    start: Start
+    cancel: Cancel
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LANDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    acknowledged: int
+    epoch: int
+    welcome: Welcome
+    first_step: FirstStep
+    step_outputs: StepOutputs
+    landed: Landed
+    failed: Failed
+    report: Report
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("router_id", "received", "resumes_epoch")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    router_id: bytes
+    received: int
+    resumes_epoch: int
+    def __init__(self, router_id: _Optional[bytes] = ..., received: _Optional[int] = ..., resumes_epoch: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("resumed", "received", "worker")
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    resumed: bool
+    received: int
+    worker: WorkerInfo
+    def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    pid: int
+    fingerprint: bytes
+    model: ModelInfo
+    total_blocks: int
+    total_slots: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ...) -> None: ...
+
+class ModelInfo(_message.Message):
+    __slots__ = ("name", "path", "max_model_len", "vocab_size", "dtype", "block_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    block_size: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "n")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    n: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    transfer_id: bytes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    time_left_ms: int
+    traceparent: str
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    transfer_id: bytes
+    prefill_endpoint: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    time_left_ms: int
+    traceparent: str
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("attempt_id",)
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    def __init__(self, attempt_id: _Optional[int] = ...) -> None: ...
+
+class FirstStep(_message.Message):
+    __slots__ = ("attempt_id", "outputs", "timings")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
+    timings: PrefillTimings
+    def __init__(self, attempt_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., timings: _Optional[_Union[PrefillTimings, _Mapping]] = ...) -> None: ...
+
+class PrefillTimings(_message.Message):
+    __slots__ = ("queue_ms", "chunk_ms", "total_ms", "cached_tokens")
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    queue_ms: float
+    chunk_ms: _containers.RepeatedScalarFieldContainer[float]
+    total_ms: float
+    cached_tokens: int
+    def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class StepOutputs(_message.Message):
+    __slots__ = ("outputs",)
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ...) -> None: ...
+
+class SequenceOutput(_message.Message):
+    __slots__ = ("attempt_id", "choice", "offset", "token_ids", "end")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    choice: int
+    offset: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    end: EndReason
+    def __init__(self, attempt_id: _Optional[int] = ..., choice: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[EndReason, str]] = ...) -> None: ...
+
+class Landed(_message.Message):
+    __slots__ = ("attempt_id", "bytes", "copy_ms", "exposed_ms", "admission_ms", "first_step_ms", "transport", "cached_tokens")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPY_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_MS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    bytes: int
+    copy_ms: float
+    exposed_ms: float
+    admission_ms: float
+    first_step_ms: float
+    transport: str
+    cached_tokens: int
+    def __init__(self, attempt_id: _Optional[int] = ..., bytes: _Optional[int] = ..., copy_ms: _Optional[float] = ..., exposed_ms: _Optional[float] = ..., admission_ms: _Optional[float] = ..., first_step_ms: _Optional[float] = ..., transport: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("attempt_id", "reason", "message")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    reason: FailureReason
+    message: str
+    def __init__(self, attempt_id: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps")
+    LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    limit_blocks: int
+    limit_slots: int
+    pages: PageCounts
+    waiting_requests: int
+    running_sequences: int
+    pending_tokens: int
+    draining: bool
+    steps: int
+    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ...) -> None: ...
+
+class PageCounts(_message.Message):
+    __slots__ = ("total", "free", "cached", "held", "held_by_sequences", "held_by_transfers")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    cached: int
+    held: int
+    held_by_sequences: int
+    held_by_transfers: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., held_by_sequences: _Optional[int] = ..., held_by_transfers: _Optional[int] = ...) -> None: ...

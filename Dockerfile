@@ -1,0 +1,52 @@
+# One file, two images: `router` (no torch, it only routes) and `worker` (prefill and decode).
+# docker build --target router .      docker build --target worker --build-arg TORCH=cpu|cuda .
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS base
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/baton PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /baton
+# The workers of one host read each other's KV through /proc: they must be the same user, and need no other right.
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin baton
+COPY pyproject.toml constraints.txt ./
+COPY deploy/requirements.py deploy/
+# Everything that pyproject.toml names but torch, which the router never imports.
+RUN python deploy/requirements.py pyproject.toml > /tmp/requirements.txt \
+    && pip install --constraint constraints.txt --requirement /tmp/requirements.txt
+
+FROM base AS router
+COPY protos protos
+COPY service service
+COPY client client
+COPY cli cli
+COPY router router
+USER baton
+EXPOSE 50051
+ENTRYPOINT ["python", "-m"]
+CMD ["router"]
+
+FROM base AS worker
+ARG TORCH=cuda
+# CUDA: PyTorch's wheels bring the CUDA libraries, the host brings the driver; Triton compiles its launcher with gcc
+# and the headers of Python, which the Python image has. CPU: the build without CUDA, from pip's own sources if there.
+RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
+    && if [ "$TORCH" = cpu ]; then \
+         pip install --constraint constraints.txt "torch==$version+cpu" \
+         || pip install --constraint constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu "torch==$version+cpu"; \
+       else \
+         apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+         && pip install --constraint constraints.txt "torch==$version"; \
+       fi
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/triton
+COPY protos protos
+COPY service service
+COPY client client
+COPY cli cli
+COPY kernels kernels
+COPY engine engine
+COPY kvtransfer kvtransfer
+COPY prefill_worker prefill_worker
+COPY decode_worker decode_worker
+USER baton
+EXPOSE 50061
+ENTRYPOINT ["python", "-m"]
+CMD ["prefill_worker", "--help"]

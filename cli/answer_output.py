@@ -1,0 +1,136 @@
+"""How an answer is shown: as text while it streams, or as one JSON object per event."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Protocol, TextIO
+
+from client import (
+    BatonClientError,
+    Busy,
+    Cancelled,
+    DeadlineExceeded,
+    Delta,
+    Event,
+    Finished,
+    InvalidRequest,
+    ModelNotFound,
+    Started,
+    Unavailable,
+)
+
+CODES: tuple[tuple[type[BatonClientError], str], ...] = (
+    (InvalidRequest, "INVALID_ARGUMENT"),
+    (ModelNotFound, "NOT_FOUND"),
+    (Busy, "RESOURCE_EXHAUSTED"),
+    (Unavailable, "UNAVAILABLE"),
+    (DeadlineExceeded, "DEADLINE_EXCEEDED"),
+    (Cancelled, "CANCELLED"),
+)
+
+
+def code_of(error: BatonClientError) -> str:
+    """The gRPC status code behind a client's error."""
+    return next((code for kind, code in CODES if isinstance(error, kind)), "INTERNAL")
+
+
+class AnswerOutput(Protocol):
+    def show(self, event: Event) -> None: ...
+    def end(self) -> None: ...
+    def fail(self, error: BatonClientError) -> None: ...
+
+
+class TextOutput:
+    """Streams a single choice; several are shown whole, one after another, since they come interleaved."""
+
+    def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._errors = errors or sys.stderr
+        self._texts: dict[int, list[str]] | None = {} if choices > 1 else None
+        self.text = ""
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            if self._texts is None:
+                self.text += event.text
+                self._output.write(event.text)
+                self._output.flush()
+            else:
+                self._texts.setdefault(event.index, []).append(event.text)
+        elif isinstance(event, Finished) and self._texts is not None:
+            self._output.write(f"[{event.index}] {''.join(self._texts.get(event.index, []))}\n")
+            self._output.flush()
+
+    def end(self) -> None:
+        if self._texts is None:
+            self._output.write("\n")
+            self._output.flush()
+
+    def fail(self, error: BatonClientError) -> None:
+        if self.text:
+            self.end()
+        field = error.field if isinstance(error, InvalidRequest) else None
+        self._errors.write(f"baton: {code_of(error)}: {f'{field}: ' if field else ''}{error.message}\n")
+
+
+class JsonOutput:
+    """The format that scripts read: `event` is started, delta, finished or error."""
+
+    def __init__(self, output: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._errors = errors or sys.stderr
+
+    def show(self, event: Event) -> None:
+        self._write(event_as_object(event))
+
+    def end(self) -> None:
+        """Every line is out already."""
+
+    def fail(self, error: BatonClientError) -> None:
+        field = error.field if isinstance(error, InvalidRequest) else None
+        self._write(
+            {
+                "event": "error",
+                "code": code_of(error),
+                "message": error.message,
+                "field": field,
+                "reason": error.reason,
+            }
+        )
+        self._errors.write(f"baton: {code_of(error)}: {error.message}\n")
+
+    def _write(self, content: dict[str, object]) -> None:
+        self._output.write(json.dumps(content, ensure_ascii=False) + "\n")
+        self._output.flush()
+
+
+def event_as_object(event: Event) -> dict[str, object]:
+    """Usage and timings are there only on the last `finished`."""
+    if isinstance(event, Started):
+        return {"event": "started", **asdict(event)}
+    if isinstance(event, Delta):
+        return {"event": "delta", **asdict(event)}
+    content: dict[str, object] = {
+        "event": "finished",
+        "index": event.index,
+        "finish_reason": event.reason.value,
+        "matched_stop": event.matched_stop,
+    }
+    if event.usage is not None:
+        content["usage"] = asdict(event.usage)
+    if event.timings is not None:
+        content["timings"] = asdict(event.timings)
+    return content
+
+
+def show_answer(events: Iterable[Event], output: AnswerOutput) -> bool:
+    """Shows an answer to its end; False where it failed, which has been shown too."""
+    try:
+        for event in events:
+            output.show(event)
+    except BatonClientError as error:
+        output.fail(error)
+        return False
+    output.end()
+    return True

@@ -1,0 +1,69 @@
+"""`baton generate` and `baton chat`: one question, or a conversation at the terminal."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+
+from cli.answer_output import AnswerOutput, JsonOutput, TextOutput, show_answer
+from client import BatonClient, BatonClientError, Event, GenerateOptions, Message
+
+
+def generate(target: str, prompt: str | Sequence[int], system: str | None, options: GenerateOptions, json: bool) -> int:
+    """Continues a prompt. With `system` the prompt is a user's message, put through the model's chat template."""
+    with BatonClient(target) as client:
+        if system is not None and isinstance(prompt, str):
+            messages = _conversation(system, prompt)
+            return _show(lambda: client.chat(messages, **options), _output(options, json))
+        return _show(lambda: client.generate(prompt, **options), _output(options, json))
+
+
+def chat_once(target: str, message: str, system: str | None, options: GenerateOptions, json: bool) -> int:
+    messages = _conversation(system, message)
+    with BatonClient(target) as client:
+        return _show(lambda: client.chat(messages, **options), _output(options, json))
+
+
+def chat_loop(target: str, system: str | None, options: GenerateOptions) -> int:
+    """Asks for messages until the end of input. Ctrl-C ends an answer, not the conversation."""
+    import readline  # noqa: F401  line editing for input()
+
+    history = [Message("system", system)] if system is not None else []
+    with BatonClient(target) as client:
+        print("Ctrl-D ends the conversation.")
+        while True:
+            try:
+                question = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return 0
+            if question:
+                history = _turn(client, [*history, Message("user", question)], options) or history
+
+
+def _turn(client: BatonClient, messages: list[Message], options: GenerateOptions) -> list[Message] | None:
+    """The conversation with its answer; None where there was none, so that the question is forgotten too."""
+    output = TextOutput(choices=1)
+    try:
+        answered = _show(lambda: client.chat(messages, **options), output) == 0
+    except KeyboardInterrupt:
+        output.end()
+        answered = bool(output.text)
+    return [*messages, Message("assistant", output.text)] if answered else None
+
+
+def _show(ask: Callable[[], Generator[Event, None, None]], output: AnswerOutput) -> int:
+    """The exit code. A request that the client itself refuses is shown like one that the server refuses."""
+    try:
+        events = ask()
+    except BatonClientError as error:
+        output.fail(error)
+        return 1
+    with closing(events):
+        return 0 if show_answer(events, output) else 1
+
+
+def _conversation(system: str | None, message: str) -> list[Message]:
+    return [*([Message("system", system)] if system is not None else []), Message("user", message)]
+
+
+def _output(options: GenerateOptions, json: bool) -> AnswerOutput:
+    return JsonOutput() if json else TextOutput(options.get("n", 1))

@@ -1,0 +1,32 @@
+"""`baton test`: style, types and tests, in that order; all of them run whatever the first says."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from cli.paths import ROOT
+
+TYPED = ["router", "prefill_worker", "decode_worker", "kvtransfer", "kernels", "engine", "service", "client", "cli"]
+
+
+def run_checks(pytest_arguments: Sequence[str]) -> int:
+    """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing."""
+    commands = {"tests": ["pytest", *pytest_arguments]}
+    if not pytest_arguments:
+        commands = {
+            "style": ["ruff", "check", "."],
+            "format": ["ruff", "format", "--check", "."],
+            "types": ["mypy", *TYPED],
+            **commands,
+        }
+    verdicts = []
+    for name, command in commands.items():
+        print(f"== {name}: {' '.join(command)}", flush=True)
+        start = time.monotonic()
+        code = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode
+        verdicts.append((name, code, time.monotonic() - start))
+    failed = [name for name, code, _ in verdicts if code != 0]
+    print("== " + ", ".join(f"{name} {'FAILED' if code else 'passed'} ({took:.0f} s)" for name, code, took in verdicts))
+    print(f"== {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}", flush=True)
+    return 1 if failed else 0

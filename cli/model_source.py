@@ -1,0 +1,82 @@
+"""From what the user calls a model to a folder with a checkpoint: a folder, a hub id, or the demo model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.errors import CommandFailed
+
+# What a checkpoint is made of; weights in any other format would be code.
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+class ModelNotUsable(CommandFailed):
+    """No checkpoint can be had under that name; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    folder: Path
+    # What requests call it.
+    name: str
+    is_demo: bool = False
+    # Random weights made on the spot: it answers nonsense.
+    is_random: bool = False
+
+
+def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
+    """`root` is the repository; `scratch` is where a random checkpoint may be written. Raises ModelNotUsable."""
+    if given is None:
+        return _demo_model(root, scratch)
+    folder = Path(given).expanduser()
+    if folder.is_dir():
+        folder = folder.resolve()
+        _check(folder)
+        return ModelSource(folder, folder.name)
+    if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
+        raise ModelNotUsable(f"--model {given}: there is no such folder, and a hub id looks like owner/name")
+    return ModelSource(_download(given), given)
+
+
+def _demo_model(root: Path, scratch: Path) -> ModelSource:
+    demo = root / "models" / "tableqa"
+    if (demo / "model.safetensors").is_file():
+        return ModelSource(demo, demo.name, is_demo=True)
+    from cli.tiny_checkpoint import write_tiny_checkpoint
+
+    folder = scratch / "tiny-random"
+    write_tiny_checkpoint(folder)
+    return ModelSource(folder, folder.name, is_random=True)
+
+
+def _check(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelNotUsable(f"{folder} is not a checkpoint: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelNotUsable(f"{folder} has no *.safetensors; other formats of weights are not read")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelNotUsable(f"{folder} has no tokenizer.json")
+
+
+def _download(hub_id: str) -> Path:
+    """Into the cache of huggingface_hub, which is used as it is when the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_PATTERNS)))
+    except HFValidationError as error:
+        raise ModelNotUsable(f"--model {hub_id}: neither a folder nor a hub id: {error}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotUsable(f"--model {hub_id}: the hub has no such model, or it needs `hf auth login`") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ModelNotUsable(
+            f"--model {hub_id}: there is no such folder here, and the Hugging Face hub cannot be reached for it "
+            f"({type(error).__name__}). Give the folder of a checkpoint instead."
+        ) from error
+    _check(folder)
+    return folder

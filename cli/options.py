@@ -1,0 +1,106 @@
+"""Flags that several commands share, and how their texts are read."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from cli.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from client import GenerateOptions
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
+
+
+class TokenIdList(tuple[int, ...]):
+    """A type of its own, because typer reads a plain tuple as an option with several arguments."""
+
+
+def read_token_ids(text: str) -> TokenIdList:
+    """`5,17,3` -> (5, 17, 3). Raises ValueError."""
+    try:
+        return TokenIdList(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a list of token ids such as 5,17,3") from error
+
+
+def _token_ids(text: str) -> TokenIdList:
+    try:
+        return read_token_ids(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Target = Annotated[str, typer.Option(help="Router to talk to, host:port.")]
+AdminTarget = Annotated[str, typer.Option(help="Admin port of the router, host:port.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
+Model = Annotated[str | None, typer.Option(help="Name of the model; default: the one that is served.")]
+System = Annotated[str | None, typer.Option(help="System message before the conversation.")]
+TokenIds = Annotated[
+    TokenIdList | None,
+    typer.Option(parser=_token_ids, metavar="5,17,...", help="Token ids in place of a text."),
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate per choice.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this; in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens at least this fraction as likely as the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")]
+StopTokenIds = Annotated[
+    TokenIdList | None,
+    typer.Option(parser=_token_ids, metavar="2,7,...", help="Token ids that end the answer."),
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")]
+Choices = Annotated[int | None, typer.Option("--n", help="Number of choices.")]
+TimeoutS = Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")]
+KvMemory = Annotated[
+    int | None,
+    typer.Option(parser=_bytes, metavar="512MiB", help="KV pool of each worker; default: a share of the memory."),
+]
+
+
+def sampling_options(
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    seed: int | None,
+    stop: list[str] | None,
+    stop_token_ids: tuple[int, ...] | None,
+    ignore_eos: bool,
+    n: int | None,
+    model: str | None,
+    timeout: float | None,
+) -> "GenerateOptions":
+    """Only what was given: the rest is for the server and the model's own defaults."""
+    given = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop or None,
+        "stop_token_ids": stop_token_ids,
+        "ignore_eos": ignore_eos or None,
+        "n": n,
+        "model": model,
+        "timeout_s": timeout,
+    }
+    return cast("GenerateOptions", {name: value for name, value in given.items() if value is not None})
+
+
+def read_prompt(text: str) -> str:
+    """The text itself; `-` stands for standard input."""
+    return sys.stdin.read() if text == "-" else text

@@ -1,0 +1,95 @@
+"""Which processes make up a service on one machine, and how each is called. Pure: settings in, commands out."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.core_plan import CorePlan, plan_cores, write_cores
+from cli.devices import Machine
+from cli.paths import ROOT
+from cli.processes import ProcessSpec, Stage
+
+# With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
+OUR_CODE = {"PYTHONPATH": str(ROOT)}
+LOOPBACK = "127.0.0.1"
+# Longer than the drain of each process itself, so that SIGKILL is for what hangs.
+ROUTER_GRACE_S = 40.0
+WORKER_GRACE_S = 35.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """Everything that `baton up` was told or found out. None: the process decides."""
+
+    model_folder: Path
+    model_name: str
+    machine: Machine
+    prefill: int
+    decode: int
+    host: str
+    port: int
+    admin_port: int
+    dtype: str
+    block_size: int
+    max_model_len: int | None
+    kv_memory_bytes: int
+    transport: str
+    log_format: str
+    redis_url: str
+    namespace: str
+    trace_file: Path
+
+
+def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
+    """Router and workers; Redis is added by whoever owns one."""
+    on_cpu = not settings.machine.gpu_free_bytes
+    cores = plan_cores(settings.machine.cores, settings.prefill, settings.decode) if on_cpu else None
+    router = _router(settings, cores)
+    decode = [
+        _worker(settings, "decode", number, number, cores.decode[number] if cores else (), cores)
+        for number in range(settings.decode)
+    ]
+    prefill = [
+        _worker(settings, "prefill", number, settings.decode + number, cores.prefill[number] if cores else (), cores)
+        for number in range(settings.prefill)
+    ]
+    return [router, *prefill, *decode]
+
+
+def _router(settings: UpSettings, cores: CorePlan | None) -> ProcessSpec:
+    arguments = ["--host", settings.host, "--port", settings.port, "--admin-port", settings.admin_port]
+    arguments += ["--model", settings.model_folder, "--trace-file", settings.trace_file, *_shared(settings)]
+    if cores:
+        arguments += ["--cores", write_cores(cores.router)]
+    return ProcessSpec("router", _python("router", arguments), Stage.ROUTER, ROUTER_GRACE_S, OUR_CODE)
+
+
+def _worker(
+    settings: UpSettings, role: str, number: int, position: int, own: Sequence[int], cores: CorePlan | None
+) -> ProcessSpec:
+    """`position` counts over all workers: it picks the GPU."""
+    name = f"{role}-{number}"
+    arguments = ["--worker-id", name, "--host", LOOPBACK, "--port", 0]
+    arguments += ["--model", settings.model_folder, "--model-name", settings.model_name]
+    arguments += ["--device", settings.machine.device(position), "--dtype", settings.dtype]
+    arguments += ["--block-size", settings.block_size, "--kv-memory", settings.kv_memory_bytes]
+    arguments += ["--transport", settings.transport, *_shared(settings)]
+    if settings.max_model_len is not None:
+        arguments += ["--max-model-len", settings.max_model_len]
+    environment = dict(OUR_CODE)
+    if cores:
+        arguments += ["--cores", write_cores(own)]
+        if role == "decode":
+            arguments += ["--transfer-cores", write_cores(cores.transfer)]
+        environment["OMP_NUM_THREADS"] = str(len(own))
+    command = _python(f"{role}_worker", arguments)
+    return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
+
+
+def _shared(settings: UpSettings) -> list[object]:
+    return ["--redis-url", settings.redis_url, "--namespace", settings.namespace, "--log-format", settings.log_format]
+
+
+def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", module, *map(str, arguments))

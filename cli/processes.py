@@ -1,0 +1,121 @@
+"""One child process: started so that it dies with us, its output passed on line by line under its name."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import TextIO
+
+OUTPUT_DRAIN_S = 1.0
+CHUNK_BYTES = 65536
+
+
+class Stage(IntEnum):
+    """The order of stopping: nobody loses what it still talks to."""
+
+    ROUTER = 0
+    WORKER = 1
+    REDIS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to run. `grace_s` is how long it may take to end after SIGTERM."""
+
+    name: str
+    command: tuple[str, ...]
+    stage: Stage
+    grace_s: float
+    # Added to our own environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Cores to pin before it starts; empty: it pins itself, or nothing does.
+    cores: tuple[int, ...] = ()
+
+
+class LineWriter:
+    """Writes lines of many children to one stream. A reader that has gone away is no reason to stop serving."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._closed = False
+
+    def write(self, line: str) -> None:
+        if self._closed:
+            return
+        try:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):
+            self._closed = True
+
+
+class ChildProcess:
+    """A running child. `wait` is awaited exactly once, by its owner."""
+
+    def __init__(self, process: Process, pumps: list[asyncio.Task[None]]) -> None:
+        self._process = process
+        self._pumps = pumps
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec, output: LineWriter, errors: LineWriter) -> "ChildProcess":
+        """Raises OSError where no process can be made."""
+        launcher = (sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")))
+        process = await asyncio.create_subprocess_exec(
+            *launcher,
+            str(os.getpid()),
+            ",".join(map(str, spec.cores)),
+            *spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, **spec.environment},
+            # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
+            start_new_session=True,
+        )
+        pumps = [
+            asyncio.create_task(_pump(stream, spec.name, writer))
+            for stream, writer in ((process.stdout, output), (process.stderr, errors))
+            if stream is not None
+        ]
+        return cls(process, pumps)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal, once its output has been passed on."""
+        code = await self._process.wait()
+        # A grandchild may hold the pipe open: do not wait for it.
+        _, unfinished = await asyncio.wait(self._pumps, timeout=OUTPUT_DRAIN_S)
+        for pump in unfinished:
+            pump.cancel()
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+
+async def _pump(stream: asyncio.StreamReader, name: str, writer: LineWriter) -> None:
+    """Whole lines only. Of a line redrawn with carriage returns (a progress bar) the last state is kept."""
+    rest = b""
+    while chunk := await stream.read(CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        # An unfinished line is kept from its last redraw on, and cut where it grows without end.
+        rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+        if len(rest) > CHUNK_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            writer.write(f"{name:<9} | {_last_state(line)}")
+    if rest.strip():
+        writer.write(f"{name:<9} | {_last_state(rest)}")
+
+
+def _last_state(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

@@ -1,0 +1,69 @@
+"""`baton status`: workers, pages and load, as one router sees them."""
+
+import json
+from dataclasses import asdict
+
+from cli.errors import CommandFailed
+from client import AdminClient, BatonClientError, ClusterStatus, RetryPolicy, WorkerStatus
+
+
+def show_status(target: str, as_json: bool) -> int:
+    """Exit code 0 where the router is ready, 3 where it answers but is not. Raises CommandFailed."""
+    try:
+        with AdminClient(target, retry=RetryPolicy(attempts=1)) as admin:
+            status = admin.status()
+    except BatonClientError as error:
+        raise CommandFailed(f"no status from {target}: {error.message}; is `baton up` running?") from error
+    if as_json:
+        print(json.dumps(asdict(status)))
+    else:
+        _print_table(status)
+    return 0 if status.ready else 3
+
+
+def _print_table(status: ClusterStatus) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(headline(status), highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("worker", "state", "pid", "endpoint", "in flight", "waiting", "running", "to prefill"):
+        table.add_column(column, justify="left" if column in ("worker", "state", "endpoint") else "right")
+    for column in ("pages", "free", "cached", "held"):
+        table.add_column(column, justify="right")
+    for worker in status.workers:
+        table.add_row(*row(worker))
+    console.print(table)
+
+
+def headline(status: ClusterStatus) -> str:
+    """One line: ready or why not, the model, requests."""
+    models = sorted({worker.model.name for worker in status.workers if worker.model.name})
+    parts = ["ready" if status.ready else "not ready", *models]
+    parts.append(f"{status.active_requests} requests, {status.queued_requests} of them waiting for room")
+    if not status.registry_connected:
+        parts.append("registry not connected")
+    if status.detail:
+        parts.append(status.detail)
+    return " · ".join(parts)
+
+
+def row(worker: WorkerStatus) -> tuple[str, ...]:
+    """Cells of one worker; a dash where it has not reported."""
+    start = (worker.worker_id, _state(worker), str(worker.pid), worker.endpoint, str(worker.in_flight_requests))
+    load = worker.load
+    if load is None:
+        return (*start, *("-",) * 7)
+    pages = load.pages
+    held = f"{pages.held}"
+    if pages.held:
+        held += f" ({pages.held_by_sequences} computing, {pages.held_by_transfers} in transfer)"
+    counts = (load.waiting_requests, load.running_sequences, load.pending_tokens, pages.total, pages.free, pages.cached)
+    return (*start, *map(str, counts), held)
+
+
+def _state(worker: WorkerStatus) -> str:
+    if not worker.connected:
+        return "lost"
+    return "draining" if worker.load is not None and worker.load.draining else "connected"

@@ -1,0 +1,26 @@
+"""`baton trace`: prints where the time of the last requests went."""
+
+import json
+from pathlib import Path
+
+from cli.errors import CommandFailed
+from cli.paths import TRACE_FILE
+from cli.trace_report import as_object, read_spans, report_lines, requests_in
+
+
+def show_traces(file: str | None, last: int, as_json: bool) -> int:
+    """Raises CommandFailed where there is no trace to show."""
+    path = Path(file) if file is not None else TRACE_FILE
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            requests = requests_in(read_spans(lines))[-last:]
+    except OSError as error:
+        raise CommandFailed(f"no traces in {path}: {error.strerror}; `baton up` writes them there") from error
+    if not requests:
+        raise CommandFailed(f"no finished request in {path} yet; they are written within some seconds")
+    for number, request in enumerate(requests):
+        if as_json:
+            print(json.dumps(as_object(request)))
+        else:
+            print(*([""] if number else []), *report_lines(request), sep="\n")
+    return 0

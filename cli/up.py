@@ -1,0 +1,219 @@
+"""`baton up`: from options to a running service on this machine, until a signal ends it."""
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.core_plan import plan_cores
+from cli.devices import DeviceChoice, inspect_machine
+from cli.errors import CommandFailed
+from cli.model_source import ModelSource, find_model
+from cli.paths import ROOT, RUNTIME, TRACE_FILE
+from cli.process_plan import LOOPBACK, UpSettings, plan_processes
+from cli.processes import ChildProcess, LineWriter, ProcessSpec
+from cli.readiness import NotReady, wait_until_serving
+from cli.redis_source import RedisSource, choose_redis
+from cli.sizes import format_bytes
+from cli.supervisor import StartupFailed, Supervisor
+from client import AsyncAdminClient, BatonClientError, RetryPolicy
+from service.redis_server import free_port
+
+STATUS_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """The flags of `baton up`, as given. None: found out here."""
+
+    model: str | None
+    prefill: int
+    decode: int
+    host: str
+    port: int
+    admin_port: int | None
+    device: DeviceChoice
+    dtype: str
+    block_size: int
+    max_model_len: int | None
+    kv_memory_bytes: int | None
+    transport: str
+    log_format: str
+    namespace: str | None
+    startup_timeout_s: float
+
+
+class PortTaken(CommandFailed):
+    """Another process listens where we were told to."""
+
+
+def run_up(options: UpOptions) -> int:
+    """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
+    source = find_model(options.model, ROOT, RUNTIME)
+    machine = inspect_machine(options.device)
+    port = options.port or free_port()
+    admin_port = free_port() if options.admin_port == 0 else options.admin_port or port + 1
+    for host, number in ((options.host, port), (LOOPBACK, admin_port)):
+        _require_free(host, number)
+    cores = plan_cores(machine.cores, options.prefill, options.decode)
+    redis = choose_redis(os.environ.get("REDIS_URL"), cores.router)
+    workers = options.prefill + options.decode
+    settings = UpSettings(
+        model_folder=source.folder,
+        model_name=source.name,
+        machine=machine,
+        prefill=options.prefill,
+        decode=options.decode,
+        host=options.host,
+        port=port,
+        admin_port=admin_port,
+        dtype=options.dtype,
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+        kv_memory_bytes=options.kv_memory_bytes or machine.default_kv_bytes(workers),
+        transport=options.transport,
+        log_format=options.log_format,
+        redis_url=redis.url,
+        namespace=options.namespace or f"baton-{port}",
+        trace_file=TRACE_FILE,
+    )
+    _keep_one_old_trace(TRACE_FILE)
+    return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
+
+
+class _Up:
+    """One run: start, wait until a canary request went all the way, say so, wait for the end, stop."""
+
+    def __init__(self, settings: UpSettings, source: ModelSource, redis: RedisSource, startup_timeout_s: float) -> None:
+        self._settings = settings
+        self._source = source
+        self._redis = redis
+        self._startup_timeout_s = startup_timeout_s
+        self._output = LineWriter(sys.stdout)
+        self._errors = LineWriter(sys.stderr)
+        self._ended = asyncio.Event()
+
+    async def run(self) -> int:
+        specs = [*([self._redis.spec] if self._redis.spec else []), *plan_processes(self._settings)]
+        supervisor = Supervisor(specs, self._start_child, self._say)
+        self._handle_signals(supervisor)
+        self._announce()
+        supervisor.start()
+        try:
+            await self._until_ended(supervisor)
+        except (StartupFailed, NotReady) as error:
+            self._say(str(error))
+            exit_code = 1
+        else:
+            exit_code = 0
+        self._say("draining: router, workers, Redis")
+        await supervisor.stop()
+        self._say("stopped")
+        return exit_code
+
+    async def _until_ended(self, supervisor: Supervisor) -> None:
+        """Returns when a signal came; raises StartupFailed, NotReady."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        ended = asyncio.create_task(self._ended.wait())
+        serving = asyncio.create_task(
+            wait_until_serving(self._router_target, self._startup_timeout_s, self._say, self._explain)
+        )
+        try:
+            waited: set[asyncio.Future[Any]] = {ended, serving, supervisor.failure}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if supervisor.failure.done():
+                supervisor.failure.result()
+            if serving.done():
+                serving.result()
+                supervisor.mark_ready()
+                self._announce_ready(loop.time() - started)
+                await ended
+        finally:
+            for task in (ended, serving):
+                task.cancel()
+
+    def _handle_signals(self, supervisor: Supervisor) -> None:
+        def on_signal() -> None:
+            if self._ended.is_set():
+                self._say("second signal: killing everything")
+                supervisor.force()
+            self._ended.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+    async def _start_child(self, spec: ProcessSpec) -> ChildProcess:
+        return await ChildProcess.start(spec, self._output, self._errors)
+
+    async def _explain(self) -> str:
+        """Why the router is not ready yet, in its own words."""
+        once = RetryPolicy(attempts=1)
+        async with AsyncAdminClient(f"{LOOPBACK}:{self._settings.admin_port}", retry=once) as admin:
+            try:
+                return (await admin.status(timeout_s=STATUS_TIMEOUT_S)).detail
+            except BatonClientError:
+                return "the router does not answer yet"
+
+    @property
+    def _router_target(self) -> str:
+        # An address for listening everywhere is none to connect to.
+        host = LOOPBACK if self._settings.host in ("0.0.0.0", "::") else self._settings.host
+        return f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
+
+    def _announce(self) -> None:
+        settings = self._settings
+        if self._source.is_random:
+            self._say("models/tableqa is missing: serving a tiny checkpoint of random weights, which talks nonsense")
+        self._say(f"model {settings.model_name} from {settings.model_folder}")
+        devices = sorted({settings.machine.device(worker) for worker in range(settings.prefill + settings.decode)})
+        self._say(
+            f"{settings.prefill} prefill + {settings.decode} decode on {', '.join(devices)}, "
+            f"{format_bytes(settings.kv_memory_bytes)} of KV each; Redis: {self._redis.description}"
+        )
+        self._say("starting: load, warm up, then a canary request through prefill, transfer and decode")
+
+    def _announce_ready(self, seconds: float) -> None:
+        settings, target = self._settings, self._router_target
+        elsewhere = "" if settings.port == 50051 else f" --target {target}"
+        admin = "" if settings.admin_port == 50052 else f" --target {LOOPBACK}:{settings.admin_port}"
+        question = "generate 'Once upon a time' --max-tokens 32"
+        if self._source.is_demo:
+            question = "chat 'What is a block table?'"
+        self._say(f"ready in {seconds:.1f} s")
+        self._say(f"  endpoint  {target}   (gRPC, baton.v1.BatonService)")
+        self._say(f"  admin     {LOOPBACK}:{settings.admin_port}")
+        self._say(f"  try       {_command()} {question}{elsewhere}")
+        self._say(f"            {_command()} status{admin}")
+
+    def _say(self, text: str) -> None:
+        self._output.write(f"{'baton':<9} | {text}")
+
+
+def _command() -> str:
+    """How the user can call us from where they stand."""
+    script = ROOT / "baton"
+    return "./baton" if script.parent == Path.cwd() else shlex.quote(str(script))
+
+
+def _require_free(host: str, port: int) -> None:
+    """gRPC may share a port with another process in silence; we may not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
+
+
+def _keep_one_old_trace(path: Path) -> None:
+    """Every run begins a new file, so that traces do not grow without end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_suffix(".old.jsonl"))

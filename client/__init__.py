@@ -1,0 +1,75 @@
+"""The Python client of Baton, async and sync.
+
+    with BatonClient("127.0.0.1:50051") as baton:
+        for event in baton.generate("Once upon a time", max_tokens=50):
+            if isinstance(event, Delta):
+                print(event.text, end="", flush=True)
+
+Streams the same events whichever workers serve them; knows nothing of prefill, decode or pages beyond what
+`AdminClient.status` reports.
+"""
+
+from client.async_client import AsyncAdminClient, AsyncBatonClient
+from client.cluster import ClusterStatus, Load, PageCounts, WorkerStatus
+from client.errors import (
+    BatonClientError,
+    Busy,
+    Cancelled,
+    DeadlineExceeded,
+    ErrorDetails,
+    InvalidRequest,
+    ModelNotFound,
+    ProtocolError,
+    ServerError,
+    Unavailable,
+)
+from client.options import GenerateOptions
+from client.retry import RetryPolicy
+from client.sync_client import AdminClient, BatonClient
+from client.types import (
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Message,
+    Model,
+    Started,
+    Timings,
+    Usage,
+)
+
+__all__ = [
+    "AdminClient",
+    "AsyncAdminClient",
+    "AsyncBatonClient",
+    "BatonClient",
+    "BatonClientError",
+    "Busy",
+    "Cancelled",
+    "Choice",
+    "ClusterStatus",
+    "Completion",
+    "DeadlineExceeded",
+    "Delta",
+    "ErrorDetails",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "GenerateOptions",
+    "InvalidRequest",
+    "Load",
+    "Message",
+    "Model",
+    "ModelNotFound",
+    "PageCounts",
+    "ProtocolError",
+    "RetryPolicy",
+    "ServerError",
+    "Started",
+    "Timings",
+    "Unavailable",
+    "Usage",
+    "WorkerStatus",
+]

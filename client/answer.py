@@ -1,0 +1,95 @@
+"""An answer as it comes in: holds the server to its promises, and puts the pieces together. Pure.
+
+The promises: one Started; deltas whose offsets are contiguous from 0 in every choice; one Finished per choice, after
+which that choice is silent; usage and timings with the last Finished and with no other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from client.errors import ProtocolError
+from client.types import Choice, Completion, Delta, Event, Finished, Started
+
+
+class Continuity:
+    """Raises ProtocolError at the first event that breaks a promise."""
+
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
+        self._next_offset: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._started = False
+
+    def accept(self, event: Event) -> None:
+        match event:
+            case Started():
+                if self._started:
+                    raise ProtocolError("the answer was started twice")
+                self._started = True
+            case Delta():
+                self._check_open(event.index)
+                self._advance(event)
+            case Finished():
+                self._check_open(event.index)
+                self._ended.add(event.index)
+                last = len(self._ended) == self._choices
+                if (event.usage is not None, event.timings is not None) != (last, last):
+                    raise ProtocolError("usage and timings belong to the last Finished of an answer, and to no other")
+
+    def end(self) -> None:
+        """To be called when the stream ended with status OK."""
+        if len(self._ended) < self._choices:
+            raise ProtocolError(f"the stream ended, but only {len(self._ended)} of {self._choices} choices did")
+
+    def _check_open(self, index: int) -> None:
+        if not self._started:
+            raise ProtocolError("the answer does not begin with Started")
+        if index >= self._choices or index in self._ended:
+            raise ProtocolError(f"choice {index} was not asked for, or has ended already")
+
+    def _advance(self, delta: Delta) -> None:
+        expected = self._next_offset.get(delta.index, 0)
+        if delta.offset != expected:
+            fault = "repeated" if delta.offset < expected else "lost"
+            raise ProtocolError(
+                f"tokens {fault}: choice {delta.index} stands at offset {expected}, the server sent {delta.offset}"
+            )
+        self._next_offset[delta.index] = expected + len(delta.token_ids)
+
+
+@dataclass(slots=True)
+class _Pieces:
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+def completion_from(events: Sequence[Event]) -> Completion:
+    """The whole answer, from all events of a stream that kept its promises.
+
+    Raises: ProtocolError if they are not a whole answer.
+    """
+    started: Started | None = None
+    last: Finished | None = None
+    pieces: dict[int, _Pieces] = {}
+    for event in events:
+        match event:
+            case Started():
+                started = event
+            case Delta():
+                piece = pieces.setdefault(event.index, _Pieces())
+                piece.texts.append(event.text)
+                piece.token_ids += event.token_ids
+            case Finished():
+                pieces.setdefault(event.index, _Pieces()).finished = last = event
+    if started is None or last is None or last.usage is None or last.timings is None:
+        raise ProtocolError("the answer is not whole")
+    choices = tuple(_choice(index, pieces[index]) for index in sorted(pieces))
+    return Completion(started.request_id, started.model, started.seed, choices, last.usage, last.timings)
+
+
+def _choice(index: int, piece: _Pieces) -> Choice:
+    if piece.finished is None:
+        raise ProtocolError(f"choice {index} did not end")
+    finished = piece.finished
+    return Choice(index, "".join(piece.texts), tuple(piece.token_ids), finished.reason, finished.matched_stop)

@@ -1,0 +1,130 @@
+"""The asyncio client. Its twin is sync_client.py."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from client import requests, responses
+from client.answer import Continuity, completion_from
+from client.async_connection import AsyncConnection
+from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, metadata_from
+from client.cluster import ClusterStatus
+from client.options import GenerateOptions
+from client.retry import RetryPolicy
+from client.types import Completion, Event, Message, Model
+from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+
+
+class _AsyncClient:
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncBatonClient(_AsyncClient):
+    """Talks to a router at `target` (host:port). Connects on the first call and then belongs to that event loop.
+
+    `timeout_s` bounds each call, retries included; None leaves it to the server. Raises: BatonClientError (errors.py).
+    """
+
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, timeout_s: float | None = None, retry: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(AsyncConnection(target, retry or RetryPolicy(), timeout_s))
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
+        """Continues a text, or token ids.
+
+        The call begins with the first event that is awaited. `aclose()`, or cancelling the task that reads, cancels it;
+        who leaves the loop early should read under `contextlib.aclosing`.
+        """
+        return self._events("Generate", requests.generate_request(prompt, options), options)
+
+    def chat(
+        self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Event, None]:
+        """As `generate`, for a conversation, oldest message first."""
+        return self._events("Chat", requests.chat_request(messages, options), options)
+
+    async def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
+        """`generate`, collected."""
+        async with aclosing(self.generate(prompt, **options)) as events:
+            return completion_from([event async for event in events])
+
+    async def complete_chat(
+        self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """`chat`, collected."""
+        async with aclosing(self.chat(messages, **options)) as events:
+            return completion_from([event async for event in events])
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        request = requests.tokenize_request(text, add_special_tokens, model)
+        response = await self._connection.unary(self._stub.Tokenize, request, timeout_s)
+        return tuple(response.token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        request = requests.detokenize_request(token_ids, skip_special_tokens, model)
+        text: str = (await self._connection.unary(self._stub.Detokenize, request, timeout_s)).text
+        return text
+
+    async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        response = await self._connection.unary(self._stub.ListModels, baton_pb2.ListModelsRequest(), timeout_s)
+        return tuple(responses.model_from(model) for model in response.models)
+
+    async def model(self, name: str, *, timeout_s: float | None = None) -> Model:
+        """Raises: ModelNotFound."""
+        response = await self._connection.unary(self._stub.GetModel, requests.get_model_request(name), timeout_s)
+        return responses.model_from(response.model)
+
+    async def _events(
+        self, method: str, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
+    ) -> AsyncGenerator[Event, None]:
+        continuity = Continuity(requests.choices(request))
+        call = getattr(self._stub, method)
+        stream = self._connection.stream(call, request, options.get("timeout_s"), metadata_from(options))
+        async with aclosing(stream):
+            async for response in stream:
+                event = responses.event_from(response)
+                continuity.accept(event)
+                yield event
+            continuity.end()
+
+    @property
+    def _stub(self) -> Any:
+        return self._connection.stub(baton_pb2_grpc.BatonServiceStub)
+
+
+class AsyncAdminClient(_AsyncClient):
+    """Talks to the admin port of one router."""
+
+    def __init__(
+        self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(AsyncConnection(target, retry or RetryPolicy(), timeout_s))
+
+    async def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
+        """Workers, pages and load as that router sees them."""
+        stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
+        response = await self._connection.unary(stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+        return responses.cluster_status_from(response)

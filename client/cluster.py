@@ -1,0 +1,61 @@
+"""What an operator gets to see: workers, pages and load, as one router knows them."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from client.types import Model
+
+Role: TypeAlias = Literal["prefill", "decode", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Blocks of one KV pool: free + cached + held == total, and held is the sum of the two below it."""
+
+    total: int
+    free: int
+    cached: int  # held by nobody, kept under their hash
+    held: int
+    held_by_sequences: int
+    held_by_transfers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A worker's newest report to this router."""
+
+    limit_blocks: int  # most blocks that this router may have committed there
+    limit_slots: int  # most sequences that this router may have there
+    pages: PageCounts
+    waiting_requests: int
+    running_sequences: int
+    pending_tokens: int  # still to be prefilled
+    draining: bool
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    worker_id: str
+    role: Role
+    endpoint: str  # host:port
+    pid: int
+    epoch: int
+    connected: bool
+    fingerprint: str  # hexadecimal; only workers with the same one are paired
+    model: Model
+    model_path: str
+    total_blocks: int
+    total_slots: int
+    in_flight_requests: int  # of this router
+    load: Load | None  # None: no report yet
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    ready: bool
+    detail: str  # why not ready, or in which way degraded; empty when all is well
+    registry_connected: bool
+    active_requests: int
+    queued_requests: int  # of the active ones
+    workers: tuple[WorkerStatus, ...]

@@ -1,0 +1,24 @@
+"""What a caller may say about one request. What is left out is decided by the server and the model's own defaults."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`, `chat` and their collecting forms."""
+
+    max_tokens: int  # per choice, at least 1
+    temperature: float  # 0 is greedy
+    top_k: int  # 0 keeps all tokens
+    top_p: float  # in (0, 1]
+    min_p: float  # in [0, 1]
+    seed: int
+    stop: str | Sequence[str]  # texts that end the answer and are no part of it
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    n: int  # choices, from 1 to 16
+    model: str  # default: the one that is served
+    request_id: str  # appears in the server's traces and logs
+    cache_salt: str  # prompts share cached blocks only under the same salt
+    timeout_s: float  # for the whole answer, retries included; default: the client's
+    traceparent: str  # W3C trace context that the server's spans join

@@ -1,0 +1,106 @@
+"""From a caller's arguments to protobuf requests. What protobuf cannot carry is refused here, with the field's name;
+everything else is for the server to judge."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from client.errors import ErrorDetails, InvalidRequest
+from client.options import GenerateOptions
+from client.types import Message
+from protos import baton_pb2
+
+SAMPLING_SCALARS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "n")
+REQUEST_SCALARS = ("model", "request_id", "cache_salt")
+CALL_OPTIONS = ("timeout_s", "traceparent")
+
+
+def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> baton_pb2.GenerateRequest:
+    """Raises: InvalidRequest, TypeError for an option that does not exist."""
+    request = baton_pb2.GenerateRequest()
+    if isinstance(prompt, str):
+        _set(request, "text", prompt)
+    else:
+        request.token_ids.SetInParent()  # an empty prompt of ids is still a prompt of ids, for the server to refuse
+        _extend(request.token_ids.ids, prompt, "token_ids")
+    _apply(request, options)
+    return request
+
+
+def chat_request(messages: Sequence[Message | Mapping[str, str]], options: GenerateOptions) -> baton_pb2.ChatRequest:
+    """`messages` may be Messages or mappings with the keys role and content. Raises: as generate_request."""
+    request = baton_pb2.ChatRequest()
+    for position, given in enumerate(messages):
+        message = given if isinstance(given, Message) else _message(given, position)
+        added = request.messages.add()
+        _set(added, "role", message.role, f"messages[{position}].role")
+        _set(added, "content", message.content, f"messages[{position}].content")
+    _apply(request, options)
+    return request
+
+
+def choices(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest) -> int:
+    """How many choices the request asks for."""
+    return request.sampling.n if request.sampling.HasField("n") else 1
+
+
+def tokenize_request(text: str, add_special_tokens: bool, model: str) -> baton_pb2.TokenizeRequest:
+    request = baton_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
+    _set(request, "text", text)
+    _set(request, "model", model)
+    return request
+
+
+def detokenize_request(token_ids: Sequence[int], skip_special: bool, model: str) -> baton_pb2.DetokenizeRequest:
+    request = baton_pb2.DetokenizeRequest(skip_special_tokens=skip_special)
+    _extend(request.token_ids, token_ids, "token_ids")
+    _set(request, "model", model)
+    return request
+
+
+def get_model_request(name: str) -> baton_pb2.GetModelRequest:
+    request = baton_pb2.GetModelRequest()
+    _set(request, "model", name)
+    return request
+
+
+def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions) -> None:
+    sampling = request.sampling
+    for name, value in options.items():
+        if name in SAMPLING_SCALARS:
+            _set(sampling, name, value, f"sampling.{name}")
+        elif name in REQUEST_SCALARS:
+            _set(request, name, value)
+        elif name == "stop":
+            _extend(sampling.stop, [value] if isinstance(value, str) else value, "sampling.stop")
+        elif name == "stop_token_ids":
+            _extend(sampling.stop_token_ids, value, "sampling.stop_token_ids")
+        elif name not in CALL_OPTIONS:
+            raise TypeError(f"unknown option {name!r}")
+
+
+def _message(given: Mapping[str, str], position: int) -> Message:
+    try:
+        return Message(given["role"], given["content"])
+    except KeyError as missing:
+        path = f"messages[{position}].{missing.args[0]}"
+        raise InvalidRequest(f"{path}: missing", ErrorDetails(field=path)) from None
+
+
+def _set(message: Any, name: str, value: object, path: str | None = None) -> None:
+    """ValueError covers numbers out of range and text that is not valid Unicode."""
+    path = path or name
+    try:
+        setattr(message, name, value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error
+
+
+class _Repeated(Protocol):
+    def extend(self, values: Any, /) -> None: ...
+
+
+def _extend(repeated: _Repeated, values: object, path: str) -> None:
+    try:
+        repeated.extend(values)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error

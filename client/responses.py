@@ -1,0 +1,104 @@
+"""From protobuf responses to the client's own types. The other half of requests.py."""
+
+from dataclasses import fields
+
+from client.cluster import ClusterStatus, Load, PageCounts, Role, WorkerStatus
+from client.errors import ProtocolError
+from client.types import Delta, Event, Finished, FinishReason, Model, Started, Timings, Usage
+from protos import admin_pb2, baton_pb2, session_pb2
+
+FINISH_REASONS = {
+    baton_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    baton_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+ROLES: dict[int, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_DECODE: "decode"}
+
+
+def event_from(response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse) -> Event:
+    """Raises: ProtocolError for an event or a finish reason that this client does not know."""
+    match response.WhichOneof("event"):
+        case "started":
+            started = response.started
+            return Started(started.request_id, started.model, started.prompt_tokens, started.seed)
+        case "delta":
+            delta = response.delta
+            return Delta(delta.index, delta.offset, tuple(delta.token_ids), delta.text)
+        case "finished":
+            return _finished_from(response.finished)
+        case _:
+            raise ProtocolError("the server sent an event that this client does not know")
+
+
+def _finished_from(finished: baton_pb2.Finished) -> Finished:
+    reason = FINISH_REASONS.get(finished.reason)
+    if reason is None:
+        raise ProtocolError(f"the server sent finish reason {finished.reason}, which this client does not know")
+    matched_stop: str | int | None = None
+    match finished.WhichOneof("matched_stop"):
+        case "stop_text":
+            matched_stop = finished.stop_text
+        case "stop_token_id":
+            matched_stop = finished.stop_token_id
+    return Finished(
+        finished.index,
+        reason,
+        matched_stop,
+        usage=_usage_from(finished.usage) if finished.HasField("usage") else None,
+        timings=_timings_from(finished.timings) if finished.HasField("timings") else None,
+    )
+
+
+def _usage_from(usage: baton_pb2.Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+
+
+def _timings_from(timings: baton_pb2.Timings) -> Timings:
+    return Timings(**{field.name: getattr(timings, field.name) for field in fields(Timings)})
+
+
+def model_from(model: baton_pb2.Model) -> Model:
+    return Model(model.name, model.max_model_len, model.vocab_size, model.dtype, model.block_size)
+
+
+def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
+    return ClusterStatus(
+        ready=response.ready,
+        detail=response.detail,
+        registry_connected=response.registry_connected,
+        active_requests=response.active_requests,
+        queued_requests=response.queued_requests,
+        workers=tuple(_worker_from(worker) for worker in response.workers),
+    )
+
+
+def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
+    worker, model = status.worker, status.worker.model
+    return WorkerStatus(
+        worker_id=worker.worker_id,
+        role=ROLES.get(worker.role, "unknown"),
+        endpoint=status.endpoint,
+        pid=worker.pid,
+        epoch=status.epoch,
+        connected=status.connected,
+        fingerprint=worker.fingerprint.hex(),
+        model=Model(model.name, model.max_model_len, model.vocab_size, model.dtype, model.block_size),
+        model_path=model.path,
+        total_blocks=worker.total_blocks,
+        total_slots=worker.total_slots,
+        in_flight_requests=status.in_flight_requests,
+        load=_load_from(status.report) if status.HasField("report") else None,
+    )
+
+
+def _load_from(report: session_pb2.Report) -> Load:
+    pages = {field.name: getattr(report.pages, field.name) for field in fields(PageCounts)}
+    return Load(
+        limit_blocks=report.limit_blocks,
+        limit_slots=report.limit_slots,
+        pages=PageCounts(**pages),
+        waiting_requests=report.waiting_requests,
+        running_sequences=report.running_sequences,
+        pending_tokens=report.pending_tokens,
+        draining=report.draining,
+        steps=report.steps,
+    )

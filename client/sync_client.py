@@ -1,0 +1,119 @@
+"""The blocking client. Its twin is async_client.py."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from client import requests, responses
+from client.answer import Continuity, completion_from
+from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, metadata_from
+from client.cluster import ClusterStatus
+from client.options import GenerateOptions
+from client.retry import RetryPolicy
+from client.sync_connection import SyncConnection
+from client.types import Completion, Event, Message, Model
+from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+
+
+class _Client:
+    def __init__(self, connection: SyncConnection) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BatonClient(_Client):
+    """Talks to a router at `target` (host:port). Connects on the first call; may be shared between threads.
+
+    `timeout_s` bounds each call, retries included; None leaves it to the server. Raises: BatonClientError (errors.py).
+    """
+
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, timeout_s: float | None = None, retry: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(SyncConnection(target, retry or RetryPolicy(), timeout_s))
+        self._stub = baton_pb2_grpc.BatonServiceStub(self._connection.channel)
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event, None, None]:
+        """Continues a text, or token ids. The call begins with the first `next` and is cancelled by `close()`."""
+        return self._events(self._stub.Generate, requests.generate_request(prompt, options), options)
+
+    def chat(
+        self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
+    ) -> Generator[Event, None, None]:
+        """As `generate`, for a conversation, oldest message first."""
+        return self._events(self._stub.Chat, requests.chat_request(messages, options), options)
+
+    def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
+        """`generate`, collected."""
+        return completion_from(list(self.generate(prompt, **options)))
+
+    def complete_chat(
+        self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """`chat`, collected."""
+        return completion_from(list(self.chat(messages, **options)))
+
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        request = requests.tokenize_request(text, add_special_tokens, model)
+        return tuple(self._connection.unary(self._stub.Tokenize, request, timeout_s).token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        request = requests.detokenize_request(token_ids, skip_special_tokens, model)
+        text: str = self._connection.unary(self._stub.Detokenize, request, timeout_s).text
+        return text
+
+    def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        response = self._connection.unary(self._stub.ListModels, baton_pb2.ListModelsRequest(), timeout_s)
+        return tuple(responses.model_from(model) for model in response.models)
+
+    def model(self, name: str, *, timeout_s: float | None = None) -> Model:
+        """Raises: ModelNotFound."""
+        response = self._connection.unary(self._stub.GetModel, requests.get_model_request(name), timeout_s)
+        return responses.model_from(response.model)
+
+    def _events(
+        self, method: Any, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
+    ) -> Generator[Event, None, None]:
+        continuity = Continuity(requests.choices(request))
+        stream = self._connection.stream(method, request, options.get("timeout_s"), metadata_from(options))
+        with closing(stream):
+            for response in stream:
+                event = responses.event_from(response)
+                continuity.accept(event)
+                yield event
+            continuity.end()
+
+
+class AdminClient(_Client):
+    """Talks to the admin port of one router."""
+
+    def __init__(
+        self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(SyncConnection(target, retry or RetryPolicy(), timeout_s))
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._connection.channel)
+
+    def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
+        """Workers, pages and load as that router sees them."""
+        response = self._connection.unary(self._stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+        return responses.cluster_status_from(response)

@@ -1,0 +1,119 @@
+"""What a client of Baton gets to see: plain frozen values, no protobuf."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end-of-sequence token, a stop token id or a stop text
+    LENGTH = "length"  # max_tokens or the end of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event of every answer."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    seed: int  # in effect, given or drawn by the server
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one choice. `offset` is where they begin in the answer; offsets of a choice are contiguous from 0.
+
+    `text` may lag `token_ids`: incomplete characters and text that may begin a stop string are held back.
+    """
+
+    index: int
+    offset: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt, taken from a cache
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, as the server measured it. Each field is explained in protos/baton.proto."""
+
+    ttft_ms: float
+    total_ms: float
+    router_queue_ms: float
+    route_ms: float
+    prefill_queue_ms: float
+    prefill_ms: float
+    return_ms: float
+    transfer_exposed_ms: float
+    decode_admission_ms: float
+    first_step_ms: float
+    transfer_bytes: int
+    transport: str
+    prefill_pid: int
+    decode_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of one choice. Usage and timings come with the last of the stream."""
+
+    index: int
+    reason: FinishReason
+    matched_stop: str | int | None = None  # the stop text, or the token id, that ended the answer
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+Event: TypeAlias = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str  # "system", "user", "assistant", or another that the model's template knows
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. `choices` is ordered by index and never empty."""
+
+    request_id: str
+    model: str
+    seed: int
+    choices: tuple[Choice, ...]
+    usage: Usage
+    timings: Timings
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    max_model_len: int  # longest prompt plus answer, in tokens
+    vocab_size: int
+    dtype: str  # of weights and KV: "float32" or "bfloat16"
+    block_size: int  # tokens per KV block

@@ -1,0 +1,1 @@
+"""The decode worker: pulls the KV of prompts and runs continuous batching."""

@@ -1,0 +1,186 @@
+"""The prefill workers that this decode worker reads from: pairs once with each, and keeps the fastest way to it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import grpc
+import torch
+
+from kvtransfer.description import PoolDescription, SharedMemoryHandle, can_map, check_compatible
+from kvtransfer.errors import CopyBroken, PeerUnreachable, TransferError
+from kvtransfer.peer import open_peer
+from kvtransfer.puller import CopyResult, PullThread
+from kvtransfer.shared_memory import SharedMemoryTransport
+from kvtransfer.stream import StreamTransport
+from kvtransfer.transport import BlockPair, LinkRate, Transport
+from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
+
+logger = logging.getLogger(__name__)
+TransportChoice = Literal["auto", "shared_memory", "grpc"]
+PROBE_BYTES = 8 << 20
+READ_TIMEOUT_S = 10.0
+
+
+class PeerFailed(Exception):
+    """The prefill worker cannot be paired with, or blocks cannot be copied from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A prefill worker, paired with."""
+
+    stub: kv_transfer_pb2_grpc.KvTransferServiceStub
+    channel: grpc.aio.Channel
+    link: "GrpcLink"
+    transport: Transport
+    rate: LinkRate
+
+
+class GrpcLink:
+    """Bytes of blocks by KvTransfer.Read, blocking: the pull thread has no event loop."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
+        self._stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
+
+    def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
+        asked = kv_transfer_pb2.TransferRange(transfer_id=transfer_id, first_block=first_block, num_blocks=num_blocks)
+        yield from self._pieces(kv_transfer_pb2.ReadRequest(range=asked))
+
+    def probe(self, size_bytes: int) -> Iterator[bytes]:
+        yield from self._pieces(kv_transfer_pb2.ReadRequest(probe_bytes=size_bytes))
+
+    def _pieces(self, request: kv_transfer_pb2.ReadRequest) -> Iterator[bytes]:
+        try:
+            for response in self._stub.Read(request, timeout=READ_TIMEOUT_S):
+                yield response.data
+        except grpc.RpcError as error:
+            raise CopyBroken(f"reading broke off: {error}") from error
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Peers:
+    """Copies from any peer into `storage` (uint8, [blocks * block_bytes]), which `mine` describes."""
+
+    def __init__(
+        self,
+        mine: PoolDescription,
+        storage: torch.Tensor,
+        thread: PullThread,
+        choice: TransportChoice,
+        pair_timeout_s: float,
+    ) -> None:
+        self._mine = mine
+        self._storage = storage
+        self._thread = thread
+        self._choice = choice
+        self._pair_timeout_s = pair_timeout_s
+        self._pairings: dict[str, asyncio.Task[Peer]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def get(self, endpoint: str) -> Peer:
+        """The peer at `endpoint`, paired with at the first call. Raises: PeerFailed."""
+        pairing = self._pairings.get(endpoint)
+        if pairing is None:
+            pairing = self._pairings[endpoint] = asyncio.create_task(self._pair(endpoint))
+        try:
+            return await asyncio.shield(pairing)
+        except PeerFailed:
+            self._pairings.pop(endpoint, None)  # the next call tries again
+            raise
+
+    def forget(self, endpoint: str, peer: Peer) -> None:
+        """This peer has gone; whoever comes to its address next is paired with anew."""
+        pairing = self._pairings.get(endpoint)
+        if pairing is not None and pairing.done() and pairing.exception() is None and pairing.result() is peer:
+            del self._pairings[endpoint]
+            task = asyncio.create_task(_close(peer))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def copy(self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+        """Raises: PeerFailed. When cancelled, ends only after the copy has."""
+        try:
+            return await self._thread.copy(peer.transport, transfer_id, pairs)
+        except TransferError as error:
+            raise PeerFailed(f"copying failed: {error}") from error
+
+    async def close(self) -> None:
+        pairings = await asyncio.gather(*self._pairings.values(), return_exceptions=True)
+        await asyncio.gather(*(_close(peer) for peer in pairings if isinstance(peer, Peer)), *self._closing)
+        self._thread.close()
+
+    async def _pair(self, endpoint: str) -> Peer:
+        channel = grpc.aio.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
+        stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
+        reader = kv_transfer_pb2.PoolDescription(
+            fingerprint=self._mine.fingerprint,
+            block_bytes=self._mine.block_bytes,
+            num_blocks=self._mine.num_blocks,
+            host_id=self._mine.host_id,
+        )
+        link = GrpcLink(endpoint)
+        try:
+            paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
+            source = description_from_wire(paired.source)
+            check_compatible(self._mine, source)
+            transport = self._choose(endpoint, source, link)
+            rate = await self._thread.measure(transport, PROBE_BYTES)
+        except grpc.aio.AioRpcError as error:
+            await _close_channels(channel, link)
+            raise PeerFailed(f"pairing with {endpoint} failed: {error.code().name} {error.details()}") from error
+        except TransferError as error:
+            await _close_channels(channel, link)
+            raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
+        logger.info("paired with %s over %s: %.2f GB/s", endpoint, transport.name, rate.gb_per_s)
+        return Peer(stub, channel, link, transport, rate)
+
+    def _choose(self, endpoint: str, source: PoolDescription, link: GrpcLink) -> Transport:
+        """Shared memory where it is possible. Never silently something slower. Raises: PeerUnreachable."""
+        stream = StreamTransport(link, self._storage, self._mine.block_bytes)
+        if self._choice == "grpc":
+            return stream
+        try:
+            return self._share(source)
+        except PeerUnreachable as error:
+            if self._choice == "shared_memory":
+                raise
+            logger.warning("KV from %s goes over grpc, the slow way: %s", endpoint, error)
+            return stream
+
+    def _share(self, source: PoolDescription) -> SharedMemoryTransport:
+        if source.shared_memory is None:
+            raise PeerUnreachable("its pool is not in shared memory")
+        if not can_map(self._mine, source):
+            raise PeerUnreachable("it does not run on this host, or its processes cannot be seen from here")
+        if self._storage.device.type != "cpu":
+            raise PeerUnreachable("our pool is not in host memory")
+        return SharedMemoryTransport(open_peer(source.shared_memory), self._storage, self._mine.block_bytes)
+
+
+async def _close(peer: Peer) -> None:
+    peer.transport.close()
+    await _close_channels(peer.channel, peer.link)
+
+
+async def _close_channels(channel: grpc.aio.Channel, link: GrpcLink) -> None:
+    await channel.close()
+    link.close()
+
+
+def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescription:
+    handle = wire.shared_memory
+    shared_memory = SharedMemoryHandle(handle.pid, handle.fd, handle.inode, handle.size_bytes)
+    return PoolDescription(
+        wire.fingerprint,
+        wire.block_bytes,
+        wire.num_blocks,
+        wire.host_id,
+        shared_memory if wire.HasField("shared_memory") else None,
+    )

@@ -1,0 +1,135 @@
+"""The reading side of KV transfers on the wire: pulls prompts into reserved pages. Protobuf stops here.
+
+A pull copies finished blocks while prefill computes later ones, and is over when the source has confirmed that what
+was read stayed pinned throughout. Cancelling a pull waits for the copy under way, so that its pages can be freed.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from decode_worker.peers import Peer, PeerFailed, Peers
+from engine.decode_scheduler import Reservation
+from engine.sequence import EndReason, FirstToken
+from kvtransfer.transport import BlockPair
+from protos import kv_transfer_pb2
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+class TransferFailed(Exception):
+    """The KV could not be read, or what was read may not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A prompt that has landed, validated."""
+
+    first_tokens: tuple[FirstToken, ...]
+    bytes: int
+    copy_ms: float
+    exposed_ms: float  # from the last watermark's arrival to the validated end
+    transport: str
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one pull has seen and copied so far."""
+
+    source_blocks: list[int] = field(default_factory=list)  # physical, in logical order
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    last_watermark: float = 0.0  # monotonic seconds
+
+
+class TransferReader:
+    """Pulls into the pool that `peers` was made for."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def pull(self, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
+        """Copies the blocks that `reservation` lacks. Raises: TransferFailed."""
+        try:
+            peer = await self._peers.get(endpoint)
+        except PeerFailed as error:
+            raise TransferFailed(str(error)) from error
+        progress = Progress()
+        confirmed = False
+        stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id))
+        try:
+            first_tokens = await self._follow(peer, stream, transfer_id, reservation, progress)
+            confirmed = await self._confirm(peer, transfer_id)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._peers.forget(endpoint, peer)
+            raise TransferFailed(
+                f"the transfer from {endpoint} broke: {error.code().name} {error.details()}"
+            ) from error
+        except PeerFailed as error:
+            raise TransferFailed(str(error)) from error
+        finally:
+            stream.cancel()
+            if not confirmed:
+                self._give_up(peer, transfer_id)
+        if not confirmed:
+            raise TransferFailed(f"the KV read from {endpoint} was stale")
+        exposed_ms = (time.monotonic() - progress.last_watermark) * 1e3
+        return Pull(first_tokens, progress.copied_bytes, progress.copy_s * 1e3, exposed_ms, peer.transport.name)
+
+    async def _follow(
+        self,
+        peer: Peer,
+        stream: AsyncIterator[kv_transfer_pb2.OpenResponse],
+        transfer_id: bytes,
+        reservation: Reservation,
+        progress: Progress,
+    ) -> tuple[FirstToken, ...]:
+        """Copies blocks as they are finished; returns with the last watermark's first tokens."""
+        async for message in stream:
+            progress.last_watermark = time.monotonic()
+            first_new = max(len(progress.source_blocks), reservation.cached_blocks)
+            progress.source_blocks.extend(message.blocks)
+            if len(progress.source_blocks) > len(reservation.blocks):
+                raise TransferFailed("the source has more blocks than the prompt")
+            pairs = [
+                BlockPair(index, progress.source_blocks[index], reservation.blocks[index])
+                for index in range(first_new, len(progress.source_blocks))
+            ]
+            if pairs:
+                copied = await self._peers.copy(peer, transfer_id, pairs)
+                progress.copied_bytes += copied.bytes
+                progress.copy_s += copied.seconds
+            if message.HasField("end"):
+                if len(progress.source_blocks) != len(reservation.blocks):
+                    raise TransferFailed("the source ended before the prompt did")
+                return tuple(_first_token(first) for first in message.end.first_tokens)
+        raise TransferFailed("the source closed before its last watermark")
+
+    async def _confirm(self, peer: Peer, transfer_id: bytes) -> bool:
+        """Everything was read; was it pinned throughout? The answer also unpins it."""
+        request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=True)
+        return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
+
+    def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
+        """Tells the source, without waiting, that nobody will read on; if that fails, its lease ends by itself."""
+
+        async def close() -> None:
+            request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)
+            try:
+                await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return  # the source is gone or will find out by its lease
+
+        task = asyncio.get_running_loop().create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _first_token(first: kv_transfer_pb2.FirstToken) -> FirstToken:
+    """Why a choice ended is the router's to know; here it matters only that it did."""
+    return FirstToken(first.choice, first.token_id, 0.0, EndReason.STOP if first.ended else None)

@@ -1,0 +1,132 @@
+"""Puts a decode worker together: checkpoint, pool, engine, pulls and sessions."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+import grpc
+import torch
+
+from decode_worker.config import DecodeConfig
+from decode_worker.loop import DecodeLoop
+from decode_worker.peers import Peers
+from decode_worker.service import DecodeService
+from decode_worker.transfer import TransferReader
+from engine.check_kernels import require_own_kernels
+from engine.decode_scheduler import DecodeScheduler
+from engine.pages import BlockPool
+from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
+from kvtransfer.description import PoolDescription, host_id
+from kvtransfer.puller import PullThread
+from protos import session_pb2, session_pb2_grpc
+from service.affinity import pin_process
+from service.grpc_options import INTERNAL_SERVER_OPTIONS
+from service.logs import configure_logging
+from service.registry import open_registry, take_epoch
+from service.server import Listener, run, serve
+from service.worker_process import WorkerProcess
+from service.worker_record import WorkerRole
+
+STOP_TIMEOUT_S = 5.0
+SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
+SERVICE_NAMES = (session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,)
+
+
+class DecodeWorker:
+    """A `service.worker_process.Worker`: owns the pool, the engine's thread, the pull thread and the servicer."""
+
+    role = WorkerRole.DECODE
+
+    def __init__(self, config: DecodeConfig, prepared: PreparedModel, epoch: int) -> None:
+        self._config = config
+        self._prepared = prepared
+        self._storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=prepared.options.device)
+        self._service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
+        description = PoolDescription(
+            prepared.fingerprint, prepared.layout.block_bytes, prepared.total_blocks, host_id(), None
+        )
+        self._peers = Peers(
+            description, self._storage, PullThread(config.transfer_cores), config.transport, config.pair_timeout_s
+        )
+        self._loop: DecodeLoop | None = None
+
+    @property
+    def listener(self) -> Listener:
+        config = self._config
+        return Listener(config.host, config.port, self._register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self._prepared.fingerprint
+
+    @property
+    def busy(self) -> bool:
+        return self._service.busy
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
+
+    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        runner = await asyncio.to_thread(self._prepared.load, self._storage, progress=False)
+        pool = BlockPool(self._prepared.total_blocks)
+        scheduler = DecodeScheduler(pool, self._config.block_size, self._config.max_sequences)
+        self._loop = DecodeLoop(
+            runner, scheduler, self._service.on_steps, on_fault, thread_preparation(self._config.cores, runner)
+        )
+        await self._loop.start()
+        self._service.attach(self._loop, TransferReader(self._peers))
+
+    def report(self) -> None:
+        self._service.report()
+
+    def begin_drain(self) -> None:
+        self._service.draining = True
+
+    async def stop(self) -> None:
+        await self._peers.close()
+        if self._loop is not None:
+            await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S)
+
+
+def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
+    return session_pb2.WorkerInfo(
+        worker_id=config.worker_id,
+        role=session_pb2.ROLE_DECODE,
+        pid=os.getpid(),
+        fingerprint=prepared.fingerprint,
+        model=session_pb2.ModelInfo(
+            name=config.model_name,
+            path=str(config.model.resolve()),
+            max_model_len=prepared.max_model_len,
+            vocab_size=prepared.config.vocab_size,
+            dtype=prepared.dtype_name,
+            block_size=config.block_size,
+        ),
+        total_blocks=prepared.total_blocks,
+        total_slots=config.max_sequences,
+    )
+
+
+def main(config: DecodeConfig) -> int:
+    configure_logging(config.worker_id, config.log_format, config.log_level)
+    require_own_kernels()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if config.cores is not None:
+        # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
+        pin_process(config.cores | (config.transfer_cores or frozenset()))
+    return run(_main(config))
+
+
+async def _main(config: DecodeConfig) -> int:
+    options = ModelOptions(
+        config.model,
+        torch.device(config.device),
+        config.dtype,
+        config.block_size,
+        int(config.kv_memory),
+        config.max_model_len,
+    )
+    prepared = await asyncio.to_thread(prepare_model, options)
+    epoch = await take_epoch(open_registry(config.redis_url, config.namespace))
+    return await serve(WorkerProcess(config, DecodeWorker(config, prepared, epoch), epoch))

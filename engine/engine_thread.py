@@ -1,0 +1,158 @@
+"""The one thread that owns an engine: scheduler, pages and model are touched here and nowhere else.
+
+Between two steps it carries out calls that others handed in, in order; after a step it hands the outcome to
+`on_step`. Callers live on an event loop; this file knows no loop, only futures and a callback.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+Outcome = TypeVar("Outcome")
+Computed = TypeVar("Computed", covariant=True)
+Observation = TypeVar("Observation")
+Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.5  # how often an idle thread looks whether it should stop; calls wake it at once
+
+
+class Steps(Protocol[Computed]):
+    """What the thread drives: `step` computes one plan, or returns None when nothing can run."""
+
+    def step(self) -> Sequence[Computed] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """When a step ran, on the monotonic clock of this process, seconds."""
+
+    started: float
+    ended: float
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.ended - self.started) * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    future: "Future[Any]"
+
+
+class EngineStopped(RuntimeError):
+    """The engine's thread has ended, by request or by a fault; nothing more can be asked of it."""
+
+
+class EngineThread(Generic[Outcome, Observation]):
+    """Runs an engine on a thread of its own.
+
+    `on_step` is called on the engine's thread after every step that computed something, and must only pass on what it
+    is given. `on_fault` is called once if a step raises: the process cannot go on and should end loudly. `observe`
+    makes, on the thread, the picture of the engine that others may read at any time as `observed`.
+    """
+
+    def __init__(
+        self,
+        engine: Steps[Outcome],
+        on_step: Callable[[Sequence[Outcome], StepTiming], None],
+        on_fault: Callable[[BaseException], None],
+        observe: Callable[[], Observation],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._on_step = on_step
+        self._on_fault = on_fault
+        self._observe = observe
+        self._prepare = prepare
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._accepting = threading.Lock()
+        self._stopped = False
+        self.steps = 0
+        self.observed = observe()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the step it is in. Returns whether it ended in time."""
+        with self._accepting:
+            self._stopped = True
+            self._calls.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def call(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+        """Runs `function` on the engine's thread before its next step.
+
+        Raises: EngineStopped, at once or through the future.
+        """
+        future: Future[Result] = Future()
+        with self._accepting:
+            if self._stopped:
+                raise EngineStopped("the engine has stopped")
+            self._calls.put(Call(function, arguments, cast("Future[Any]", future)))
+        return future
+
+    def _run(self) -> None:
+        try:
+            self._prepare()
+            idle = True
+            while self._carry_out_calls(wait=idle):
+                idle = not self._step()
+                self.observed = self._observe()
+        except Exception as fault:
+            logger.exception("the engine failed")
+            self._on_fault(fault)
+        finally:
+            self._refuse_calls()
+
+    def _carry_out_calls(self, wait: bool) -> bool:
+        """Carries out what is queued; waits for the first call if there is nothing to compute. False: stop."""
+        while True:
+            try:
+                call = self._calls.get(block=wait, timeout=IDLE_WAIT_S if wait else None)
+            except queue.Empty:
+                return True
+            wait = False
+            if call is None:
+                return False
+            if call.future.set_running_or_notify_cancel():
+                self._carry_out(call)
+
+    @staticmethod
+    def _carry_out(call: Call) -> None:
+        try:
+            result = call.function(*call.arguments)
+        except Exception as error:  # noqa: BLE001 -- it belongs to the caller, who gets it through the future
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(result)
+
+    def _step(self) -> bool:
+        started = time.monotonic()
+        outcomes = self._engine.step()
+        if outcomes is None:
+            return False
+        self.steps += 1
+        self._on_step(outcomes, StepTiming(started, time.monotonic()))
+        return True
+
+    def _refuse_calls(self) -> None:
+        with self._accepting:
+            self._stopped = True
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None and call.future.set_running_or_notify_cancel():
+                call.future.set_exception(EngineStopped("the engine has stopped"))

@@ -1,0 +1,1 @@
+"""Definitions of models as plain tensors and functions over paged KV."""

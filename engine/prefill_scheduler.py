@@ -1,0 +1,209 @@
+"""Computes prompts first come first served, in chunks, and keeps their blocks until they were carried away.
+
+Pure: a prompt waits, is computed, and then is pinned until `release`. Plans are made and committed in turn.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.block_table import BlockTable, acquire
+from engine.pages import BlockPool, OutOfBlocks
+from engine.plan import Chunk, ChunkResult, Drawn, NonFinite, Plan, Sample
+from engine.sequence import (
+    FirstToken,
+    Request,
+    RequestRefused,
+    RequestTooLong,
+    UnknownRequest,
+    blocks_for,
+    check_request,
+    end_reason,
+    reusable_hashes,
+)
+
+PrefillRequest = Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """What one step did for one prompt.
+
+    With the last chunk `first` is set and the prompt is pinned. Where `failed`, the logits were not finite: the
+    request is forgotten, its blocks are no longer held and none was published.
+    """
+
+    request_id: int
+    computed_tokens: int  # of the prompt, from its start, cached ones included
+    cached_tokens: int
+    new_blocks: tuple[int, ...]  # in order, those that became readable in this step; the prompt's last may be part full
+    first: tuple[FirstToken, ...] | None = None  # one per choice, in order
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt being computed. KV of its first `computed_tokens` tokens is written."""
+
+    request: Request
+    table: BlockTable  # of the whole prompt
+    cached_tokens: int
+    computed_tokens: int
+    readable_blocks: int = 0  # told in progress so far
+
+
+class PrefillScheduler:
+    """Fills steps of at most `chunk_tokens` tokens with the oldest prompts."""
+
+    def __init__(self, pool: BlockPool, block_tokens: int, chunk_tokens: int) -> None:
+        self.pool = pool
+        self._block_tokens = block_tokens
+        self._chunk_tokens = chunk_tokens
+        self._waiting: dict[int, Request] = {}
+        self._computing: dict[int, Prompt] = {}
+        self._pinned: dict[int, BlockTable] = {}
+
+    def add(self, request: Request) -> None:
+        """Queues a prompt. Raises: RequestTooLong, RequestRefused."""
+        check_request(request, self._block_tokens)
+        if self._knows(request.request_id):
+            raise RequestRefused(f"request {request.request_id} is here already")
+        needed = blocks_for(len(request.token_ids), self._block_tokens)
+        if needed > self.pool.total_blocks:
+            raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {self.pool.total_blocks}")
+        self._waiting[request.request_id] = request
+
+    def plan(self) -> Plan | None:
+        """The next step, or None when nothing can run now: no work, or no room until something is released."""
+        budget_tokens = self._chunk_tokens
+        chunks: list[Chunk] = []
+        for prompt in self._in_turn():
+            chunk = next_chunk(prompt, budget_tokens)
+            chunks.append(chunk)
+            budget_tokens -= len(chunk.token_ids)
+            if budget_tokens == 0:
+                break
+        return Plan(tuple(chunks)) if chunks else None
+
+    def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[PrefillProgress]:
+        """Takes in what a step computed, `results` parallel to the plan's chunks."""
+        progress: list[PrefillProgress] = []
+        for chunk, result in zip(plan.chunks, results, strict=True):
+            prompt = self._computing.get(chunk.request_id)
+            if prompt is None:
+                continue  # aborted since the plan was made
+            if isinstance(result, NonFinite):
+                progress.append(self._fail(prompt))
+            else:
+                progress.append(self._advance(prompt, chunk, result))
+        return progress
+
+    def release(self, request_id: int) -> None:
+        """The transfer of a pinned prompt has ended: gives its blocks back. Raises: UnknownRequest if not pinned."""
+        table = self._pinned.pop(request_id, None)
+        if table is None:
+            raise UnknownRequest(request_id)
+        table.release()
+
+    def abort(self, request_id: int) -> bool:
+        """Forgets a prompt in whatever phase and gives its blocks back at once. Returns whether it was here."""
+        if self._waiting.pop(request_id, None) is not None:
+            return True
+        prompt = self._computing.pop(request_id, None)
+        table = self._pinned.pop(request_id, None) if prompt is None else prompt.table
+        if table is None:
+            return False
+        table.release()
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a prompt waits or is being computed; pinned ones need no step."""
+        return bool(self._waiting or self._computing)
+
+    @property
+    def waiting_requests(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running_sequences(self) -> int:
+        """Prompts that are being computed."""
+        return len(self._computing)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens still to be computed; for waiting prompts the whole prompt, since cache hits are not known yet."""
+        waiting = sum(len(request.token_ids) for request in self._waiting.values())
+        computing = sum(len(p.request.token_ids) - p.computed_tokens for p in self._computing.values())
+        return waiting + computing
+
+    @property
+    def held_by_sequences(self) -> int:
+        """Blocks of prompts that are being computed, alone or together with pinned ones."""
+        return self.pool.counts.held - self.held_by_transfers
+
+    @property
+    def held_by_transfers(self) -> int:
+        """Blocks that only pinned prompts hold."""
+        return self.pool.held_only_by(table.blocks for table in self._pinned.values())
+
+    def _knows(self, request_id: int) -> bool:
+        return request_id in self._waiting or request_id in self._computing or request_id in self._pinned
+
+    def _in_turn(self) -> Iterator[Prompt]:
+        """Prompts in order of arrival. Asking for one more admits it, if there is room for all of it."""
+        yield from tuple(self._computing.values())
+        while self._waiting:
+            prompt = self._admit(next(iter(self._waiting.values())))
+            if prompt is None:
+                return
+            yield prompt
+
+    def _admit(self, request: Request) -> Prompt | None:
+        needed = blocks_for(len(request.token_ids), self._block_tokens)
+        try:
+            acquired = acquire(self.pool, reusable_hashes(request, self._block_tokens), needed)
+        except OutOfBlocks:
+            return None
+        cached_tokens = acquired.cached_blocks * self._block_tokens
+        prompt = Prompt(request, acquired.table, cached_tokens, computed_tokens=cached_tokens)
+        del self._waiting[request.request_id]
+        self._computing[request.request_id] = prompt
+        return prompt
+
+    def _advance(self, prompt: Prompt, chunk: Chunk, drawn: tuple[Drawn, ...]) -> PrefillProgress:
+        prompt.computed_tokens = chunk.end
+        done = chunk.end == len(prompt.request.token_ids)
+        readable = len(prompt.table.blocks) if done else chunk.end // self._block_tokens
+        new_blocks = prompt.table.blocks[prompt.readable_blocks : readable]
+        prompt.readable_blocks = readable
+        if done:
+            self._pin(prompt)
+        first = first_tokens(chunk, drawn) if done else None
+        return PrefillProgress(chunk.request_id, chunk.end, prompt.cached_tokens, new_blocks, first)
+
+    def _pin(self, prompt: Prompt) -> None:
+        """Only now are blocks published: finite logits at the end vouch for the KV of every chunk before."""
+        del self._computing[prompt.request.request_id]
+        prompt.table.publish(prompt.request.block_hashes)
+        self._pinned[prompt.request.request_id] = prompt.table
+
+    def _fail(self, prompt: Prompt) -> PrefillProgress:
+        request_id = prompt.request.request_id
+        self.abort(request_id)
+        return PrefillProgress(request_id, prompt.computed_tokens, prompt.cached_tokens, new_blocks=(), failed=True)
+
+
+def next_chunk(prompt: Prompt, budget_tokens: int) -> Chunk:
+    """The next at most `budget_tokens` tokens of a prompt; the last chunk draws a token for every choice."""
+    request, start = prompt.request, prompt.computed_tokens
+    token_ids = request.token_ids[start : start + budget_tokens]
+    done = start + len(token_ids) == len(request.token_ids)
+    samples = tuple(Sample(choice, request.params) for choice in range(request.params.n)) if done else ()
+    return Chunk(request.request_id, token_ids, start, prompt.table.blocks, samples)
+
+
+def first_tokens(chunk: Chunk, drawn: tuple[Drawn, ...]) -> tuple[FirstToken, ...]:
+    return tuple(
+        FirstToken(sample.choice, token.token_id, token.logprob, end_reason(sample.params, token.token_id, offset=0))
+        for sample, token in zip(chunk.samples, drawn, strict=True)
+    )

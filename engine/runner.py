@@ -1,0 +1,75 @@
+"""Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing."""
+
+import torch
+
+from engine.batch import Batch, make_batch
+from engine.kv_layout import KvLayout
+from engine.models.decoder import DecoderModel
+from engine.plan import BlockCopy, Chunk, ChunkResult, NonFinite, Plan, Sample
+from engine.sampler import Row, sample
+from engine.sampling_params import SamplingParams
+from kernels.copy_blocks import copy_blocks
+
+
+class Runner:
+    """Owns the model; borrows `kv`, the pool as `layout.view()` makes it. One thread at a time."""
+
+    def __init__(self, model: DecoderModel, layout: KvLayout, kv: torch.Tensor) -> None:
+        config = model.config
+        wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
+        if kv.shape[1:] != wanted or kv.dtype != model.dtype or kv.device != model.device:
+            raise ValueError(
+                f"pool is {list(kv.shape)} {kv.dtype} on {kv.device}, "
+                f"model needs [blocks, {wanted}] {model.dtype} on {model.device}"
+            )
+        self._model = model
+        self._block_tokens = layout.block_tokens
+        self._kv = kv
+
+    def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
+        """One result per chunk, in their order; empty for a chunk that draws nothing.
+
+        A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
+        """
+        with torch.inference_mode():
+            self._copy(plan.copies)
+            if not plan.chunks:
+                return ()
+            batch = make_batch(plan.chunks, self._block_tokens, self._model.device)
+            hidden = self._model.hidden(batch, self._kv)
+            failed = _non_finite_chunks(hidden, batch)
+            drawn = iter(self._draw(hidden, batch, plan.chunks))
+            results = [next(drawn) if chunk.samples else () for chunk in plan.chunks]
+            return tuple(NonFinite() if index in failed else result for index, result in enumerate(results))
+
+    def warm_up(self) -> None:
+        """Runs one prefill and one decode step, so that the first request does not pay for lazy set-up.
+
+        Writes to block 0: call it before anyone owns blocks.
+        """
+        tokens = min(2, self._block_tokens)
+        self.run(Plan((Chunk(0, [0] * tokens, 0, [0]),)))
+        self.run(Plan((Chunk(0, [0], tokens - 1, [0], (Sample(0, SamplingParams(max_tokens=1)),)),)))
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        if not copies:
+            return
+        sources = torch.tensor([copy.source for copy in copies], device=self._kv.device)
+        destinations = torch.tensor([copy.destination for copy in copies], device=self._kv.device)
+        copy_blocks(self._kv, sources, destinations)
+
+    def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[ChunkResult]:
+        """Results of the chunks that have samples, in order; only their last tokens go through the head."""
+        rows = [Row(chunk.samples, chunk.end) for chunk in chunks if chunk.samples]
+        if not rows:
+            return []
+        last = [place.stop - 1 for chunk, place in zip(chunks, batch.chunk_rows, strict=True) if chunk.samples]
+        return sample(self._model.logits(hidden[last]), rows)
+
+
+def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:
+    """Chunks of which any token is not finite after the last layer; KV that is not finite always shows up there."""
+    bad = set(torch.nonzero(~torch.isfinite(hidden).all(-1))[:, 0].tolist())
+    if not bad:
+        return set()
+    return {index for index, rows in enumerate(batch.chunk_rows) if not bad.isdisjoint(range(rows.start, rows.stop))}

@@ -1,0 +1,17 @@
+"""Copies whole blocks inside the pool: what copy on write does before a step."""
+
+import torch
+
+from kernels import reference
+from kernels.check import check_index
+
+
+def copy_blocks(kv: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    """Copies block `sources[i]` to block `destinations[i]` over all layers, in place.
+
+    kv: the pool, `[blocks, ...]`; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is
+    both source and destination, so the order of the copies does not matter.
+    """
+    check_index("sources", sources)
+    check_index("destinations", destinations, sources.shape[0])
+    reference.copy_blocks(kv, sources, destinations)

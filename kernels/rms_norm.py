@@ -1,0 +1,17 @@
+"""Root mean square normalisation (arXiv:1910.07467)."""
+
+import torch
+
+from kernels import reference
+from kernels.check import check_dtype, check_shape
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; a new tensor like `x`.
+
+    x: `[..., size]`; weight: `[size]`, same dtype. The quotient is computed in float32 and cast to the dtype of `x`
+    before the product with `weight`, which is what transformers does and what decides bits in bfloat16.
+    """
+    check_shape("weight", weight, x.shape[-1])
+    check_dtype("weight", weight, x.dtype)
+    return reference.rms_norm(x, weight, eps)

@@ -1,0 +1,15 @@
+"""The gate of a SwiGLU feed-forward layer (arXiv:2002.05202)."""
+
+import torch
+
+from kernels import reference
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up` of a fused projection.
+
+    gate_up: `[tokens, 2 * size]`, the gate first. Returns a new `[tokens, size]` of the same dtype.
+    """
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [tokens, 2 * size], got {list(gate_up.shape)}")
+    return reference.silu_mul(gate_up)

@@ -1,0 +1,86 @@
+"""The one thread that copies KV into our pool, kept off the core that decodes."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvtransfer.transport import BlockPair, LinkRate, Transport
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    bytes: int
+    seconds: float  # on the thread, without the wait for it
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.bytes / 1e9 / self.seconds if self.seconds > 0 else 0.0
+
+
+class PullThread:
+    """Copies one after another, first come first served. `cores`: where the thread may run; None: anywhere."""
+
+    def __init__(self, cores: frozenset[int] | None) -> None:
+        """Raises ValueError where the thread cannot run on exactly these cores."""
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pull")
+        if cores is not None:
+            try:
+                self._executor.submit(_pin_this_thread, cores).result()
+            except ValueError:
+                self._executor.shutdown()
+                raise
+
+    async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+        """Raises TransferError.
+
+        When cancelled, it ends only after the copy has: until then its destination blocks may not be given to others.
+        """
+        return await self._run(lambda: _timed_copy(transport, transfer_id, pairs))
+
+    async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
+        """The rate of a link as copies will see it: on this thread. Raises TransferError."""
+        return await self._run(lambda: transport.measure(nbytes))
+
+    def close(self) -> None:
+        """Waits for the copy that is running; those that have not begun are cancelled."""
+        self._executor.shutdown(cancel_futures=True)
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        job = self._executor.submit(work)
+        ended = asyncio.wrap_future(job)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            job.cancel()  # helps only while it has not begun
+            await _wait_out(ended)
+            raise
+
+
+async def _wait_out(ended: asyncio.Future[Result]) -> None:
+    """Holds out against further cancels. As long as a copy takes: transports bound their own waiting."""
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError:
+            continue
+
+
+def _timed_copy(transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+    started = time.monotonic()
+    copied = transport.copy(transfer_id, pairs)
+    return CopyResult(copied, time.monotonic() - started)
+
+
+def _pin_this_thread(cores: frozenset[int]) -> None:
+    try:
+        os.sched_setaffinity(0, cores)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"the copying thread cannot run on cores {sorted(cores)}: {error}") from error
+    if os.sched_getaffinity(0) != cores:
+        raise ValueError(f"of cores {sorted(cores)} only {sorted(os.sched_getaffinity(0))} are there")

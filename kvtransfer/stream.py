@@ -1,0 +1,80 @@
+"""Pulls blocks as a stream of bytes: works between any two workers, and is the slow way. Knows no RPC library."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvtransfer.errors import BlockOutOfRange, CopyBroken
+from kvtransfer.transport import BlockPair, LinkRate, split_runs
+
+
+class BlockLink(Protocol):
+    """The connection, used on the pull thread. It bounds its waits, and raises TransferError where its library raises.
+
+    Bytes come in order, in pieces of any size.
+    """
+
+    def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterable[bytes]:
+        """The bytes of logical blocks of a transfer."""
+
+    def probe(self, nbytes: int) -> Iterable[bytes]:
+        """That many bytes of anything."""
+
+
+class StreamTransport:
+    """`pool` is our own: uint8, one dimension, on CPU. `link` belongs to whoever made it."""
+
+    name = "grpc"
+
+    def __init__(self, link: BlockLink, pool: torch.Tensor, block_bytes: int) -> None:
+        self._link = link
+        self._pool = pool.numpy()
+        self._block_bytes = block_bytes
+
+    def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
+        """Raises CopyBroken; BlockOutOfRange, before anything is asked for."""
+        own_blocks = self._pool.size // self._block_bytes
+        for pair in pairs:
+            if not 0 <= pair.destination < own_blocks:
+                raise BlockOutOfRange(f"{pair} is not within {own_blocks} own blocks")
+        for run in split_runs(pairs, _logically_adjacent):
+            self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
+        return len(pairs) * self._block_bytes
+
+    def measure(self, nbytes: int) -> LinkRate:
+        """Raises CopyBroken."""
+        started = time.monotonic()
+        received = sum(map(len, self._link.probe(nbytes)))
+        if received != nbytes:
+            raise CopyBroken(f"the peer sent {received} of {nbytes} bytes")
+        return LinkRate(nbytes, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Nothing of the peer is held here."""
+
+    def _fill(self, run: Sequence[BlockPair], pieces: Iterable[bytes]) -> None:
+        expected, received = len(run) * self._block_bytes, 0
+        for piece in pieces:
+            if received + len(piece) > expected:
+                raise CopyBroken(f"the peer sent more than the {expected} bytes asked for")
+            self._write(run, received, piece)
+            received += len(piece)
+        if received < expected:
+            raise CopyBroken(f"the peer sent {received} of {expected} bytes")
+
+    def _write(self, run: Sequence[BlockPair], offset: int, piece: bytes) -> None:
+        """Puts bytes that stand `offset` bytes into the run where their blocks lie: pieces know no block borders."""
+        data = np.frombuffer(piece, dtype=np.uint8)
+        while data.size:
+            block, within = divmod(offset, self._block_bytes)
+            part = data[: self._block_bytes - within]
+            start = run[block].destination * self._block_bytes + within
+            np.copyto(self._pool[start : start + part.size], part)
+            data, offset = data[part.size :], offset + part.size
+
+
+def _logically_adjacent(left: BlockPair, right: BlockPair) -> bool:
+    return right.logical == left.logical + 1

@@ -1,0 +1,54 @@
+"""The seam between a pull and the way its bytes travel."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class BlockPair(NamedTuple):
+    """One block to be pulled. A stream asks for it by `logical`, shared memory finds it at `source`."""
+
+    logical: int  # its place in the prompt, from 0
+    source: int  # physical block in the peer's pool
+    destination: int  # physical block in our own pool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """What was moved to measure a link, and how long it took."""
+
+    bytes: int
+    seconds: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes per second."""
+        return self.bytes / 1e9 / self.seconds if self.seconds > 0 else 0.0
+
+
+class Transport(Protocol):
+    """One link from a peer's pool to our own. Its methods block: they are called on the pull thread only."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in traces and metrics."""
+
+    def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
+        """Copies blocks of one transfer into our pool; returns the number of bytes. Raises TransferError."""
+
+    def measure(self, nbytes: int) -> LinkRate:
+        """Moves at most `nbytes` of anything, into no pool. Raises TransferError."""
+
+    def close(self) -> None:
+        """Lets go of the peer."""
+
+
+def split_runs(
+    pairs: Sequence[BlockPair], adjacent: Callable[[BlockPair, BlockPair], bool]
+) -> Iterator[Sequence[BlockPair]]:
+    """Cuts `pairs`, in order, into the longest runs whose neighbours are adjacent."""
+    start = 0
+    for end in range(1, len(pairs) + 1):
+        if end == len(pairs) or not adjacent(pairs[end - 1], pairs[end]):
+            yield pairs[start:end]
+            start = end

@@ -1,0 +1,245 @@
+"""What a prefill worker tells routers: sessions. Protobuf stops here.
+
+The life of a prompt on this worker: a Prefill command queues it, chunks are computed, finished blocks are advertised
+to the transfers, the first tokens go to the router at once, and the pages stay pinned until the decode worker has
+validated its copy, gives up, or its lease ends.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc
+
+from engine.engine_thread import StepTiming
+from engine.prefill_scheduler import PrefillProgress, PrefillRequest
+from engine.sampling_params import SamplingParams
+from engine.sequence import EndReason
+from prefill_worker.loop import PrefillLoop
+from prefill_worker.transfer import TransferSource
+from protos import session_pb2, session_pb2_grpc
+from service.errors import Unavailable
+from service.session_connection import serve_connection
+from service.session_hub import RouterSession, SessionHub
+
+logger = logging.getLogger(__name__)
+Session = RouterSession[session_pb2.ConnectResponse]
+LOADING_RETRY_S = 0.5
+MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
+
+END_REASONS = {
+    None: session_pb2.END_REASON_UNSPECIFIED,
+    EndReason.STOP: session_pb2.END_REASON_STOP,
+    EndReason.LENGTH: session_pb2.END_REASON_LENGTH,
+}
+
+
+@dataclass(eq=False)
+class Prompt:
+    """One Prefill command, from its arrival until its pages are unpinned."""
+
+    request_id: int  # this worker's own: two routers may use the same attempt id
+    session: Session
+    attempt_id: int
+    transfer_id: bytes
+    arrived: float  # monotonic seconds
+    deadline: asyncio.TimerHandle | None = None
+    queue_ms: float = 0.0
+    chunk_ms: list[float] = field(default_factory=list)
+
+
+class PrefillService(session_pb2_grpc.SessionServiceServicer):
+    """Serves SessionService and keeps the book of prompts. Lives on the event loop."""
+
+    def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
+        self._worker = worker
+        self._epoch = epoch
+        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
+            session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
+        )
+        self._prompts: dict[int, Prompt] = {}
+        self._by_attempt: dict[tuple[bytes, int], Prompt] = {}
+        self._request_ids = itertools.count(1)
+        self._attached = False
+        self.draining = False
+
+    def attach(self, loop: PrefillLoop, transfers: TransferSource) -> None:
+        """The engine and the transfers call back into this object, so they are given to it after it is made."""
+        self._loop = loop
+        self._attached = True
+        self._transfers = transfers
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._prompts)
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[session_pb2.ConnectRequest],
+        context: "grpc.aio.ServicerContext[session_pb2.ConnectRequest, session_pb2.ConnectResponse]",
+    ) -> AsyncIterator[session_pb2.ConnectResponse]:
+        if not self._attached:
+            raise Unavailable("the engine is still loading", "LOADING", LOADING_RETRY_S)
+        connection = serve_connection(self._hub, self._epoch, request_iterator, self._welcome, self._on_command)
+        async for message in connection:
+            yield message
+
+    def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
+        return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
+
+    def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+        match command.WhichOneof("command"):
+            case "prefill":
+                self._on_prefill(session, command.prefill)
+            case "cancel":
+                prompt = self._by_attempt.get((session.router_id, command.cancel.attempt_id))
+                if prompt is not None:
+                    self._abandon(prompt)
+            case other:
+                logger.warning("a router sent %s to a prefill worker", other)
+
+    def _on_prefill(self, session: Session, command: session_pb2.Prefill) -> None:
+        prompt = Prompt(next(self._request_ids), session, command.attempt_id, command.transfer_id, time.monotonic())
+        self._prompts[prompt.request_id] = prompt
+        self._by_attempt[session.router_id, prompt.attempt_id] = prompt
+        refusal = self._refusal(command)
+        if refusal is not None:
+            self._fail(prompt, refusal, "the prefill worker cannot take this prompt")
+            return
+        if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
+            self._fail(prompt, session_pb2.FAILURE_REASON_TRANSFER, "the reader gave up before the prompt arrived")
+            return
+        prompt.deadline = asyncio.get_running_loop().call_later(
+            command.time_left_ms / 1e3, self._fail, prompt, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
+        )
+        request = PrefillRequest(
+            prompt.request_id,
+            tuple(command.token_ids),
+            sampling_params(command.sampling),
+            tuple(command.block_hashes),
+        )
+        added = asyncio.wrap_future(self._loop.add(request))
+        added.add_done_callback(partial(self._on_added, prompt))
+
+    def _refusal(self, command: session_pb2.Prefill) -> "session_pb2.FailureReason | None":
+        if self.draining:
+            return session_pb2.FAILURE_REASON_DRAINING
+        model = self._worker.model
+        length = len(command.token_ids)
+        fits = 0 < length < model.max_model_len and max(command.token_ids) < model.vocab_size
+        return None if fits and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
+
+    def _on_added(self, prompt: Prompt, added: "asyncio.Future[None]") -> None:
+        error = None if added.cancelled() else added.exception()
+        if error is not None:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+
+    def on_progress(self, progress: Sequence[PrefillProgress], timing: StepTiming) -> None:
+        """A step has ended: called on the event loop, in the order of the steps."""
+        for advance in progress:
+            prompt = self._prompts.get(advance.request_id)
+            if prompt is None:
+                continue  # cancelled while this step ran
+            if not prompt.chunk_ms:
+                prompt.queue_ms = (timing.started - prompt.arrived) * 1e3
+            prompt.chunk_ms.append(timing.duration_ms)
+            if advance.failed:
+                self._fail(prompt, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this prompt are not finite")
+                continue
+            if advance.first is not None:
+                self._send_first_step(prompt, advance)
+            self._transfers.advance(prompt.transfer_id, advance.new_blocks, advance.first)
+
+    def _send_first_step(self, prompt: Prompt, advance: PrefillProgress) -> None:
+        outputs = [
+            session_pb2.SequenceOutput(
+                attempt_id=prompt.attempt_id,
+                choice=first.choice,
+                offset=0,
+                token_ids=[first.token_id],
+                end=END_REASONS[first.end],
+            )
+            for first in advance.first or ()
+        ]
+        timings = session_pb2.PrefillTimings(
+            queue_ms=prompt.queue_ms,
+            chunk_ms=prompt.chunk_ms,
+            total_ms=(time.monotonic() - prompt.arrived) * 1e3,
+            cached_tokens=advance.cached_tokens,
+        )
+        step = session_pb2.FirstStep(attempt_id=prompt.attempt_id, outputs=outputs, timings=timings)
+        self._send(prompt.session, session_pb2.ConnectResponse(first_step=step))
+
+    def on_transfer_ended(self, request_id: int) -> None:
+        """The reader has closed, or its lease has ended: nobody needs these pages any more."""
+        prompt = self._prompts.get(request_id)
+        if prompt is not None:
+            self._forget(prompt)
+            self._loop.abort(request_id)
+
+    def _abandon(self, prompt: Prompt) -> None:
+        self._forget(prompt)
+        self._transfers.drop(prompt.transfer_id)
+        self._loop.abort(prompt.request_id)
+
+    def _fail(self, prompt: Prompt, reason: "session_pb2.FailureReason", message: str) -> None:
+        if prompt.request_id not in self._prompts:
+            return
+        self._abandon(prompt)
+        failed = session_pb2.Failed(attempt_id=prompt.attempt_id, reason=reason, message=message)
+        self._send(prompt.session, session_pb2.ConnectResponse(failed=failed))
+
+    def _forget(self, prompt: Prompt) -> None:
+        del self._prompts[prompt.request_id]
+        self._by_attempt.pop((prompt.session.router_id, prompt.attempt_id), None)
+        if prompt.deadline is not None:
+            prompt.deadline.cancel()
+
+    def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
+        message.epoch = self._epoch
+        self._hub.send(session, message)
+
+    def _on_session_end(self, session: Session) -> None:
+        for prompt in [prompt for prompt in self._prompts.values() if prompt.session is session]:
+            self._abandon(prompt)
+
+    def report(self) -> None:
+        """Tells every router how things stand."""
+        load = self._loop.load
+        for session in self._hub.sessions:
+            report = session_pb2.Report(
+                limit_blocks=load.pages.total,
+                limit_slots=0,
+                pages=session_pb2.PageCounts(
+                    total=load.pages.total,
+                    free=load.pages.free,
+                    cached=load.pages.cached,
+                    held=load.pages.held,
+                    held_by_sequences=load.held_by_sequences,
+                    held_by_transfers=load.held_by_transfers,
+                ),
+                waiting_requests=load.waiting_requests,
+                running_sequences=load.running_sequences,
+                pending_tokens=load.pending_tokens,
+                draining=self.draining,
+                steps=self._loop.steps,
+            )
+            session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
+
+
+def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+        n=sampling.n,
+    )

@@ -1,0 +1,153 @@
+"""Puts a prefill worker together: checkpoint, pool, engine, transfers and sessions."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+import grpc
+import torch
+
+from engine.check_kernels import require_own_kernels
+from engine.pages import BlockPool
+from engine.prefill_scheduler import PrefillScheduler
+from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
+from kvtransfer.description import PoolDescription, host_id
+from kvtransfer.memory import SharedPool
+from kvtransfer.source import SourceTable
+from prefill_worker.config import PrefillConfig
+from prefill_worker.loop import PrefillLoop
+from prefill_worker.service import PrefillService
+from prefill_worker.transfer import TransferSource
+from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
+from service.affinity import pin_process
+from service.grpc_options import INTERNAL_SERVER_OPTIONS
+from service.logs import configure_logging
+from service.registry import open_registry, take_epoch
+from service.server import Listener, run, serve
+from service.worker_process import WorkerProcess
+from service.worker_record import WorkerRole
+
+STOP_TIMEOUT_S = 5.0
+TOMBSTONE_S = 60.0  # longer than any command of a request may trail behind
+SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
+SERVICE_NAMES = (
+    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
+    kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
+)
+
+
+class PrefillWorker:
+    """A `service.worker_process.Worker`: owns the pool, the engine's thread and both servicers."""
+
+    role = WorkerRole.PREFILL
+
+    def __init__(self, config: PrefillConfig, prepared: PreparedModel, epoch: int) -> None:
+        self._config = config
+        self._prepared = prepared
+        shared = config.device == "cpu" and config.transport != "grpc"
+        self._shared_pool = SharedPool.create(prepared.pool_bytes) if shared else None
+        self._storage = self._shared_pool.tensor if self._shared_pool else private_pool(prepared)
+        self._service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
+        self._transfers = TransferSource(
+            SourceTable(config.lease_s, config.park_s, TOMBSTONE_S),
+            PoolDescription(
+                prepared.fingerprint,
+                prepared.layout.block_bytes,
+                prepared.total_blocks,
+                host_id(),
+                self._shared_pool.handle if self._shared_pool else None,
+            ),
+            self._storage,
+            self._service.on_transfer_ended,
+        )
+        self._loop: PrefillLoop | None = None
+        self._sweep: asyncio.Task[None] | None = None
+
+    @property
+    def listener(self) -> Listener:
+        config = self._config
+        return Listener(config.host, config.port, self._register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self._prepared.fingerprint
+
+    @property
+    def busy(self) -> bool:
+        return self._service.busy
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
+        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
+
+    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        runner = await asyncio.to_thread(self._prepared.load, self._storage, progress=False)
+        pool = BlockPool(self._prepared.total_blocks)
+        scheduler = PrefillScheduler(pool, self._config.block_size, self._config.chunk_tokens)
+        self._loop = PrefillLoop(
+            runner, scheduler, self._service.on_progress, on_fault, thread_preparation(self._config.cores, runner)
+        )
+        await self._loop.start()
+        self._service.attach(self._loop, self._transfers)
+        self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
+
+    def report(self) -> None:
+        self._service.report()
+
+    def begin_drain(self) -> None:
+        self._service.draining = True
+
+    async def stop(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._loop is not None:
+            await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S)
+        if self._shared_pool is not None:
+            self._shared_pool.close()
+
+
+def private_pool(prepared: PreparedModel) -> torch.Tensor:
+    """A pool that no other process can map."""
+    return torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=prepared.options.device)
+
+
+def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
+    return session_pb2.WorkerInfo(
+        worker_id=config.worker_id,
+        role=session_pb2.ROLE_PREFILL,
+        pid=os.getpid(),
+        fingerprint=prepared.fingerprint,
+        model=session_pb2.ModelInfo(
+            name=config.model_name,
+            path=str(config.model.resolve()),
+            max_model_len=prepared.max_model_len,
+            vocab_size=prepared.config.vocab_size,
+            dtype=prepared.dtype_name,
+            block_size=config.block_size,
+        ),
+        total_blocks=prepared.total_blocks,
+    )
+
+
+def main(config: PrefillConfig) -> int:
+    configure_logging(config.worker_id, config.log_format, config.log_level)
+    require_own_kernels()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if config.cores is not None:
+        pin_process(config.cores)
+    return run(_main(config))
+
+
+async def _main(config: PrefillConfig) -> int:
+    options = ModelOptions(
+        config.model,
+        torch.device(config.device),
+        config.dtype,
+        config.block_size,
+        int(config.kv_memory),
+        config.max_model_len,
+    )
+    prepared = await asyncio.to_thread(prepare_model, options)
+    epoch = await take_epoch(open_registry(config.redis_url, config.namespace))
+    return await serve(WorkerProcess(config, PrefillWorker(config, prepared, epoch), epoch))

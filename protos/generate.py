@@ -1,0 +1,42 @@
+"""Writes the Python code of the protos beside them: `python protos/generate.py [FOLDER]`.
+
+grpcio-tools is pinned to the oldest generator whose code runs under every protobuf from 5.29 on, and conflicts with the
+newer protobuf that we run on. So it lives in a folder of its own, `.cache/proto-tools`, made on first use and kept.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("grpcio-tools==1.71.2", "grpcio==1.71.2", "protobuf==5.29.6", "setuptools==80.9.0")
+TOOLS_FOLDER = ROOT / ".cache" / "proto-tools"
+
+
+def install_tools() -> None:
+    """Fill the tools' folder once; a stamp tells which versions it holds. A plain folder needs no venv module."""
+    stamp = TOOLS_FOLDER / "installed.txt"
+    wanted = "\n".join((*TOOLS, sys.version))
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    shutil.rmtree(TOOLS_FOLDER, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*command, "--only-binary=:all:", "--target", str(TOOLS_FOLDER), *TOOLS], check=True, timeout=300)
+    stamp.write_text(wanted)
+
+
+def generate(output: Path) -> None:
+    """Write `protos/*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` under `output`."""
+    install_tools()
+    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "protos").glob("*.proto"))]
+    # -I. makes the generated imports read `from protos import …`. -S hides our own, newer protobuf.
+    command = [sys.executable, "-S", "-m", "grpc_tools.protoc", "-I."]
+    outputs = [f"--{kind}_out={output}" for kind in ("python", "pyi", "grpc_python")]
+    environment = {**os.environ, "PYTHONPATH": str(TOOLS_FOLDER)}
+    subprocess.run([*command, *outputs, *protos], cwd=ROOT, env=environment, check=True, timeout=120)
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)

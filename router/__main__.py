@@ -1,0 +1,24 @@
+"""python -m router: the public endpoint, until SIGTERM."""
+
+import sys
+
+from router.config import RouterConfig
+from router.process import RouterProcess
+from service.affinity import pin_process
+from service.config import read_config_or_exit
+from service.logs import configure_logging
+from service.server import run, serve
+from service.telemetry import open_telemetry
+
+
+async def main(config: RouterConfig) -> int:
+    telemetry = open_telemetry("router", config.otlp_endpoint, config.trace_file)
+    return await serve(RouterProcess(config, telemetry), grace_s=config.drain_s)
+
+
+if __name__ == "__main__":
+    router_config = read_config_or_exit(RouterConfig, "python -m router")
+    configure_logging("router", router_config.log_format, router_config.log_level)
+    if router_config.cores is not None:
+        pin_process(router_config.cores)
+    sys.exit(run(main(router_config)))

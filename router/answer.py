@@ -1,0 +1,99 @@
+"""The answer as a client sees it: contiguous tokens become text, cut at stop strings, with offsets and an end. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from router.detokenizer import Detokenizer
+from router.events import End
+from router.lifecycle import Released
+from router.stop_strings import Piece, StopFilter
+
+
+class FinishReason(Enum):
+    STOP = auto()
+    LENGTH = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one choice; `offset` is the position of the first of them. The text may lag the tokens."""
+
+    index: int
+    offset: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """The end of one choice. At most one of `stop_text` and `stop_token_id` is set."""
+
+    index: int
+    reason: FinishReason
+    stop_text: str | None = None
+    stop_token_id: int | None = None
+
+
+AnswerEvent = Delta | ChoiceFinished
+
+
+class _Choice:
+    def __init__(self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+        self.index = index
+        self.tokens = 0  # given out
+        self.finished = False
+        self._detokenizer = detokenizer
+        self._filter = StopFilter(stops)
+
+    def take(self, released: Released) -> tuple[AnswerEvent, ...]:
+        pieces = [self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in released.token_ids]
+        if released.end is not None:
+            pieces.append(self._filter.finish(self._detokenizer.finish()))
+        events: list[AnswerEvent] = []
+        delta = self._delta(pieces)
+        if delta.token_ids or delta.text:
+            events.append(delta)
+        finished = self._finished(released)
+        if finished is not None:
+            self.finished = True
+            events.append(finished)
+        return tuple(events)
+
+    def _delta(self, pieces: list[Piece]) -> Delta:
+        token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+        delta = Delta(self.index, self.tokens, token_ids, "".join(piece.text for piece in pieces))
+        self.tokens += len(token_ids)
+        return delta
+
+    def _finished(self, released: Released) -> ChoiceFinished | None:
+        if self._filter.matched is not None:
+            return ChoiceFinished(self.index, FinishReason.STOP, stop_text=self._filter.matched)
+        match released.end:
+            case End.STOP:
+                return ChoiceFinished(self.index, FinishReason.STOP, stop_token_id=released.token_ids[-1])
+            case End.LENGTH:
+                return ChoiceFinished(self.index, FinishReason.LENGTH)
+            case None:
+                return None
+
+
+class Answer:
+    """All choices of one request."""
+
+    def __init__(self, choices: int, stops: tuple[str, ...], new_detokenizer: Callable[[], Detokenizer]) -> None:
+        self._choices = [_Choice(index, new_detokenizer(), stops) for index in range(choices)]
+
+    @property
+    def done(self) -> bool:
+        return all(choice.finished for choice in self._choices)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens given out, over all choices. Those of a stop string, and beyond it, are not."""
+        return sum(choice.tokens for choice in self._choices)
+
+    def take(self, released: Released) -> tuple[AnswerEvent, ...]:
+        """What goes out now. What a worker made beyond a stop string is dropped."""
+        choice = self._choices[released.choice]
+        return () if choice.finished else choice.take(released)

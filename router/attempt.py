@@ -1,0 +1,121 @@
+"""One attempt at a request on a pair of workers: what is held there, what arrives from there, and letting go of it."""
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from router import session_wire
+from router.cluster import Cluster
+from router.events import Failed, FirstStep, Landed, SequenceOutput
+from router.failures import AttemptFailed
+from router.fleet import Fleet
+from router.inbox import Arrival
+from router.lifecycle import Lifecycle, Released
+from router.placement import Placement
+from router.request import PreparedRequest
+from router.timeline import Timeline
+
+_LANDED_WAIT_S = 0.1  # Landed travels beside the tokens; it may come just after the last
+
+
+class Attempt:
+    """Owns the charges and the work on both workers until it is left (`with`); then both are told what to forget."""
+
+    def __init__(
+        self,
+        attempt_id: int,
+        placement: Placement,
+        request: PreparedRequest,
+        cluster: Cluster,
+        fleet: Fleet,
+        timeline: Timeline,
+    ) -> None:
+        self.attempt_id = attempt_id
+        self._placement = placement
+        self._request = request
+        self._cluster = cluster
+        self._fleet = fleet
+        self._timeline = timeline
+        self._lifecycle = Lifecycle(attempt_id, request.sampling.n)
+        self._outputs: deque[SequenceOutput] = deque()
+        self._unfinished = set(range(request.sampling.n))  # choices that may still be running on decode
+        self._prefill_holds = False
+        self._decode_holds = False
+
+    def __enter__(self) -> Self:
+        self._inbox = self._fleet.open(self.attempt_id, self._placement)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        placement = self._placement
+        self._fleet.close(self.attempt_id)
+        if self._decode_holds:
+            self._fleet.cancel(self.attempt_id, placement.decode)
+        if self._prefill_holds:
+            self._fleet.cancel(self.attempt_id, placement.prefill)
+        self._cluster.release(self.attempt_id, placement.prefill)
+        self._cluster.release(self.attempt_id, placement.decode)
+        self._fleet.on_change()
+
+    def dispatch(self, tag: session_wire.Tag) -> None:
+        self._prefill_holds = self._decode_holds = True
+        self._fleet.dispatch(tag, self._request, self._placement)
+
+    async def next(self) -> Released:
+        """The next tokens in order, of some choice. The caller bounds the wait.
+
+        Raises: AttemptFailed, InconsistentOutput.
+        """
+        while True:
+            while self._outputs:
+                released = self._lifecycle.take(self._outputs.popleft())
+                if released is not None:
+                    return released
+            self._take(await self._inbox.take())
+
+    async def landing(self) -> None:
+        """Waits a moment for Landed where it is still due: an answer that decode ended comes with its timings."""
+        if self._decode_holds or self._timeline.landed is not None:
+            return
+        try:
+            async with asyncio.timeout(_LANDED_WAIT_S):
+                while self._timeline.landed is None:
+                    self._take(await self._inbox.take())
+        except (TimeoutError, AttemptFailed):
+            return  # the answer is complete; only its timings are not
+
+    def _take(self, arrival: Arrival) -> None:
+        match arrival.event:
+            case FirstStep() as first_step:
+                self._timeline.take_first_step(first_step, arrival.at_s)
+                self._cluster.release(self.attempt_id, self._placement.prefill)
+                self._unfinished.difference_update(o.choice for o in first_step.outputs if o.end is not None)
+                self._outputs.extend(first_step.outputs)
+            case SequenceOutput() as output:
+                self._timeline.take_decode_output(output.choice, output.offset, len(output.token_ids), arrival.at_s)
+                self._take_decode_end(output)
+                self._outputs.append(output)
+            case Landed() as landed:
+                self._timeline.landed = landed
+                self._prefill_holds = False
+            case Failed() as failed:
+                self._take_failure(failed)
+
+    def _take_decode_end(self, output: SequenceOutput) -> None:
+        if output.end is not None:
+            self._unfinished.discard(output.choice)
+            if not self._unfinished:
+                self._decode_holds = False
+
+    def _take_failure(self, failed: Failed) -> None:
+        """Once the KV has landed, prefill's troubles are not this request's."""
+        if failed.endpoint == self._placement.prefill:
+            self._prefill_holds = False
+            if self._timeline.landed is not None:
+                return
+        else:
+            self._decode_holds = False
+        raise AttemptFailed(failed)

@@ -1,0 +1,35 @@
+"""Configuration of the router."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
+
+from service.config import Cores, Field, ListenConfig, LogConfig, RegistryConfig, TelemetryConfig, Workers
+
+
+class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, LogConfig):
+    """The public endpoint of Baton."""
+
+    port: int = Field(50051, ge=0, le=65535, description="public port, 0 takes a free one")
+    admin_host: str = Field("127.0.0.1", description="address of the operator's port")
+    admin_port: int = Field(50052, ge=0, le=65535, description="operator's port, 0 takes a free one")
+    workers: Workers = Field((), description="workers by hand, prefill@host:port,decode@host:port, instead of Redis")
+    model: Path | None = Field(None, description="folder with the tokenizer, if not where the workers say")
+    model_name: str | None = Field(None, description="name of the model, if not as the workers say")
+    cores: Cores | None = Field(None, description="CPU cores to stay on, for example 0,2-3")
+    reflection: bool = Field(True, description="answer gRPC reflection")
+    default_deadline_s: float = Field(600.0, gt=0, le=86_400, description="for requests without a deadline; the most")
+    ready_wait_s: float = Field(10.0, ge=0, le=600, description="how long a request waits for workers")
+    max_wait_s: float = Field(60.0, gt=0, le=86_400, description="how long a request waits for room")
+    max_waiting: int = Field(1024, ge=1, description="most requests that wait for room")
+    max_active: int = Field(8192, ge=1, description="most requests at once")
+    session_grace_s: float = Field(1.0, gt=0, le=60, description="how long a broken session may take to come back")
+    session_silence_s: float = Field(1.5, gt=0.3, le=60, description="how long a connected worker may be silent")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="how long a drain may take")
+
+    @model_validator(mode="after")
+    def _membership(self) -> Self:
+        if not self.workers and self.redis_url is None:
+            raise ValueError("give --redis-url (BATON_REDIS_URL) or --workers (BATON_WORKERS)")
+        return self

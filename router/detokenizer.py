@@ -1,0 +1,53 @@
+"""Token ids to text, one token at a time: what comes out adds up to decoding all of them at once. Pure.
+
+`tokenizers.decoders.DecodeStream` does nearly this, but gives a character of byte-fallback tokens out before the run of
+bytes has ended. The decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid
+prefix", and what it has said cannot be taken back. Here a run of byte tokens waits for its end.
+"""
+
+import re
+from typing import Protocol
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+
+
+class Decoder(Protocol):
+    """What this module needs of `tokenizers.Tokenizer`."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+
+    def id_to_token(self, id: int) -> str | None: ...
+
+
+class Detokenizer:
+    """The text of one choice. Special tokens are left out.
+
+    Only a window is decoded again: from the last place but one at which text came out (a decoder may treat the very
+    first token differently, so a window must not begin with the new one) to the newest token.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._window: list[int] = []
+        self._said_tokens = 0  # tokens of the window whose text came out
+        self._said = ""  # their text, as decoded within the window
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; empty while a character or a run of bytes is incomplete."""
+        self._window.append(token_id)
+        if _BYTE_TOKEN.fullmatch(self._decoder.id_to_token(token_id) or ""):
+            return ""
+        text = self._decoder.decode(self._window, skip_special_tokens=True)
+        if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
+            return ""
+        new = text[len(self._said) :]
+        self._window = self._window[self._said_tokens :]
+        self._said_tokens = len(self._window)
+        self._said = self._decoder.decode(self._window, skip_special_tokens=True)
+        return new
+
+    def finish(self) -> str:
+        """The text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
+        text = self._decoder.decode(self._window, skip_special_tokens=True)
+        return text[len(self._said) :]

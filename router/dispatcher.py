@@ -1,0 +1,145 @@
+"""The one way in, whatever the transport: validate, tokenise, hash, generate, and write the trace at the end."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from router.admission import RETRY_AFTER_S
+from router.answer import ChoiceFinished
+from router.generation import Generation, Scheduling
+from router.readiness import Readiness
+from router.request import GenerationRequest, PreparedRequest
+from router.response import Finished, ResponseEvent, Started, Summary, Timings, Usage
+from router.served_model import ServedModel
+from router.timeline import stages
+from router.tracing import RequestRecord, Tracer
+from router.validation import Drawn, check_model, validate
+from service.errors import BatonError, DeadlineExceeded, ResourceExhausted, Unavailable
+from service.trace_context import TraceContext, current_request_id
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherLimits:
+    default_deadline_s: float
+    max_active: int
+
+
+class Dispatcher:
+    """Answers requests; many at once."""
+
+    def __init__(self, readiness: Readiness, scheduling: Scheduling, tracer: Tracer, limits: DispatcherLimits) -> None:
+        self._readiness = readiness
+        self._scheduling = scheduling
+        self._tracer = tracer
+        self._limits = limits
+        self.active = 0
+        """Requests accepted and not yet finished."""
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns when the accepted ones have ended."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def served(self, model: str) -> ServedModel:
+        """The model of that name. Raises: NotFound, Unavailable."""
+        served = await self._readiness.served()
+        check_model(model, served.name)
+        return served
+
+    async def answer(
+        self, request: GenerationRequest, time_left_s: float | None, parent: TraceContext | None
+    ) -> AsyncGenerator[ResponseEvent, None]:
+        """One Started, Deltas, one Finished per choice. Closing it cancels the request. Raises: BatonError."""
+        if self.active >= self._limits.max_active:
+            raise ResourceExhausted(f"{self.active} requests are active already", RETRY_AFTER_S)
+        if self._draining:
+            raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
+        record = RequestRecord.begin(request.operation, parent)
+        self.active += 1
+        self._idle.clear()
+        try:
+            async with aclosing(self._answer(request, record, time_left_s)) as events:
+                async for event in events:
+                    yield event
+        except BatonError as error:
+            record.error = error.code.name
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            record.error = None if record.summary else "CANCELLED"
+            raise
+        finally:
+            self.active -= 1
+            if self.active == 0:
+                self._idle.set()
+            self._tracer.record(record)
+
+    async def _answer(
+        self, request: GenerationRequest, record: RequestRecord, time_left_s: float | None
+    ) -> AsyncGenerator[ResponseEvent, None]:
+        limit_s = self._limits.default_deadline_s
+        deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                served = await self.served(request.model)
+                prepared = record.prepared = await self._prepare(request, served)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the request was placed") from None
+        record.model = served.name
+        record.timeline.tokenised_s = time.monotonic()
+        generation = Generation(
+            prepared,
+            self._scheduling,
+            record.timeline,
+            served.tokenizer.detokenizer,
+            deadline_s,
+            record.identity.traceparent,
+        )
+        # Started goes out with the first token: before it, a client may safely try again.
+        started: Started | None = Started(
+            prepared.valid.request_id, served.name, len(prepared.token_ids), prepared.valid.seed
+        )
+        async with aclosing(generation.events()) as events:
+            async for event in events:
+                if started is not None:
+                    yield started
+                    started = None
+                if not isinstance(event, ChoiceFinished):
+                    yield event
+                    continue
+                record.finish_reasons.append(event.reason.name.lower())
+                record.summary = self._summary(prepared, generation) if generation.answer.done else None
+                yield Finished(event, record.summary)
+
+    async def _prepare(self, request: GenerationRequest, served: ServedModel) -> PreparedRequest:
+        drawn = Drawn(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
+        valid = validate(request, served.defaults, served.vocab_size, served.max_model_len, drawn)
+        current_request_id.set(valid.request_id)
+        return await served.prepare(valid)
+
+    def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:
+        timeline = generation.timeline
+        landed, placement = timeline.landed, timeline.placement
+        return Summary(
+            usage=Usage(
+                prompt_tokens=len(prepared.token_ids),
+                completion_tokens=generation.answer.completion_tokens,
+                cached_tokens=timeline.prefill.cached_tokens if timeline.prefill else 0,
+            ),
+            timings=Timings(
+                stages=stages(timeline, time.monotonic()),
+                transfer_bytes=landed.transferred_bytes if landed else 0,
+                transport=landed.transport if landed else "",
+                prefill_pid=self._pid(placement.prefill) if placement else 0,
+                decode_pid=self._pid(placement.decode) if placement else 0,
+            ),
+        )
+
+    def _pid(self, endpoint: str) -> int:
+        worker = self._scheduling.cluster.find(endpoint)
+        return worker.description.pid if worker is not None and worker.description is not None else 0

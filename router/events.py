@@ -1,0 +1,77 @@
+"""What workers tell the router about one attempt at a request. Plain values, no protobuf."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class End(Enum):
+    """Why a sequence ended on a worker."""
+
+    STOP = auto()  # one of the stop token ids; it is the last token
+    LENGTH = auto()
+
+
+class FailureReason(Enum):
+    INVALID = auto()
+    TRANSFER = auto()
+    NONFINITE = auto()
+    DEADLINE = auto()
+    DRAINING = auto()
+    NO_ROOM = auto()
+    UNKNOWN = auto()  # a newer worker's reason, or none
+    WORKER_LOST = auto()  # said by the router's own session, never by a worker
+
+
+class SequenceOutput(NamedTuple):
+    """Tokens of one choice; `offset` is the position of the first of them within the answer."""
+
+    attempt_id: int
+    choice: int
+    offset: int
+    token_ids: tuple[int, ...]
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimings:
+    queue_ms: float
+    chunk_ms: tuple[float, ...]
+    total_ms: float  # from the arrival of the command to the sending of the first step
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """From prefill: the first token of every choice."""
+
+    attempt_id: int
+    outputs: tuple[SequenceOutput, ...]
+    timings: PrefillTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """From decode: how the KV came over."""
+
+    attempt_id: int
+    transferred_bytes: int
+    copy_ms: float
+    exposed_ms: float
+    admission_ms: float
+    first_step_ms: float
+    transport: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt ended without an answer. `endpoint` is the worker that it failed on."""
+
+    attempt_id: int
+    endpoint: str
+    reason: FailureReason
+    message: str
+
+
+AttemptEvent = FirstStep | SequenceOutput | Landed | Failed

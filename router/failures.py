@@ -1,0 +1,39 @@
+"""Why an attempt failed, as the client is told, and whether another attempt may do better. The one mapping."""
+
+from router.admission import RETRY_AFTER_S
+from router.events import Failed, FailureReason
+from service.errors import BatonError, DeadlineExceeded, Internal, InvalidArgument, ResourceExhausted, Unavailable
+
+RETRYABLE = frozenset(
+    {FailureReason.TRANSFER, FailureReason.DRAINING, FailureReason.WORKER_LOST, FailureReason.NO_ROOM}
+)
+"""Another attempt, on other workers or a little later, may succeed; it is made only if no token went out."""
+
+
+class AttemptFailed(Exception):
+    """One attempt at a request ended without an answer."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"{failed.reason.name} at {failed.endpoint}: {failed.message}")
+        self.failed = failed
+
+
+def error_of(failed: Failed, request_id: str) -> BatonError:
+    """The status that the client gets."""
+    match failed.reason:
+        case FailureReason.INVALID:
+            return InvalidArgument("request", failed.message)
+        case FailureReason.TRANSFER:
+            return Unavailable(f"the KV transfer failed: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
+        case FailureReason.DRAINING:
+            return Unavailable("the worker is draining", "DRAINING", RETRY_AFTER_S)
+        case FailureReason.WORKER_LOST:
+            return Unavailable(f"a worker was lost: {failed.message}", "WORKER_LOST", RETRY_AFTER_S)
+        case FailureReason.NO_ROOM:
+            return ResourceExhausted(failed.message, RETRY_AFTER_S)
+        case FailureReason.DEADLINE:
+            return DeadlineExceeded()
+        case FailureReason.NONFINITE:
+            return Internal("NONFINITE_LOGITS", request_id, "the model computed values that are not finite")
+        case FailureReason.UNKNOWN:
+            return Internal("WORKER_FAILED", request_id, failed.message)

@@ -1,0 +1,126 @@
+"""The sessions with all workers that membership names, and who waits for what they say.
+
+Membership says which endpoints there are; what a worker is, its session tells. A worker that leaves membership is kept
+as long as its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their
+attempt; an attempt that nobody reads any more is an old one, and what is said of it is dropped.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router import session_wire
+from router.cluster import Cluster
+from router.events import AttemptEvent, Failed, FailureReason
+from router.inbox import Inbox
+from router.placement import Placement
+from router.request import PreparedRequest
+from router.session import SessionTiming, WorkerSession
+from router.worker import WorkerDescription, WorkerReport
+from service.registry import MembershipSource, WorkerRecord
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    inbox: Inbox
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class _Connected:
+    session: WorkerSession
+    task: asyncio.Task[None]
+
+
+class Fleet:
+    """Owns the sessions. `on_change` is called when there may be more room, or fewer workers, than before."""
+
+    def __init__(self, cluster: Cluster, timing: SessionTiming, on_change: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._timing = timing
+        self._router_id = secrets.token_bytes(16)
+        self._sessions: dict[str, _Connected] = {}
+        self._named: frozenset[str] = frozenset()  # endpoints in membership
+        self._attempts: dict[int, _Open] = {}
+        self.on_change = on_change
+
+    async def follow(self, membership: MembershipSource) -> None:
+        """Keeps a session with every worker that membership names, until cancelled."""
+        try:
+            async for records in membership.watch():
+                self._follow(records)
+        finally:
+            tasks = [connected.task for connected in self._sessions.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def open(self, attempt_id: int, placement: Placement) -> Inbox:
+        """From now on what the two workers say of this attempt goes to the inbox, until `close`."""
+        inbox = Inbox()
+        self._attempts[attempt_id] = _Open(inbox, placement)
+        return inbox
+
+    def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
+        """Tells both workers at once."""
+        self._send(placement.decode, session_wire.start(tag, request, placement.prefill))
+        self._send(placement.prefill, session_wire.prefill(tag, request))
+
+    def cancel(self, attempt_id: int, endpoint: str) -> None:
+        self._send(endpoint, session_wire.cancel(attempt_id))
+
+    def close(self, attempt_id: int) -> None:
+        del self._attempts[attempt_id]
+
+    def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None:
+        logger.info("%s %s at %s is connected", description.role, description.worker_id, endpoint)
+        self._cluster.connected(endpoint, description, epoch)
+        self.on_change()
+
+    def on_disconnected(self, endpoint: str) -> None:
+        self._cluster.disconnected(endpoint)
+        self.on_change()
+
+    def on_report(self, endpoint: str, report: WorkerReport) -> None:
+        self._cluster.reported(endpoint, report)
+        self.on_change()
+
+    def on_event(self, event: AttemptEvent) -> None:
+        attempt = self._attempts.get(event.attempt_id)
+        if attempt is not None:
+            attempt.inbox.put(event, time.monotonic())
+
+    def on_lost(self, endpoint: str, why: str) -> None:
+        now = time.monotonic()
+        self._cluster.lost(endpoint)
+        for attempt_id, attempt in self._attempts.items():
+            if endpoint in (attempt.placement.prefill, attempt.placement.decode):
+                attempt.inbox.put(Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, why), now)
+        self._drop_unnamed(endpoint)
+        self.on_change()
+
+    def _send(self, endpoint: str, command: session_wire.Command) -> None:
+        connected = self._sessions.get(endpoint)
+        if connected is not None:
+            connected.session.send(command)
+
+    def _follow(self, records: Sequence[WorkerRecord]) -> None:
+        self._named = frozenset(record.endpoint for record in records)
+        for endpoint in tuple(self._sessions):
+            self._drop_unnamed(endpoint)
+        for record in records:
+            if record.endpoint not in self._sessions:
+                self._cluster.add(record.endpoint, record.role)
+                session = WorkerSession(record.endpoint, self._router_id, self, self._timing)
+                task = asyncio.create_task(session.run(), name=f"session {record.endpoint}")
+                self._sessions[record.endpoint] = _Connected(session, task)
+
+    def _drop_unnamed(self, endpoint: str) -> None:
+        if endpoint not in self._named and not self._sessions[endpoint].session.held:
+            self._sessions.pop(endpoint).task.cancel()
+            self._cluster.remove(endpoint)

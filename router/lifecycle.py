@@ -1,0 +1,87 @@
+"""One attempt's streams: outputs in any order, with repeats, become contiguous tokens of each choice. Pure.
+
+Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what prefill said, and a reconnected session
+may repeat anything. What comes out has every offset once, in order.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from router.events import End, SequenceOutput
+
+
+class InconsistentOutput(Exception):
+    """A worker broke the protocol: unknown choice, tokens past an end, or another token at an offset given before."""
+
+
+class Released(NamedTuple):
+    """Tokens of one choice that follow those released before."""
+
+    choice: int
+    offset: int
+    token_ids: tuple[int, ...]
+    end: End | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    token_ids: list[int] = field(default_factory=list)  # released
+    waiting: dict[int, int] = field(default_factory=dict)  # offset -> token, beyond a gap
+    length: int | None = None  # known with the end
+    end: End | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.length is not None and len(self.token_ids) == self.length
+
+
+class Lifecycle:
+    """The choices of one attempt, from the first token to the last."""
+
+    def __init__(self, attempt_id: int, choices: int) -> None:
+        self._attempt_id = attempt_id
+        self._choices = [_Choice() for _ in range(choices)]
+
+    @property
+    def done(self) -> bool:
+        """Every choice was released to its end."""
+        return all(choice.done for choice in self._choices)
+
+    @property
+    def begun(self) -> bool:
+        """Something was released."""
+        return any(choice.token_ids for choice in self._choices)
+
+    def take(self, output: SequenceOutput) -> Released | None:
+        """What became contiguous with this output; None if nothing did.
+
+        Outputs of other attempts are dropped. Raises: InconsistentOutput.
+        """
+        if output.attempt_id != self._attempt_id:
+            return None
+        if output.choice >= len(self._choices):
+            raise InconsistentOutput(f"choice {output.choice} of {len(self._choices)}")
+        choice = self._choices[output.choice]
+        self._store(choice, output)
+        begin = len(choice.token_ids)
+        while (token_id := choice.waiting.pop(len(choice.token_ids), None)) is not None:
+            choice.token_ids.append(token_id)
+        fresh = tuple(choice.token_ids[begin:])
+        if not fresh:
+            return None
+        return Released(output.choice, begin, fresh, choice.end if choice.done else None)
+
+    def _store(self, choice: _Choice, output: SequenceOutput) -> None:
+        beyond = output.offset + len(output.token_ids)
+        if output.end is not None:
+            if choice.length not in (None, beyond):
+                raise InconsistentOutput(f"choice {output.choice} ends at {choice.length} and at {beyond}")
+            choice.length, choice.end = beyond, output.end
+        if choice.length is not None and max(beyond, len(choice.token_ids)) > choice.length:
+            raise InconsistentOutput(f"choice {output.choice} goes on past its end at {choice.length}")
+        for offset, token_id in enumerate(output.token_ids, start=output.offset):
+            known = choice.token_ids[offset] if offset < len(choice.token_ids) else choice.waiting.get(offset)
+            if known is None:
+                choice.waiting[offset] = token_id
+            elif known != token_id:
+                raise InconsistentOutput(f"choice {output.choice} has tokens {known} and {token_id} at {offset}")

@@ -1,0 +1,111 @@
+"""The router's process: builds everything once, from the config, and takes it down in reverse."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+
+from router.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
+from router.admin_service import AdminServicer
+from router.admission import AdmissionLimits, AdmissionQueue
+from router.cluster import Cluster
+from router.config import RouterConfig
+from router.dispatcher import Dispatcher, DispatcherLimits
+from router.fleet import Fleet
+from router.generation import Scheduling
+from router.readiness import Readiness
+from router.service import SERVICE_NAME, BatonServicer
+from router.session import SessionTiming
+from router.tracing import Tracer
+from service.registry import Membership, MembershipSource, RedisRegistry, StaticMembership, open_registry
+from service.server import Listener, Running
+from service.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+
+class RouterProcess:
+    """A `service.server.Process`. Made within a running event loop."""
+
+    def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
+        self._config = config
+        self._telemetry = telemetry
+        self._tasks: list[asyncio.Task[None]] = []
+        self._running: Running | None = None
+        self._registry, self._membership = _membership(config)
+        cluster = Cluster()
+        limits = AdmissionLimits(config.max_waiting, config.max_wait_s, config.ready_wait_s)
+        self._queue = AdmissionQueue(cluster, limits)
+        timing = SessionTiming(config.session_grace_s, config.session_silence_s)
+        self._fleet = Fleet(cluster, timing, self._on_change)
+        scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1))
+        self._readiness = Readiness(
+            scheduling, config.model, config.model_name, config.ready_wait_s, self._on_readiness
+        )
+        self._dispatcher = Dispatcher(
+            self._readiness,
+            scheduling,
+            Tracer(telemetry),
+            DispatcherLimits(config.default_deadline_s, config.max_active),
+        )
+        self._admin = AdminServicer(
+            cluster, self._queue, self._readiness, self._dispatcher, lambda: self._membership.connected
+        )
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        config = self._config
+        public = BatonServicer(self._dispatcher)
+        return (
+            Listener(config.host, config.port, public.register, (SERVICE_NAME,), config.reflection),
+            Listener(
+                config.admin_host, config.admin_port, self._admin.register, (ADMIN_SERVICE_NAME,), config.reflection
+            ),
+        )
+
+    async def start(self, running: Running) -> None:
+        self._running = running
+        public, admin = running.ports
+        logger.info("listening on %s:%d, for operators on port %d", self._config.host, public, admin)
+        await self._membership.start()
+        for name, work in (("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())):
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(self._on_task_done)
+            self._tasks.append(task)
+
+    async def drain(self) -> None:
+        await self._dispatcher.drain()
+
+    async def stop(self) -> None:
+        self._queue.close()
+        for task in reversed(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._membership.close()
+        if self._registry is not None:
+            await self._registry.close()
+        self._telemetry.close()
+
+    def _on_change(self) -> None:
+        self._queue.pump()
+        self._readiness.notice()
+
+    async def _on_readiness(self, ready: bool) -> None:
+        if self._running is not None and not self._running.stopping.is_set():
+            await self._running.health.set_serving(ready)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """These tasks end only by cancellation; anything else is a bug, and a router without them serves nobody."""
+        if task.cancelled() or self._running is None:
+            return
+        logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
+        self._running.stop(exit_code=1)
+
+
+def _membership(config: RouterConfig) -> tuple[RedisRegistry | None, MembershipSource]:
+    if config.workers:
+        return None, StaticMembership(config.workers)
+    registry = open_registry(config.redis_url, config.namespace)
+    if registry is None:
+        raise ValueError("the configuration names neither workers nor a registry")
+    return registry, Membership(registry)

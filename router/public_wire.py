@@ -1,0 +1,133 @@
+"""The public plane between protobuf and plain values. Repeated fields go on unread: the validator counts them first."""
+
+from protos import baton_pb2
+from router.answer import ChoiceFinished, Delta, FinishReason
+from router.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Operation,
+    Prompt,
+    RequestedSampling,
+    TextPrompt,
+    TokenPrompt,
+)
+from router.response import Finished, ResponseEvent, Started, Summary
+from router.served_model import ServedModel
+from router.validation import MAX_MESSAGES
+
+_REASONS = {
+    FinishReason.STOP: baton_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: baton_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
+    prompt: Prompt | None = None
+    match message.WhichOneof("prompt"):
+        case "text":
+            prompt = TextPrompt(message.text)
+        case "token_ids":
+            prompt = TokenPrompt(message.token_ids.ids)
+    return GenerationRequest(
+        operation=Operation.GENERATE,
+        prompt=prompt,
+        request_id=message.request_id,
+        model=message.model,
+        sampling=_sampling(message.sampling),
+        cache_salt=message.cache_salt,
+    )
+
+
+def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
+    # One more than is allowed is enough for the validator to refuse them.
+    messages = [Message(each.role, each.content) for each in message.messages[: MAX_MESSAGES + 1]]
+    return GenerationRequest(
+        operation=Operation.CHAT,
+        prompt=ChatPrompt(messages),
+        request_id=message.request_id,
+        model=message.model,
+        sampling=_sampling(message.sampling),
+        cache_salt=message.cache_salt,
+    )
+
+
+def fill(
+    response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse, event: ResponseEvent
+) -> baton_pb2.GenerateResponse | baton_pb2.ChatResponse:
+    """Puts an event into an empty response of either kind, and returns it."""
+    match event:
+        case Started(request_id, model, prompt_tokens, seed):
+            started = baton_pb2.Started(request_id=request_id, model=model, prompt_tokens=prompt_tokens, seed=seed)
+            response.started.CopyFrom(started)
+        case Delta(index, offset, token_ids, text):
+            delta = response.delta
+            delta.index, delta.offset, delta.text = index, offset, text
+            delta.token_ids.extend(token_ids)
+            delta.SetInParent()
+        case Finished(choice, summary):
+            response.finished.CopyFrom(_finished(choice, summary))
+    return response
+
+
+def model(served: ServedModel) -> baton_pb2.Model:
+    return baton_pb2.Model(
+        name=served.name,
+        max_model_len=served.max_model_len,
+        vocab_size=served.vocab_size,
+        dtype=served.dtype,
+        block_size=served.block_tokens,
+    )
+
+
+def _sampling(message: baton_pb2.SamplingParams) -> RequestedSampling:
+    return RequestedSampling(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
+        seed=message.seed if message.HasField("seed") else None,
+        stop=message.stop,
+        stop_token_ids=message.stop_token_ids,
+        ignore_eos=message.ignore_eos,
+        n=message.n if message.HasField("n") else None,
+    )
+
+
+def _finished(choice: ChoiceFinished, summary: Summary | None) -> baton_pb2.Finished:
+    finished = baton_pb2.Finished(
+        index=choice.index,
+        reason=_REASONS[choice.reason],
+        stop_text=choice.stop_text,
+        stop_token_id=choice.stop_token_id,
+    )
+    if summary is not None:
+        usage, timings = summary.usage, summary.timings
+        measured = timings.stages
+        finished.usage.CopyFrom(
+            baton_pb2.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+            )
+        )
+        finished.timings.CopyFrom(
+            baton_pb2.Timings(
+                ttft_ms=measured.ttft_ms,
+                total_ms=measured.total_ms,
+                router_queue_ms=measured.router_queue_ms,
+                route_ms=measured.route_ms,
+                prefill_queue_ms=measured.prefill_queue_ms,
+                prefill_ms=measured.prefill_ms,
+                return_ms=measured.return_ms,
+                transfer_exposed_ms=measured.transfer_exposed_ms,
+                decode_admission_ms=measured.decode_admission_ms,
+                first_step_ms=measured.first_step_ms,
+                transfer_bytes=timings.transfer_bytes,
+                transport=timings.transport,
+                prefill_pid=timings.prefill_pid,
+                decode_pid=timings.decode_pid,
+            )
+        )
+    return finished

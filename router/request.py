@@ -1,0 +1,135 @@
+"""A request in plain types: as a client sent it, and as the rest of the router may rely on it. Knows no protobuf."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Operation(Enum):
+    """The two ways to ask for an answer, by their gen_ai operation names."""
+
+    GENERATE = "text_completion"
+    CHAT = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: Sequence[Message]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSampling:
+    """What a client asks for; None is a field left out. Sequences may be any length: only the validator reads them."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    n: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What a client sent, unchecked."""
+
+    operation: Operation
+    prompt: Prompt | None
+    request_id: str = ""
+    model: str = ""
+    sampling: RequestedSampling = RequestedSampling()
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, every default resolved. `max_tokens` is per choice."""
+
+    max_tokens: int
+    temperature: float  # 0 is greedy
+    top_k: int  # 0 keeps all
+    top_p: float  # 1 keeps all
+    min_p: float  # 0 keeps all
+    seed: int  # 64 bits
+    stop_token_ids: tuple[int, ...]  # sorted; the model's own included unless ignored
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """Checked in everything that can be checked before the prompt is tokenised.
+
+    `max_tokens` is None where the client left it out: then it is what the context leaves room for.
+    """
+
+    operation: Operation
+    prompt: Prompt
+    request_id: str
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    n: int
+    cache_salt: str
+
+    @property
+    def prompt_field(self) -> str:
+        """The field of the public schema that the prompt came in."""
+        match self.prompt:
+            case TextPrompt():
+                return "text"
+            case TokenPrompt():
+                return "token_ids"
+            case ChatPrompt():
+                return "messages"
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            stop_token_ids=self.stop_token_ids,
+            n=self.n,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A valid request whose prompt is tokens: ready to be placed on any workers that serve its model."""
+
+    valid: ValidRequest
+    token_ids: tuple[int, ...]
+    block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
+    sampling: Sampling
+    fingerprint: bytes  # what the hashes were made for; workers must have the same
+    block_tokens: int

@@ -1,0 +1,49 @@
+"""What a client gets back, in plain types: one Started, Deltas, one Finished per choice. Knows no protobuf."""
+
+from dataclasses import dataclass
+
+from router.answer import ChoiceFinished, Delta
+from router.timeline import Stages
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    request_id: str
+    model: str
+    prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    stages: Stages
+    transfer_bytes: int
+    transport: str
+    prefill_pid: int
+    decode_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`summary` only on the last one of the stream."""
+
+    choice: ChoiceFinished
+    summary: Summary | None
+
+
+ResponseEvent = Started | Delta | Finished

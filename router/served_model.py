@@ -1,0 +1,56 @@
+"""The model that this router serves: what its workers say of it, and its tokenizer. Prepares requests for placement."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.block_hashing import root_hash
+from router.defaults import GenerationDefaults, read_generation_defaults
+from router.request import PreparedRequest, ValidRequest
+from router.tokenizer import TokenizerWorker, load_tokenizer
+from router.validation import fit_to_context
+from router.worker import WorkerDescription
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    fingerprint: bytes
+    max_model_len: int  # prompt plus answer, in tokens
+    vocab_size: int
+    dtype: str
+    block_tokens: int
+    tokenizer: TokenizerWorker
+    defaults: GenerationDefaults
+
+    async def prepare(self, valid: ValidRequest) -> PreparedRequest:
+        """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
+        token_ids = await self.tokenizer.prompt_tokens(valid.prompt)
+        max_tokens = fit_to_context(len(token_ids), valid.max_tokens, self.max_model_len, valid.prompt_field)
+        root = root_hash(self.fingerprint, self.dtype, adapter="", cache_salt=valid.cache_salt)
+        return PreparedRequest(
+            valid=valid,
+            token_ids=token_ids,
+            block_hashes=await self.tokenizer.hash_blocks(root, token_ids, self.block_tokens),
+            sampling=valid.sampling(max_tokens),
+            fingerprint=self.fingerprint,
+            block_tokens=self.block_tokens,
+        )
+
+
+def load_served_model(description: WorkerDescription, folder: Path | None, name: str | None) -> ServedModel:
+    """Reads the tokenizer and defaults. `folder` and `name` stand in for what the worker says. Blocks.
+
+    Raises: ModelFolderError.
+    """
+    model = description.model
+    path = folder or Path(model.path)
+    return ServedModel(
+        name=name or model.name,
+        fingerprint=description.fingerprint,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        dtype=model.dtype,
+        block_tokens=model.block_tokens,
+        tokenizer=load_tokenizer(path),
+        defaults=read_generation_defaults(path),
+    )

@@ -1,0 +1,76 @@
+"""The public servicer: parse, call, pack. Everything else happens in the dispatcher."""
+
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from protos import baton_pb2
+from router import public_wire
+from router.dispatcher import Dispatcher
+from router.malformed import service_handler
+from router.request import GenerationRequest
+from router.validation import check_text, check_token_ids
+from service.errors import InvalidArgument
+from service.trace_context import current_trace
+
+SERVICE_NAME = "baton.v1.BatonService"
+MAX_DETOKENIZE_TOKENS = 1 << 20
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BatonServicer:
+    """Methods are named as in baton.proto.
+
+    Streams are written, not yielded: so a cancellation reaches our code where it waits, and what the request holds is
+    freed at once.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def register(self, server: grpc.aio.Server) -> None:
+        service = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
+        server.add_generic_rpc_handlers((service_handler(service, self),))
+
+    async def Generate(self, message: baton_pb2.GenerateRequest, context: Context) -> None:
+        await self._answer(public_wire.generate_request(message), context, baton_pb2.GenerateResponse)
+
+    async def Chat(self, message: baton_pb2.ChatRequest, context: Context) -> None:
+        await self._answer(public_wire.chat_request(message), context, baton_pb2.ChatResponse)
+
+    async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
+        served = await self._dispatcher.served(message.model)
+        check_text("text", message.text)
+        token_ids = await served.tokenizer.encode(message.text, message.add_special_tokens)
+        return baton_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(self, message: baton_pb2.DetokenizeRequest, context: Context) -> baton_pb2.DetokenizeResponse:
+        served = await self._dispatcher.served(message.model)
+        if len(message.token_ids) > MAX_DETOKENIZE_TOKENS:
+            raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.token_ids)}")
+        token_ids = check_token_ids("token_ids", message.token_ids, served.vocab_size)
+        text = await served.tokenizer.decode(token_ids, message.skip_special_tokens)
+        return baton_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(self, message: baton_pb2.ListModelsRequest, context: Context) -> baton_pb2.ListModelsResponse:
+        served = await self._dispatcher.served("")
+        return baton_pb2.ListModelsResponse(models=[public_wire.model(served)])
+
+    async def GetModel(self, message: baton_pb2.GetModelRequest, context: Context) -> baton_pb2.GetModelResponse:
+        if not message.model:
+            raise InvalidArgument("model", "is empty")
+        served = await self._dispatcher.served(message.model)
+        return baton_pb2.GetModelResponse(model=public_wire.model(served))
+
+    async def _answer(
+        self,
+        request: GenerationRequest,
+        context: Context,
+        response: type[baton_pb2.GenerateResponse] | type[baton_pb2.ChatResponse],
+    ) -> None:
+        events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get())
+        async with aclosing(events):
+            async for event in events:
+                await context.write(public_wire.fill(response(), event))

@@ -1,0 +1,226 @@
+"""The router's side of one session with one worker: connect, greet, replay, read, write, notice silence.
+
+connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests go on
+the epoch changed, the grace is over, or the worker is silent for silence_s -> lost: its requests are told, once
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from protos import session_pb2, session_pb2_grpc
+from router import session_wire
+from router.events import AttemptEvent
+from router.worker import WorkerDescription, WorkerReport
+from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from service.session_channel import Received, SessionChannel, SessionOverflow, SessionViolation
+
+logger = logging.getLogger(__name__)
+
+_MAX_UNACKNOWLEDGED = 10_000
+_ACKNOWLEDGE_EVERY = 64  # messages; the watch acknowledges the rest
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 1.0
+
+Call = grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTiming:
+    """Together they bound how long a dead worker goes unnoticed: under 2 s."""
+
+    grace_s: float = 1.0  # for a broken connection to come back
+    silence_s: float = 1.5  # of a connected worker, which reports at least every 0.25 s
+    watch_s: float = 0.25
+
+
+class SessionListener(Protocol):
+    """Who is told. Calls come on the event loop and must not wait."""
+
+    def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
+    def on_disconnected(self, endpoint: str) -> None: ...
+    def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
+    def on_event(self, event: AttemptEvent) -> None: ...
+    def on_lost(self, endpoint: str, why: str) -> None:
+        """What was sent there and not answered never will be. The session begins anew by itself."""
+
+
+class _SessionBroken(Exception):
+    """The connection must end; the session may be resumed."""
+
+
+class _WorkerSilent(Exception):
+    """The connection is there and nobody speaks: the session is lost."""
+
+
+class WorkerSession:
+    """One (router, worker) pair. `run` until cancelled; `send` never waits."""
+
+    def __init__(self, endpoint: str, router_id: bytes, listener: SessionListener, timing: SessionTiming) -> None:
+        self.endpoint = endpoint
+        self._router_id = router_id
+        self._listener = listener
+        self._timing = timing
+        self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._epoch = 0  # of the session that is held, 0: none
+        self._outbox: asyncio.Queue[session_pb2.ConnectRequest] | None = None  # while connected
+        self._grace: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._acknowledged = 0  # the last number that we acknowledged
+
+    @property
+    def held(self) -> bool:
+        """There is a session, connected or in its grace: requests on that worker may go on."""
+        return self._epoch != 0
+
+    def send(self, command: session_pb2.ConnectRequest) -> None:
+        """Sends a command now, or after a reconnect within the grace. Without a session there is nobody to tell."""
+        if self._epoch == 0:
+            return
+        try:
+            command.number = self._channel.number(command)
+        except SessionOverflow:
+            self._lose("it acknowledges nothing")
+            return
+        if self._outbox is not None:
+            self._outbox.put_nowait(command)
+
+    async def run(self) -> None:
+        """Keeps the session up, for ever."""
+        retry_s = _FIRST_RETRY_S
+        try:
+            while True:
+                connected = await self._connection()
+                retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
+                await asyncio.sleep(retry_s)
+        finally:
+            if self._grace is not None:
+                self._grace.cancel()
+
+    async def _connection(self) -> bool:
+        """One connection, from Hello to its end. Returns whether it got as far as Welcome."""
+        self._heard_at = time.monotonic()
+        welcomed = False
+        try:
+            async with grpc.aio.insecure_channel(self.endpoint, options=INTERNAL_CHANNEL_OPTIONS) as channel:
+                call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+                try:
+                    async with asyncio.timeout(self._timing.silence_s):
+                        await self._greet(call)
+                    welcomed = True
+                    async with asyncio.TaskGroup() as tasks:
+                        tasks.create_task(self._read(call))
+                        tasks.create_task(self._write(call, self._open_outbox()))
+                        tasks.create_task(self._watch())
+                finally:
+                    self._outbox = None
+                    call.cancel()
+        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as group:
+            self._broken(welcomed, group)
+        except* (_WorkerSilent, SessionViolation) as group:
+            self._lose(str(group.exceptions[0]))
+        return welcomed
+
+    async def _greet(self, call: Call) -> None:
+        await call.write(session_wire.hello(self._router_id, self._channel.last_received, self._epoch))
+        first = await call.read()
+        if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
+            raise _SessionBroken("it does not begin with Welcome")
+        try:
+            description = session_wire.worker_description(first.welcome.worker)
+        except ValueError as error:
+            raise _SessionBroken(str(error)) from error
+        if self._epoch and not (first.welcome.resumed and first.epoch == self._epoch):
+            self._lose("it restarted or gave the session up")
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        self._epoch = first.epoch
+        self._heard_at = time.monotonic()
+        self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
+        self._listener.on_connected(self.endpoint, description, first.epoch)
+
+    def _open_outbox(self) -> asyncio.Queue[session_pb2.ConnectRequest]:
+        """Begins with what the worker has not acknowledged."""
+        self._outbox = asyncio.Queue()
+        for numbered in self._channel.unacknowledged():
+            self._outbox.put_nowait(numbered.message)
+        return self._outbox
+
+    async def _read(self, call: Call) -> None:
+        while isinstance(message := await call.read(), session_pb2.ConnectResponse):
+            self._heard_at = time.monotonic()
+            if message.epoch != self._epoch:
+                raise _SessionBroken("it speaks of another session")
+            self._take(message)
+        raise _SessionBroken("the worker closed the stream")
+
+    def _take(self, message: session_pb2.ConnectResponse) -> None:
+        self._channel.acknowledge(message.acknowledged)
+        if message.number == 0:
+            if message.WhichOneof("event") == "report":
+                self._listener.on_report(self.endpoint, session_wire.worker_report(message.report))
+            return
+        match self._channel.receive(message.number):
+            case Received.FRESH:
+                for event in session_wire.attempt_events(message, self.endpoint):
+                    self._listener.on_event(event)
+            case Received.DUPLICATE:
+                return
+            case Received.GAP:
+                raise _SessionBroken("a message is missing")
+        if self._channel.last_received - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        if self._outbox is not None and self._channel.last_received > self._acknowledged:
+            self._outbox.put_nowait(session_pb2.ConnectRequest())
+
+    async def _write(self, call: Call, outbox: asyncio.Queue[session_pb2.ConnectRequest]) -> None:
+        while True:
+            command = await outbox.get()
+            command.acknowledged = self._acknowledged = self._channel.last_received
+            await call.write(command)
+
+    async def _watch(self) -> None:
+        """Acknowledges what no command did, and notices silence. Time that our own loop lost is not the worker's."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(self._timing.watch_s)
+            now = time.monotonic()
+            self._heard_at += max(0.0, now - before - 2 * self._timing.watch_s)
+            if now - self._heard_at > self._timing.silence_s:
+                raise _WorkerSilent(f"nothing heard for {now - self._heard_at:.1f} s")
+            self._acknowledge()
+
+    def _broken(self, welcomed: bool, group: BaseExceptionGroup[Exception]) -> None:
+        """The connection ended. A held session waits for the next one, for the grace."""
+        if welcomed:
+            logger.info("connection with %s ended: %s", self.endpoint, _first_line(group.exceptions[0]))
+            self._listener.on_disconnected(self.endpoint)
+        if self._epoch and self._grace is None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not come back in time")
+
+    def _lose(self, why: str) -> None:
+        """Gives the session up: the next connection begins a new one."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self._epoch == 0:
+            return
+        logger.warning("session with %s is lost: %s", self.endpoint, why)
+        self._epoch = 0
+        self._acknowledged = 0
+        self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._listener.on_disconnected(self.endpoint)
+        self._listener.on_lost(self.endpoint, why)
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return (text or type(error).__name__).splitlines()[0]

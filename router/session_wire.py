@@ -1,0 +1,167 @@
+"""Session messages between protobuf and plain values. The only module that knows both the router's and session.proto's
+names; it decides nothing."""
+
+from dataclasses import dataclass
+
+from protos import session_pb2
+from router.events import AttemptEvent, End, Failed, FailureReason, FirstStep, Landed, PrefillTimings, SequenceOutput
+from router.request import PreparedRequest, Sampling
+from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+
+Command = session_pb2.ConnectRequest
+
+_ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
+_ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
+_FAILURES = {
+    session_pb2.FAILURE_REASON_INVALID: FailureReason.INVALID,
+    session_pb2.FAILURE_REASON_TRANSFER: FailureReason.TRANSFER,
+    session_pb2.FAILURE_REASON_NONFINITE: FailureReason.NONFINITE,
+    session_pb2.FAILURE_REASON_DEADLINE: FailureReason.DEADLINE,
+    session_pb2.FAILURE_REASON_DRAINING: FailureReason.DRAINING,
+    session_pb2.FAILURE_REASON_NO_ROOM: FailureReason.NO_ROOM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What both workers are told of one attempt beside the request itself."""
+
+    attempt_id: int
+    transfer_id: bytes  # 16 random bytes
+    time_left_ms: int
+    traceparent: str
+
+
+def hello(router_id: bytes, received: int, resumes_epoch: int) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(
+        hello=session_pb2.Hello(router_id=router_id, received=received, resumes_epoch=resumes_epoch)
+    )
+
+
+def prefill(tag: Tag, request: PreparedRequest) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(
+        prefill=session_pb2.Prefill(
+            attempt_id=tag.attempt_id,
+            transfer_id=tag.transfer_id,
+            token_ids=request.token_ids,
+            sampling=_sampling(request.sampling),
+            block_hashes=request.block_hashes,
+            time_left_ms=tag.time_left_ms,
+            traceparent=tag.traceparent,
+        )
+    )
+
+
+def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(
+        start=session_pb2.Start(
+            attempt_id=tag.attempt_id,
+            transfer_id=tag.transfer_id,
+            prefill_endpoint=prefill_endpoint,
+            token_ids=request.token_ids,
+            sampling=_sampling(request.sampling),
+            block_hashes=request.block_hashes,
+            time_left_ms=tag.time_left_ms,
+            traceparent=tag.traceparent,
+        )
+    )
+
+
+def cancel(attempt_id: int) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id))
+
+
+def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
+    """What a numbered message says about attempts; nothing for kinds that a newer worker may have."""
+    match message.WhichOneof("event"):
+        case "first_step":
+            return (_first_step(message.first_step),)
+        case "step_outputs":
+            return tuple(_output(output) for output in message.step_outputs.outputs)
+        case "landed":
+            return (_landed(message.landed),)
+        case "failed":
+            failed = message.failed
+            reason = _FAILURES.get(failed.reason, FailureReason.UNKNOWN)
+            return (Failed(failed.attempt_id, endpoint, reason, failed.message),)
+        case _:
+            return ()
+
+
+def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
+    """Raises ValueError for a role that this router does not know."""
+    if info.role not in _ROLES:
+        raise ValueError(f"{info.worker_id} has the unknown role {info.role}")
+    return WorkerDescription(
+        worker_id=info.worker_id,
+        role=_ROLES[info.role],
+        pid=info.pid,
+        fingerprint=info.fingerprint,
+        model=ModelDescription(
+            name=info.model.name,
+            path=info.model.path,
+            max_model_len=info.model.max_model_len,
+            vocab_size=info.model.vocab_size,
+            dtype=info.model.dtype,
+            block_tokens=info.model.block_size,
+        ),
+        total_blocks=info.total_blocks,
+        total_slots=info.total_slots,
+    )
+
+
+def worker_report(report: session_pb2.Report) -> WorkerReport:
+    pages = report.pages
+    return WorkerReport(
+        limit_blocks=report.limit_blocks,
+        limit_slots=report.limit_slots,
+        pages=PageCounts(
+            pages.total, pages.free, pages.cached, pages.held, pages.held_by_sequences, pages.held_by_transfers
+        ),
+        waiting_requests=report.waiting_requests,
+        running_sequences=report.running_sequences,
+        pending_tokens=report.pending_tokens,
+        draining=report.draining,
+        steps=report.steps,
+    )
+
+
+def _sampling(sampling: Sampling) -> session_pb2.Sampling:
+    return session_pb2.Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        n=sampling.n,
+    )
+
+
+def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:
+    return SequenceOutput(
+        output.attempt_id, output.choice, output.offset, tuple(output.token_ids), _ENDS.get(output.end)
+    )
+
+
+def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
+    timings = first_step.timings
+    return FirstStep(
+        attempt_id=first_step.attempt_id,
+        outputs=tuple(_output(output) for output in first_step.outputs),
+        timings=PrefillTimings(timings.queue_ms, tuple(timings.chunk_ms), timings.total_ms, timings.cached_tokens),
+    )
+
+
+def _landed(landed: session_pb2.Landed) -> Landed:
+    return Landed(
+        attempt_id=landed.attempt_id,
+        transferred_bytes=landed.bytes,
+        copy_ms=landed.copy_ms,
+        exposed_ms=landed.exposed_ms,
+        admission_ms=landed.admission_ms,
+        first_step_ms=landed.first_step_ms,
+        transport=landed.transport,
+        cached_tokens=landed.cached_tokens,
+    )

@@ -1,0 +1,100 @@
+"""Stop strings: what may go out now, what is held back, and where the answer ends. Pure.
+
+Tokens and their text are held together. A token belongs to the answer when its text begins before the stop does;
+a token whose text is not known yet (part of a character, or a special token) begins where the known text ends.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens that may go out, with the text that may go out with them."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+class _Held(NamedTuple):
+    token_id: int
+    begin: int  # where its text begins, in characters from the start of the answer
+
+
+class _Match(NamedTuple):
+    begin: int  # in the held text
+    stop: str
+
+
+class StopFilter:
+    """Passes one choice's tokens through until the first stop string.
+
+    The first is the one that is complete first; of several complete at the same character, the longest. So the result
+    does not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._longest = max((len(stop) for stop in stops), default=0)
+        self._held: deque[_Held] = deque()
+        self._text = ""  # known, not gone out
+        self._gone = 0  # characters that went out
+        self.matched: str | None = None
+
+    def push(self, token_id: int, text: str) -> Piece:
+        """Takes the next token and the text that became known with it; returns what may go out.
+
+        After a match nothing more comes out, and what is pushed is dropped.
+        """
+        if self.matched is not None:
+            return Piece((), "")
+        if not self._stops:
+            return Piece((token_id,), text)
+        self._held.append(_Held(token_id, self._gone + len(self._text)))
+        return self._take(text)
+
+    def finish(self, tail: str) -> Piece:
+        """The sequence has ended; `tail` is text that was still withheld. Returns all that is left of the answer."""
+        if self.matched is not None:
+            return Piece((), "")
+        if not self._stops:
+            return Piece((), tail)
+        piece = self._take(tail)
+        if self.matched is not None:
+            return piece
+        rest = self._release(len(self._text), everything=True)
+        return Piece(piece.token_ids + rest.token_ids, piece.text + rest.text)
+
+    def _take(self, text: str) -> Piece:
+        self._text += text
+        match = self._first_match()
+        if match is None:
+            return self._release(len(self._text) - self._possible_beginning(), everything=False)
+        self.matched = match.stop
+        piece = self._release(match.begin, everything=False)
+        self._held.clear()
+        self._text = ""
+        return piece
+
+    def _release(self, characters: int, everything: bool) -> Piece:
+        """Lets the first `characters` of the held text go, and the tokens that begin before their end."""
+        boundary = self._gone + characters
+        token_ids: list[int] = []
+        while self._held and (everything or self._held[0].begin < boundary):
+            token_ids.append(self._held.popleft().token_id)
+        text, self._text = self._text[:characters], self._text[characters:]
+        self._gone = boundary
+        return Piece(tuple(token_ids), text)
+
+    def _first_match(self) -> _Match | None:
+        found = (_Match(begin, stop) for stop in self._stops if (begin := self._text.find(stop)) >= 0)
+        return min(found, key=lambda match: (match.begin + len(match.stop), match.begin), default=None)
+
+    def _possible_beginning(self) -> int:
+        """Length of the longest end of the held text that a stop string may begin with."""
+        for length in range(min(self._longest - 1, len(self._text)), 0, -1):
+            end = self._text[-length:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,138 @@
+"""When things happened to one request, and the stages that follow. Pure: readings of the monotonic clock come in.
+
+TTFT            = router queue + route + prefill queue + chunks + return
+token 1 to 2    = exposed transfer + decode admission + first step
+"""
+
+from dataclasses import dataclass, field
+
+from router.events import FirstStep, Landed, PrefillTimings
+from router.placement import Placement
+
+_STALL_FACTOR = 4.0
+_STALL_LEAST_MS = 20.0
+_MAX_STALLS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A gap between two tokens of one choice that stands out."""
+
+    at_s: float  # its end
+    gap_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class GapSummary:
+    """Time between tokens (TBT) on the router, from the second token on."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    stalls: tuple[Stall, ...]
+
+
+class TokenGaps:
+    """Time between consecutive tokens of each choice, as they arrive from decode."""
+
+    def __init__(self) -> None:
+        self._last_s: dict[int, float] = {}
+        self._gaps: list[Stall] = []
+
+    def take(self, choice: int, tokens: int, now: float) -> None:
+        """Several tokens at once share the time since the last one."""
+        last = self._last_s.get(choice)
+        self._last_s[choice] = now
+        if last is not None:
+            self._gaps.extend([Stall(now, (now - last) * 1e3 / tokens)] * tokens)
+
+    def summary(self) -> GapSummary | None:
+        """None before there are two tokens from decode."""
+        if not self._gaps:
+            return None
+        ordered = sorted(gap.gap_ms for gap in self._gaps)
+        p50 = ordered[len(ordered) // 2]
+        threshold = max(_STALL_LEAST_MS, _STALL_FACTOR * p50)
+        stalls = tuple(gap for gap in self._gaps if gap.gap_ms > threshold)[:_MAX_STALLS]
+        return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Filled in as the request goes on; a retried request keeps its last attempt. Seconds, monotonic."""
+
+    arrived_s: float
+    tokenised_s: float | None = None
+    route_began_s: float | None = None  # the head of the queue, about to be placed
+    sent_s: float | None = None
+    first_step_s: float | None = None
+    prefill: PrefillTimings | None = None
+    landed: Landed | None = None
+    first_token_s: float | None = None  # the first token left the router
+    second_token_s: float | None = None  # the first output of decode arrived
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    detokenise_ms: float = 0.0
+    placement: Placement | None = None
+    attempts: int = 0
+    prefill_pid: int = 0
+    decode_pid: int = 0
+    gaps: TokenGaps = field(default_factory=TokenGaps)
+
+    def begin_attempt(self, placement: Placement, route_began_s: float) -> None:
+        """A retry starts over; the time that the failed attempt took counts as queueing."""
+        self.placement, self.route_began_s = placement, route_began_s
+        self.sent_s = self.first_step_s = self.second_token_s = None
+        self.prefill = self.landed = None
+        self.gaps = TokenGaps()
+        self.attempts += 1
+
+    def take_first_step(self, first_step: FirstStep, now: float) -> None:
+        self.first_step_s, self.prefill = now, first_step.timings
+
+    def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
+        """Decode repeats token 0: only what lies beyond it is its own."""
+        if offset + tokens > 1:
+            if self.second_token_s is None:
+                self.second_token_s = now
+            self.last_token_s = now
+            self.gaps.take(choice, offset + tokens - max(offset, 1), now)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Durations of one request in milliseconds; 0 for a stage that it did not come to."""
+
+    ttft_ms: float
+    total_ms: float
+    router_queue_ms: float
+    route_ms: float
+    prefill_queue_ms: float
+    prefill_ms: float
+    return_ms: float
+    transfer_exposed_ms: float
+    decode_admission_ms: float
+    first_step_ms: float
+    token_gap_ms: float  # from token 1 to token 2, as they arrived
+
+
+def stages(timeline: Timeline, now: float) -> Stages:
+    """`now` stands for the end while there is none."""
+    prefill, landed = timeline.prefill, timeline.landed
+    return Stages(
+        ttft_ms=_between_ms(timeline.arrived_s, timeline.first_token_s),
+        total_ms=_between_ms(timeline.arrived_s, timeline.ended_s or now),
+        router_queue_ms=_between_ms(timeline.arrived_s, timeline.route_began_s),
+        route_ms=_between_ms(timeline.route_began_s, timeline.sent_s),
+        prefill_queue_ms=prefill.queue_ms if prefill else 0.0,
+        prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
+        return_ms=_between_ms(timeline.sent_s, timeline.first_step_s) - prefill.total_ms if prefill else 0.0,
+        transfer_exposed_ms=landed.exposed_ms if landed else 0.0,
+        decode_admission_ms=landed.admission_ms if landed else 0.0,
+        first_step_ms=landed.first_step_ms if landed else 0.0,
+        token_gap_ms=_between_ms(timeline.first_step_s, timeline.second_token_s),
+    )
+
+
+def _between_ms(begin_s: float | None, end_s: float | None) -> float:
+    return 0.0 if begin_s is None or end_s is None else (end_s - begin_s) * 1e3

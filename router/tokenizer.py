@@ -1,0 +1,86 @@
+"""The served model's tokenizer. Its work is done on a thread: the event loop never computes. Knows no torch."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+from tokenizers import Tokenizer
+
+from router.block_hashing import block_hashes
+from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
+from router.defaults import ModelFolderError
+from router.detokenizer import Detokenizer
+from router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from service.errors import InvalidArgument
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+class TokenizerWorker:
+    """One tokenizer and its thread.
+
+    `encode_batch_fast` rather than `encode`: it releases the GIL while it works (measured: a 240 000 character text
+    stalls the loop for 6 ms instead of 26).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+
+    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return await self._on_thread(self._encode, text, add_special_tokens)
+
+    async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        return await self._on_thread(self._tokenizer.decode, list(token_ids), skip_special_tokens)
+
+    async def prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens of any prompt. Raises: InvalidArgument for messages that the template does not take."""
+        match prompt:
+            case TokenPrompt(token_ids):
+                return tuple(token_ids)
+            case TextPrompt(text):
+                return await self.encode(text, add_special_tokens=True)
+            case ChatPrompt():
+                # A template writes its special tokens itself.
+                return await self._on_thread(lambda: self._encode(self._render(prompt), False))
+
+    async def hash_blocks(self, root: bytes, token_ids: tuple[int, ...], block_tokens: int) -> tuple[bytes, ...]:
+        return await self._on_thread(block_hashes, root, token_ids, block_tokens)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if self._chat_template is None:
+            raise InvalidArgument("messages", "this model has no chat template; use Generate")
+        try:
+            return self._chat_template.render(prompt.messages)
+        except TemplateRefused as refusal:
+            raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
+
+    async def _on_thread(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def load_tokenizer(folder: Path) -> TokenizerWorker:
+    """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelFolderError(f"{path} is missing: only fast tokenizers are served (save one with transformers)")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TokenizerWorker(tokenizer, read_chat_template(folder))

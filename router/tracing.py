@@ -1,0 +1,208 @@
+"""One trace per request, written when it has ended: the stages of DESIGN §7 from the router's clock and the workers'
+durations. The spans are made by a pure function.
+
+Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every stage in milliseconds as `baton.*_ms`:
+    baton.ttft_ms      = router_queue + route + prefill_queue + prefill + return
+    baton.token_gap_ms = transfer_exposed + decode_admission + first_step
+Children: router.queue, route.select, prefill.queue, prefill.chunk (each), return, kv.transfer, decode.admission,
+decode.first_step, decode (time between tokens, one event per stall), detokenize.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from router.events import Landed
+from router.request import Operation, PreparedRequest
+from router.response import Summary
+from router.timeline import GapSummary, Stages, Timeline, stages
+from service.telemetry import Attributes, AttributeValue, FinishedSpan, SpanEvent, SpanKind, Telemetry, WallClock
+from service.trace_context import TraceContext, new_trace
+
+_PROVIDER = "baton"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one request, filled in on its way. `identity` is the root span's place in the trace."""
+
+    operation: Operation
+    parent: TraceContext | None
+    identity: TraceContext
+    clock: WallClock
+    timeline: Timeline
+    model: str = ""
+    prepared: PreparedRequest | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    summary: Summary | None = None
+    error: str | None = None  # name of the status, None is OK
+
+    @staticmethod
+    def begin(operation: Operation, parent: TraceContext | None) -> "RequestRecord":
+        clock = WallClock.now()
+        identity = parent.child() if parent else new_trace()
+        return RequestRecord(operation, parent, identity, clock, Timeline(arrived_s=clock.monotonic_s))
+
+
+class Tracer:
+    """Writes finished requests; never blocks."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def record(self, record: RequestRecord) -> None:
+        now_s = WallClock.now().monotonic_s
+        for span in request_spans(record, now_s):
+            self._telemetry.span(span)
+
+
+def request_spans(record: RequestRecord, now_s: float) -> Iterator[FinishedSpan]:
+    """The root first, then the stages that the request came to. `now_s`: its end, where it did not end by itself."""
+    measured = stages(record.timeline, now_s)
+    gaps = record.timeline.gaps.summary()
+    clock = record.clock
+    yield FinishedSpan(
+        name=f"{record.operation.name.lower()} {record.model}".rstrip(),
+        start_ns=clock.at(record.timeline.arrived_s),
+        end_ns=clock.at(now_s),
+        parent=record.parent,
+        identity=record.identity,
+        kind=SpanKind.SERVER,
+        attributes={
+            **_request_attributes(record),
+            **_result_attributes(record, measured),
+            **_stage_attributes(measured),
+            **_gap_attributes(gaps),
+        },
+        error=record.error,
+    )
+    for stage in (*_to_first_token(record.timeline, measured, now_s), *_decode_stages(record.timeline, measured, gaps)):
+        yield FinishedSpan(
+            name=stage.name,
+            start_ns=clock.at(stage.begin_s),
+            end_ns=clock.at(max(stage.begin_s, stage.end_s)),
+            parent=record.identity,
+            attributes=stage.attributes,
+            events=[
+                SpanEvent("stall", clock.at(stall.at_s), {"baton.gap_ms": stall.gap_ms})
+                for stall in (gaps.stalls if gaps and stage.name == "decode" else ())
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    name: str
+    begin_s: float
+    end_s: float
+    attributes: Attributes = field(default_factory=dict)
+
+
+def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Iterator[_Stage]:
+    route_s = timeline.route_began_s
+    yield _Stage("router.queue", timeline.arrived_s, now_s if route_s is None else route_s)
+    if route_s is None or timeline.sent_s is None:
+        return
+    yield _Stage("route.select", route_s, timeline.sent_s, _route_attributes(timeline))
+    if timeline.prefill is None or timeline.first_step_s is None:
+        return
+    # The way there and the way back are known only together: half of them each.
+    begin_s = timeline.sent_s + max(0.0, measured.return_ms) / 2e3
+    end_s = begin_s + timeline.prefill.queue_ms / 1e3
+    yield _Stage("prefill.queue", begin_s, end_s)
+    for chunk_ms in timeline.prefill.chunk_ms:
+        begin_s, end_s = end_s, end_s + chunk_ms / 1e3
+        yield _Stage("prefill.chunk", begin_s, end_s)
+    return_attributes: Attributes = {"baton.return_ms": measured.return_ms}
+    yield _Stage("return", end_s, timeline.first_step_s, return_attributes)
+
+
+def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:
+    """Decode's durations, drawn backwards from its first output."""
+    landed, second_s = timeline.landed, timeline.second_token_s
+    if landed is not None and second_s is not None:
+        step_s = second_s - landed.first_step_ms / 1e3
+        admission_s = step_s - landed.admission_ms / 1e3
+        transfer_s = admission_s - max(landed.copy_ms, landed.exposed_ms) / 1e3
+        yield _Stage("kv.transfer", transfer_s, admission_s, _transfer_attributes(landed))
+        yield _Stage("decode.admission", admission_s, step_s)
+        yield _Stage("decode.first_step", step_s, second_s)
+    if second_s is not None and timeline.last_token_s is not None:
+        yield _Stage("decode", second_s, timeline.last_token_s, _gap_attributes(gaps))
+    if timeline.detokenise_ms and timeline.ended_s is not None:
+        # Many short pieces, drawn as one at the end.
+        begin_s = timeline.ended_s - timeline.detokenise_ms / 1e3
+        yield _Stage("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
+
+
+def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": record.operation.value,
+        "gen_ai.provider.name": _PROVIDER,
+        "gen_ai.request.model": record.model,
+        "gen_ai.request.stream": True,
+    }
+    if record.prepared is not None:
+        sampling = record.prepared.sampling
+        attributes |= {
+            "gen_ai.response.id": record.prepared.valid.request_id,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.choice.count": sampling.n,
+            "gen_ai.usage.input_tokens": len(record.prepared.token_ids),
+        }
+    return attributes
+
+
+def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {"baton.attempts": record.timeline.attempts}
+    if record.finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
+    if record.error is not None:
+        attributes["error.type"] = record.error
+    if record.timeline.first_token_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = measured.ttft_ms / 1e3
+    if record.summary is not None:
+        attributes |= {
+            "gen_ai.response.model": record.model,
+            "gen_ai.usage.output_tokens": record.summary.usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.summary.usage.cached_tokens,
+        }
+    return attributes
+
+
+def _stage_attributes(measured: Stages) -> dict[str, AttributeValue]:
+    return {f"baton.{name}": round(value, 3) for name, value in asdict(measured).items()}
+
+
+def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
+    if gaps is None:
+        return {}
+    return {
+        "baton.tbt_p50_ms": round(gaps.p50_ms, 3),
+        "baton.tbt_p99_ms": round(gaps.p99_ms, 3),
+        "baton.tbt_max_ms": round(gaps.max_ms, 3),
+        "baton.stalls": len(gaps.stalls),
+    }
+
+
+def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
+    if timeline.placement is None:
+        return {}
+    return {f"baton.route.{name}": value for name, value in asdict(timeline.placement).items()}
+
+
+def _transfer_attributes(landed: Landed) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "baton.transfer.bytes": landed.transferred_bytes,
+        "baton.transfer.transport": landed.transport,
+        "baton.transfer.copy_ms": landed.copy_ms,
+        "baton.transfer.exposed_ms": landed.exposed_ms,
+        "baton.transfer.cached_tokens": landed.cached_tokens,
+    }
+    if landed.copy_ms > 0.0:
+        # bytes per ms is 1e3 bytes per s, 1e-6 GB per s
+        attributes["baton.transfer.gb_per_s"] = landed.transferred_bytes / landed.copy_ms * 1e-6
+        attributes["baton.transfer.overlapped_share"] = min(1.0, max(0.0, 1.0 - landed.exposed_ms / landed.copy_ms))
+    return attributes

@@ -1,0 +1,203 @@
+"""The one validator in front of every transport: what is wrong with a request, by field, before anything is allocated.
+
+Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.defaults import GenerationDefaults
+from router.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Prompt,
+    RequestedSampling,
+    TextPrompt,
+    TokenPrompt,
+    ValidRequest,
+)
+from service.errors import InvalidArgument, NotFound
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_SALT_CHARACTERS = 256
+MAX_TEMPERATURE = 100.0
+MAX_MESSAGES = 4096
+MAX_ROLE_CHARACTERS = 64
+MAX_TEXT_BYTES = 1 << 20
+"""Of any text at once; a longer prompt is sent as token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Random values for what a client may leave out, drawn by the caller: this module has no chance in it."""
+
+    request_id: str
+    seed: int  # 64 bits
+
+
+def check_model(name: str, served: str) -> None:
+    """Raises: NotFound. An empty name means the one that is served."""
+    if name and name != served:
+        raise NotFound("model", name)
+
+
+def validate(
+    request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: Drawn
+) -> ValidRequest:
+    """Checks everything that needs no tokenizer and fills in the defaults.
+
+    `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
+    """
+    sampling = request.sampling
+    _check_length("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
+    _check_length("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS)
+    return ValidRequest(
+        operation=request.operation,
+        prompt=_prompt(request.prompt, vocab_size, max_model_len),
+        request_id=request.request_id or drawn.request_id,
+        max_tokens=_max_tokens(sampling.max_tokens),
+        temperature=_number("temperature", sampling.temperature, defaults.temperature, 0.0, MAX_TEMPERATURE),
+        top_k=defaults.top_k if sampling.top_k is None else sampling.top_k,
+        top_p=_top_p(sampling.top_p, defaults.top_p),
+        min_p=_number("min_p", sampling.min_p, defaults.min_p, 0.0, 1.0),
+        seed=drawn.seed if sampling.seed is None else sampling.seed,
+        stop=_stop(sampling.stop),
+        stop_token_ids=_stop_token_ids(sampling, defaults, vocab_size),
+        n=_choices(sampling.n),
+        cache_salt=request.cache_salt,
+    )
+
+
+def fit_to_context(prompt_tokens: int, max_tokens: int | None, max_model_len: int, prompt_field: str) -> int:
+    """Tokens per choice: as asked, or the room that the prompt leaves. Raises: InvalidArgument."""
+    if prompt_tokens == 0:
+        raise InvalidArgument(prompt_field, "the prompt has no tokens")
+    room = max_model_len - prompt_tokens
+    if room < 1:
+        raise prompt_too_long(prompt_field, prompt_tokens, max_model_len)
+    if max_tokens is not None and max_tokens > room:
+        raise InvalidArgument(
+            "sampling.max_tokens",
+            f"{prompt_tokens} prompt tokens leave room for {room} in a context of {max_model_len}, not {max_tokens}",
+        )
+    return room if max_tokens is None else max_tokens
+
+
+def prompt_too_long(prompt_field: str, prompt_tokens: int, max_model_len: int) -> InvalidArgument:
+    """The error for a prompt that leaves no room for a single token."""
+    return InvalidArgument(
+        prompt_field,
+        f"{prompt_tokens} tokens; at most {max_model_len - 1} fit, so that one can be generated",
+        reason="PROMPT_TOO_LONG",
+        metadata={"limit": str(max_model_len - 1), "got": str(prompt_tokens)},
+    )
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises: InvalidArgument for a text over MAX_TEXT_BYTES."""
+    if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
+        raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes of text")
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """The ids as a tuple. Raises: InvalidArgument that names the first one out of range."""
+    checked = tuple(token_ids)
+    if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
+        index = next(i for i, token_id in enumerate(checked) if not 0 <= token_id < vocab_size)
+        raise InvalidArgument(f"{field}[{index}]", f"{checked[index]} is not a token id; they end at {vocab_size - 1}")
+    return checked
+
+
+def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:
+    match prompt:
+        case None:
+            raise InvalidArgument("prompt", "neither text nor token_ids is given")
+        case TextPrompt(text):
+            if not text:
+                raise InvalidArgument("text", "the prompt is empty")
+            check_text("text", text)
+            return prompt
+        case TokenPrompt(token_ids):
+            if not token_ids:
+                raise InvalidArgument("token_ids", "the prompt is empty")
+            if len(token_ids) >= max_model_len:
+                raise prompt_too_long("token_ids", len(token_ids), max_model_len)
+            return TokenPrompt(check_token_ids("token_ids.ids", token_ids, vocab_size))
+        case ChatPrompt(messages):
+            return ChatPrompt(_messages(messages))
+
+
+def _messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    if not messages:
+        raise InvalidArgument("messages", "at least one message is needed")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidArgument("messages", f"at most {MAX_MESSAGES} messages, not {len(messages)}")
+    checked = tuple(messages)
+    for index, message in enumerate(checked):
+        if not message.role:
+            raise InvalidArgument(f"messages[{index}].role", "is empty")
+        _check_length(f"messages[{index}].role", message.role, MAX_ROLE_CHARACTERS)
+    if sum(len(message.content.encode()) for message in checked) > MAX_TEXT_BYTES:
+        raise InvalidArgument("messages", f"at most {MAX_TEXT_BYTES} bytes of text in all")
+    return checked
+
+
+def _max_tokens(asked: int | None) -> int | None:
+    if asked is not None and asked < 1:
+        raise InvalidArgument("sampling.max_tokens", "must be at least 1")
+    return asked
+
+
+def _choices(asked: int | None) -> int:
+    if asked is None:
+        return 1
+    if not 1 <= asked <= MAX_CHOICES:
+        raise InvalidArgument("sampling.n", f"must be from 1 to {MAX_CHOICES}, not {asked}")
+    return asked
+
+
+def _number(name: str, asked: float | None, default: float, least: float, most: float) -> float:
+    if asked is None:
+        return default
+    if not math.isfinite(asked) or not least <= asked <= most:
+        raise InvalidArgument(f"sampling.{name}", f"must be a number from {least:g} to {most:g}, not {asked:g}")
+    return asked
+
+
+def _top_p(asked: float | None, default: float) -> float:
+    if asked is not None and asked == 0.0:
+        raise InvalidArgument("sampling.top_p", "must be above 0")
+    return _number("top_p", asked, default, 0.0, 1.0)
+
+
+def _stop(asked: Sequence[str]) -> tuple[str, ...]:
+    if len(asked) > MAX_STOPS:
+        raise InvalidArgument("sampling.stop", f"at most {MAX_STOPS} stop strings, not {len(asked)}")
+    stops = tuple(asked)
+    for index, stop in enumerate(stops):
+        if not stop:
+            raise InvalidArgument(f"sampling.stop[{index}]", "is empty")
+        if len(stop.encode()) > MAX_STOP_BYTES:
+            raise InvalidArgument(f"sampling.stop[{index}]", f"at most {MAX_STOP_BYTES} bytes")
+    return stops
+
+
+def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidArgument(
+            "sampling.stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS}, not {len(sampling.stop_token_ids)}"
+        )
+    own = frozenset() if sampling.ignore_eos else defaults.eos_token_ids
+    asked = check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocab_size)
+    return tuple(sorted(own.union(asked)))
+
+
+def _check_length(field: str, text: str, characters: int) -> None:
+    if len(text) > characters:
+        raise InvalidArgument(field, f"at most {characters} characters, not {len(text)}")

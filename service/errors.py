@@ -1,0 +1,162 @@
+"""Errors that a caller of ours sees, each one gRPC status with google.rpc details. Knows no request and no server.
+
+BatonError
+├── InvalidArgument     INVALID_ARGUMENT    BadRequest (+ ErrorInfo)   the caller must change the request
+├── FailedPrecondition  FAILED_PRECONDITION BadRequest               the two sides do not fit together
+├── NotFound            NOT_FOUND           ResourceInfo               no such model
+├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
+├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
+├── DeadlineExceeded    DEADLINE_EXCEEDED   -                          the deadline passed
+└── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
+"""
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+ERROR_DOMAIN = "baton"
+"""`domain` of every ErrorInfo; with `reason` it identifies a cause across versions and languages."""
+
+
+class BatonError(Exception):
+    """An error with a gRPC status; `details` builds its google.rpc messages when asked."""
+
+    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return ()
+
+
+class InvalidArgument(BatonError):
+    """`field` is the path of the offending field in the request, for example `sampling.top_p`."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    def __init__(
+        self, field: str, description: str, reason: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(f"{field}: {description}")
+        self.field = field
+        self.description = description
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.description)
+        bad_request = error_details_pb2.BadRequest(field_violations=[violation])
+        if self.reason is None:
+            return (bad_request,)
+        return (bad_request, _error_info(self.reason, self.metadata))
+
+
+class FailedPrecondition(BatonError):
+    """`field` names what would have to be different for the call to succeed."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(f"{field}: {description}")
+        self.field = field
+        self.description = description
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.description)
+        return (error_details_pb2.BadRequest(field_violations=[violation]),)
+
+
+class NotFound(BatonError):
+    """`resource_type` is for example `model`."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+    def __init__(self, resource_type: str, name: str) -> None:
+        super().__init__(f"{resource_type} {name!r} is not served here")
+        self.resource_type = resource_type
+        self.name = name
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (error_details_pb2.ResourceInfo(resource_type=self.resource_type, resource_name=self.name),)
+
+
+class ResourceExhausted(BatonError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (_retry_info(self.retry_after_s),)
+
+
+class Unavailable(BatonError):
+    """`reason` is one upper-case word, for example `WORKER_LOST`, `DRAINING`, `NOT_READY`."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, message: str, reason: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (_error_info(self.reason, {}), _retry_info(self.retry_after_s))
+
+
+class DeadlineExceeded(BatonError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def __init__(self, message: str = "the deadline passed") -> None:
+        super().__init__(message)
+
+
+class Internal(BatonError):
+    """`reason` is one upper-case word, for example `NONFINITE_LOGITS`; the message never holds a traceback."""
+
+    code = grpc.StatusCode.INTERNAL
+
+    def __init__(self, reason: str, request_id: str, message: str = "internal error") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.request_id = request_id
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (_error_info(self.reason, {}), error_details_pb2.RequestInfo(request_id=self.request_id))
+
+
+async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", error: BatonError) -> NoReturn:
+    """End the call with the error's status; the details travel in `grpc-status-details-bin`."""
+    packed = [AnyMessage() for _ in error.details]
+    for box, detail in zip(packed, error.details, strict=True):
+        box.Pack(detail)
+    code_number: int = error.code.value[0]
+    status = rpc_status.to_status(Status(code=code_number, message=error.message, details=packed))
+    await context.abort(error.code, error.message, status.trailing_metadata)
+
+
+def _error_info(reason: str, metadata: Mapping[str, str]) -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=metadata)
+
+
+def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
+    delay = Duration()
+    delay.FromNanoseconds(round(retry_after_s * 1e9))
+    return error_details_pb2.RetryInfo(retry_delay=delay)

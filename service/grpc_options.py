@@ -1,0 +1,43 @@
+"""gRPC settings of every server and channel of ours.
+
+A long call that writes nothing lets a client's keepalive pings count as strikes, and past two strikes the server cuts
+the whole connection (GOAWAY too_many_pings) with every call on it. So servers never count strikes.
+"""
+
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+
+_SIZES = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZES,
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *(option for option in SERVER_OPTIONS if not option[0].startswith("grpc.keepalive_time")),
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+)
+"""For sessions and transfers: a peer whose machine vanished is noticed within two seconds."""
+
+INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZES,
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),  # sessions resume by themselves
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""For the other end of those."""

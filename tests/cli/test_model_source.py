@@ -1,0 +1,86 @@
+"""From what the user calls a model to a folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.model_source import ModelNotUsable, find_model
+from cli.tiny_checkpoint import write_tiny_checkpoint
+
+
+def test_a_folder_serves_under_its_own_name(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "my-model")
+    source = find_model(str(tmp_path / "my-model"), tmp_path, tmp_path)
+    assert (source.folder, source.name, source.is_random) == (tmp_path / "my-model", "my-model", False)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_that_is_no_checkpoint_says_what_is_missing(tmp_path: Path, missing: str) -> None:
+    write_tiny_checkpoint(tmp_path / "broken")
+    (tmp_path / "broken" / missing).unlink()
+    with pytest.raises(ModelNotUsable, match=missing.removeprefix("model")):
+        find_model(str(tmp_path / "broken"), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
+def test_a_name_that_is_neither_folder_nor_hub_id_says_so(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelNotUsable, match="no such folder"):
+        find_model(name, tmp_path, tmp_path)
+
+
+def test_a_hub_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ModelNotUsable, match="hub cannot be reached"):
+        find_model("owner/name", tmp_path, tmp_path)
+
+
+def test_from_the_hub_only_safe_formats_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    write_tiny_checkpoint(tmp_path / "snapshot")
+    patterns: list[str] = []
+
+    def download(hub_id: str, allow_patterns: list[str]) -> str:
+        patterns.extend(allow_patterns)
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find_model("owner/name", tmp_path, tmp_path).name == "owner/name"
+    assert not any(pattern.endswith((".bin", ".pt", ".py", ".pth")) for pattern in patterns)
+
+
+def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "models" / "tableqa")
+    source = find_model(None, tmp_path, tmp_path / "scratch")
+    assert (source.name, source.is_demo, source.is_random) == ("tableqa", True, False)
+
+
+def test_without_the_demo_random_weights_are_made_and_named_as_such(tmp_path: Path) -> None:
+    source = find_model(None, tmp_path, tmp_path / "scratch")
+    assert (source.name, source.is_random) == ("tiny-random", True)
+    assert json.loads((source.folder / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_the_random_checkpoint_is_the_same_every_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_tiny_checkpoint(tmp_path / name)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_transformers_loads_the_random_checkpoint_whole(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_tiny_checkpoint(tmp_path)
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    text = "Zoë: <|im_end|>"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert len(tokenizer) == model.config.vocab_size

@@ -1,0 +1,93 @@
+"""The command line of every process."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.devices import Machine
+from cli.process_plan import UpSettings, plan_processes
+from cli.processes import ProcessSpec, Stage
+from decode_worker.config import DecodeConfig
+from prefill_worker.config import PrefillConfig
+from router.config import RouterConfig
+from service.config import Settings, read_config
+
+CPU = Machine(cores=(0, 1), memory_bytes=2**34)
+TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))
+SETTINGS = UpSettings(
+    model_folder=Path("/models/tiny"),
+    model_name="tiny",
+    machine=CPU,
+    prefill=1,
+    decode=1,
+    host="127.0.0.1",
+    port=50051,
+    admin_port=50052,
+    dtype="auto",
+    block_size=32,
+    max_model_len=512,
+    kv_memory_bytes=2**28,
+    transport="auto",
+    log_format="plain",
+    redis_url="redis://127.0.0.1:6379/0",
+    namespace="baton-50051",
+    trace_file=Path("/tmp/traces.jsonl"),
+)
+CONFIGS: dict[str, type[Settings]] = {
+    "router": RouterConfig,
+    "prefill_worker": PrefillConfig,
+    "decode_worker": DecodeConfig,
+}
+
+
+def by_name(settings: UpSettings) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for spec in plan_processes(settings)}
+
+
+def flag(spec: ProcessSpec, name: str) -> str:
+    return spec.command[spec.command.index(name) + 1]
+
+
+@pytest.mark.parametrize("machine", [CPU, TWO_GPUS])
+def test_every_process_understands_its_flags(machine: Machine) -> None:
+    for spec in plan_processes(replace(SETTINGS, machine=machine, prefill=2, decode=2)):
+        module = spec.command[spec.command.index("-m") + 1]
+        arguments = spec.command[spec.command.index("-m") + 2 :]
+        read_config(CONFIGS[module], arguments, module)
+
+
+def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
+    specs = by_name(SETTINGS)
+    cores = {name: flag(spec, "--cores") for name, spec in specs.items()}
+    assert cores == {"router": "1", "prefill-0": "1", "decode-0": "0"}
+    assert flag(specs["decode-0"], "--transfer-cores") == "1"
+    assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("prefill-0", "decode-0")} == {"1"}
+
+
+def test_workers_take_the_gpus_in_turn_and_are_not_pinned() -> None:
+    specs = by_name(replace(SETTINGS, machine=TWO_GPUS, prefill=1, decode=2))
+    devices = {name: flag(spec, "--device") for name, spec in specs.items() if spec.stage is Stage.WORKER}
+    assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:1", "prefill-0": "cuda:0"}
+    assert not any("--cores" in spec.command for spec in specs.values())
+
+
+def test_workers_listen_on_loopback_whatever_the_public_host() -> None:
+    specs = by_name(replace(SETTINGS, host="0.0.0.0"))
+    assert {name: flag(spec, "--host") for name, spec in specs.items()} == {
+        "router": "0.0.0.0",
+        "prefill-0": "127.0.0.1",
+        "decode-0": "127.0.0.1",
+    }
+
+
+def test_the_length_limit_is_left_to_the_model_unless_given() -> None:
+    assert flag(by_name(SETTINGS)["decode-0"], "--max-model-len") == "512"
+    assert "--max-model-len" not in by_name(replace(SETTINGS, max_model_len=None))["decode-0"].command
+
+
+def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:
+    assert CPU.default_kv_bytes(workers=2) == 2**30
+    assert Machine((0,), memory_bytes=2**30).default_kv_bytes(workers=2) == int(0.1 * 2**30)
+    assert TWO_GPUS.default_kv_bytes(workers=2) == int(0.4 * 60 * 10**9)
+    assert TWO_GPUS.default_kv_bytes(workers=3) == int(0.4 * 60 * 10**9) // 2

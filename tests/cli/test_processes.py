@@ -1,0 +1,123 @@
+"""Children: their output under their name, their end with ours."""
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cli import child
+from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+
+
+def spec(*command: str, cores: tuple[int, ...] = ()) -> ProcessSpec:
+    return ProcessSpec("worker-0", command, Stage.WORKER, grace_s=5.0, environment={"WORD": "hello"}, cores=cores)
+
+
+async def output_of(code: str, cores: tuple[int, ...] = ()) -> tuple[int, list[str], list[str]]:
+    output, errors = io.StringIO(), io.StringIO()
+    process = await ChildProcess.start(
+        spec(sys.executable, "-c", code, cores=cores), LineWriter(output), LineWriter(errors)
+    )
+    exit_code = await asyncio.wait_for(process.wait(), 20)
+    return exit_code, output.getvalue().splitlines(), errors.getvalue().splitlines()
+
+
+async def test_both_streams_are_passed_on_under_the_name_of_the_child() -> None:
+    code = "import os, sys; print(os.environ['WORD']); print('bad', file=sys.stderr); sys.exit(7)"
+    assert await output_of(code) == (7, ["worker-0  | hello"], ["worker-0  | bad"])
+
+
+async def test_a_last_line_without_an_end_is_not_lost() -> None:
+    assert (await output_of("print('one'); print('two', end='')"))[1] == ["worker-0  | one", "worker-0  | two"]
+
+
+async def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+    assert (await output_of(r"print('10%\r50%\r100%')"))[1] == ["worker-0  | 100%"]
+
+
+async def test_a_line_longer_than_any_buffer_ends_nothing() -> None:
+    _, lines, _ = await output_of("print('x' * 300_000); print('after')")
+    assert "".join(line.removeprefix("worker-0  | ") for line in lines[:-1]) == "x" * 300_000
+    assert lines[-1] == "worker-0  | after"
+
+
+async def test_bytes_that_are_no_text_are_passed_on_all_the_same() -> None:
+    _, lines, _ = await output_of(r"import sys; sys.stdout.buffer.write(b'\xff\n')")
+    assert lines == ["worker-0  | �"]
+
+
+async def test_a_child_is_pinned_before_it_starts() -> None:
+    core = min(os.sched_getaffinity(0))
+    _, lines, _ = await output_of("import os; print(os.sched_getaffinity(0))", cores=(core,))
+    assert lines == [f"worker-0  | {{{core}}}"]
+
+
+async def test_a_command_that_does_not_exist_says_so() -> None:
+    errors = io.StringIO()
+    process = await ChildProcess.start(spec("/nonexistent/program"), LineWriter(io.StringIO()), LineWriter(errors))
+    assert await asyncio.wait_for(process.wait(), 20) == 1
+    assert "cannot run /nonexistent/program" in errors.getvalue()
+
+
+def test_a_reader_that_is_gone_is_no_reason_to_fail() -> None:
+    reader, writer_end = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer_end, "w") as stream:
+        writer = LineWriter(stream)
+        writer.write("lost")
+        writer.write("lost too")
+        # What the stream still holds must not fail when it is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def test_a_child_dies_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    grandchild = (
+        f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    launcher = [sys.executable, "-I", "-S", child.__file__]
+    parent = (
+        "import os, subprocess, sys, time\n"
+        f"subprocess.Popen([*{launcher!r}, str(os.getpid()), '', sys.executable, '-c', {grandchild!r}])\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    try:
+        poll(lambda: pid_file.exists() and pid_file.read_text() != "")
+        pid = int(pid_file.read_text())
+    finally:
+        process.kill()
+        process.wait()
+    poll(lambda: not is_running(pid))
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
+    command = [sys.executable, "-I", "-S", child.__file__, "1", "", "/bin/echo", "started"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def poll(condition: object, bound_s: float = 20.0) -> None:
+    deadline = time.monotonic() + bound_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """A zombie waiting for init counts as ended."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+async def test_a_signal_to_an_ended_child_goes_nowhere() -> None:
+    process = await ChildProcess.start(spec("/bin/true"), LineWriter(io.StringIO()), LineWriter(io.StringIO()))
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    process.send(signal.SIGTERM)

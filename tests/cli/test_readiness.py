@@ -1,0 +1,55 @@
+"""Waiting for a process to serve."""
+
+import grpc
+import pytest
+
+from cli.readiness import Health, NotReady, check_health, wait_until_serving
+from service.health import Health as HealthService
+from service.redis_server import free_port
+
+
+async def silent() -> str:
+    return ""
+
+
+async def start(health: HealthService) -> tuple[grpc.aio.Server, str]:
+    server = grpc.aio.server()
+    health.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def test_a_process_is_unreachable_then_not_serving_then_serving() -> None:
+    assert await check_health(f"127.0.0.1:{free_port()}") is Health.UNREACHABLE
+    health = HealthService(())
+    server, target = await start(health)
+    await health.set_serving(False)
+    assert await check_health(target) is Health.NOT_SERVING
+    await health.set_serving(True)
+    assert await check_health(target) is Health.SERVING
+    await server.stop(None)
+
+
+async def test_waits_over_a_process_that_is_not_there_yet_until_it_serves() -> None:
+    health = HealthService(())
+    server, target = await start(health)
+    await health.set_serving(False)
+    asked = 0
+
+    async def explain() -> str:
+        nonlocal asked
+        asked += 1
+        await health.set_serving(True)
+        return "no decode worker"
+
+    said: list[str] = []
+    await wait_until_serving(target, 30, said.append, explain, say_after_s=0.0)
+    assert asked == 1
+    assert said[0].endswith("no decode worker")
+    await server.stop(None)
+
+
+async def test_gives_up_when_the_time_is_over_and_says_how_far_it_came() -> None:
+    with pytest.raises(NotReady, match="unreachable after 0.3 s"):
+        await wait_until_serving(f"127.0.0.1:{free_port()}", 0.3, print, silent)

@@ -1,0 +1,207 @@
+"""Restarting what dies, and stopping in order. The children are scripted; the clock is ours."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from cli.processes import ProcessSpec, Stage
+from cli.supervisor import StartupFailed, Supervisor
+
+
+class FakeChild:
+    """Ends when told to; on SIGTERM by itself unless it is stubborn."""
+
+    def __init__(self, spec: ProcessSpec, journal: list[str], stubborn: bool) -> None:
+        self.pid = 1
+        self._spec = spec
+        self._journal = journal
+        self._stubborn = stubborn
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await self._ended
+
+    def end(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+    def send(self, number: signal.Signals) -> None:
+        self._journal.append(f"{self._spec.name} {number.name}")
+        if number is signal.SIGKILL or not self._stubborn:
+            self.end(-number)
+
+
+class World:
+    """The world around a supervisor: children by name, a journal, what was said, a clock."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, FakeChild] = {}
+        self.starts: list[str] = []
+        self.journal: list[str] = []
+        self.said: list[str] = []
+        self.stubborn: set[str] = set()
+        self.now = 0.0
+
+    async def start_child(self, spec: ProcessSpec) -> FakeChild:
+        self.starts.append(spec.name)
+        self.children[spec.name] = FakeChild(spec, self.journal, spec.name in self.stubborn)
+        return self.children[spec.name]
+
+    def supervise(self, *specs: ProcessSpec) -> Supervisor:
+        return Supervisor(specs, self.start_child, self.said.append, clock=lambda: self.now)  # type: ignore[arg-type]
+
+
+def spec(name: str, stage: Stage, grace_s: float = 5.0) -> ProcessSpec:
+    return ProcessSpec(name, ("never-run",), stage, grace_s)
+
+
+async def until(condition: Callable[[], bool], bound_s: float = 10.0) -> None:
+    async with asyncio.timeout(bound_s):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    yield World()
+
+
+REDIS, WORKER, ROUTER = spec("redis", Stage.REDIS), spec("decode-0", Stage.WORKER), spec("router", Stage.ROUTER)
+
+
+async def test_a_worker_that_dies_is_started_again(world: World) -> None:
+    supervisor = world.supervise(WORKER)
+    supervisor.start()
+    supervisor.mark_ready()
+    await until(lambda: world.starts == ["decode-0"])
+    world.children["decode-0"].end(-signal.SIGKILL)
+    await until(lambda: world.starts == ["decode-0", "decode-0"])
+    assert world.said == ["decode-0 was ended by SIGKILL; starting it again in 0.2 s"]
+    await supervisor.stop()
+
+
+async def test_the_wait_grows_with_every_death_and_a_long_life_resets_it(world: World) -> None:
+    supervisor = world.supervise(WORKER)
+    supervisor.start()
+    supervisor.mark_ready()
+    for number, lived_s in enumerate((0.0, 0.0, 31.0), start=1):
+        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        world.now += lived_s
+        world.children["decode-0"].end(1)
+    await until(lambda: len(world.said) == 3)
+    assert [line.rpartition(" in ")[2] for line in world.said] == ["0.2 s", "0.4 s", "0.2 s"]
+    await supervisor.stop()
+
+
+async def test_stopping_goes_router_then_workers_then_redis(world: World) -> None:
+    other = spec("prefill-0", Stage.WORKER)
+    supervisor = world.supervise(REDIS, WORKER, other, ROUTER)
+    supervisor.start()
+    await until(lambda: len(world.starts) == 4)
+    await supervisor.stop()
+    assert world.journal == ["router SIGTERM", "decode-0 SIGTERM", "prefill-0 SIGTERM", "redis SIGTERM"]
+    assert len(world.starts) == 4
+
+
+async def test_workers_are_left_alone_until_the_router_has_drained(world: World) -> None:
+    world.stubborn = {"router"}
+    supervisor = world.supervise(WORKER, ROUTER)
+    supervisor.start()
+    await until(lambda: len(world.starts) == 2)
+    stopping = asyncio.create_task(supervisor.stop())
+    await until(lambda: world.journal == ["router SIGTERM"])
+    world.children["router"].end(0)
+    await stopping
+    assert world.journal == ["router SIGTERM", "decode-0 SIGTERM"]
+
+
+async def test_what_outlives_its_grace_is_killed(world: World) -> None:
+    world.stubborn = {"decode-0"}
+    supervisor = world.supervise(spec("decode-0", Stage.WORKER, grace_s=0.01))
+    supervisor.start()
+    await until(lambda: len(world.starts) == 1)
+    await supervisor.stop()
+    assert world.journal == ["decode-0 SIGTERM", "decode-0 SIGKILL"]
+
+
+async def test_force_ends_a_stop_that_is_waiting(world: World) -> None:
+    world.stubborn = {"router", "decode-0"}
+    supervisor = world.supervise(WORKER, ROUTER)
+    supervisor.start()
+    await until(lambda: len(world.starts) == 2)
+    stopping = asyncio.create_task(supervisor.stop())
+    await until(lambda: world.journal == ["router SIGTERM"])
+    supervisor.force()
+    async with asyncio.timeout(2):
+        await stopping
+    assert {"router SIGKILL", "decode-0 SIGKILL"} <= set(world.journal)
+
+
+async def test_a_stop_does_not_wait_out_a_restart(world: World) -> None:
+    supervisor = world.supervise(WORKER)
+    supervisor.start()
+    supervisor.mark_ready()
+    for number in range(1, 4):
+        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        world.children["decode-0"].end(1)
+    await until(lambda: len(world.said) == 3)
+    async with asyncio.timeout(0.5):
+        await supervisor.stop()
+    assert len(world.starts) == 3
+
+
+async def test_a_child_made_while_stopping_is_told_to_end(world: World) -> None:
+    gate = asyncio.Event()
+
+    async def slow_start(child_spec: ProcessSpec) -> FakeChild:
+        await gate.wait()
+        return await world.start_child(child_spec)
+
+    start: Callable[[ProcessSpec], Awaitable[FakeChild]] = slow_start
+    supervisor = Supervisor([WORKER], start, world.said.append, clock=lambda: 0.0)  # type: ignore[arg-type]
+    supervisor.start()
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(supervisor.stop())
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(2):
+        await stopping
+    assert world.journal == ["decode-0 SIGTERM"]
+
+
+async def test_three_deaths_before_the_service_is_ready_give_up(world: World) -> None:
+    supervisor = world.supervise(WORKER)
+    supervisor.start()
+    for number in range(1, 4):
+        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        world.children["decode-0"].end(1)
+    async with asyncio.timeout(5):
+        with pytest.raises(StartupFailed, match="decode-0 ended with exit code 1"):
+            await supervisor.failure
+    await supervisor.stop()
+
+
+async def test_arguments_that_a_process_rejects_are_not_tried_again(world: World) -> None:
+    supervisor = world.supervise(WORKER)
+    supervisor.start()
+    await until(lambda: len(world.starts) == 1)
+    world.children["decode-0"].end(2)
+    async with asyncio.timeout(5):
+        with pytest.raises(StartupFailed):
+            await supervisor.failure
+    assert world.starts == ["decode-0"]
+    await supervisor.stop()
+
+
+async def test_once_ready_no_number_of_deaths_gives_up(world: World) -> None:
+    supervisor = world.supervise(WORKER)
+    supervisor.start()
+    supervisor.mark_ready()
+    for number in range(1, 5):
+        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        world.children["decode-0"].end(2)
+    await until(lambda: len(world.said) == 4)
+    assert not supervisor.failure.done()
+    await supervisor.stop()

@@ -1,0 +1,125 @@
+"""What `baton trace` reads out of a trace file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.errors import CommandFailed
+from cli.trace import show_traces
+from cli.trace_report import RequestTrace, Span, read_spans, report_lines, requests_in
+
+STAGES = {
+    "baton.total_ms": 100.0,
+    "baton.ttft_ms": 40.0,
+    "baton.router_queue_ms": 5.0,
+    "baton.route_ms": 1.0,
+    "baton.prefill_queue_ms": 4.0,
+    "baton.prefill_ms": 28.0,
+    "baton.return_ms": 1.0,
+    "baton.token_gap_ms": 10.0,
+    "baton.transfer_exposed_ms": 2.0,
+    "baton.decode_admission_ms": 3.0,
+    "baton.first_step_ms": 5.0,
+    "baton.tbt_p50_ms": 1.5,
+    "baton.tbt_p99_ms": 3.0,
+    "baton.tbt_max_ms": 9.0,
+}
+TRANSFER: dict[str, object] = {"baton.transfer.bytes": 2**20, "baton.transfer.transport": "grpc"}
+
+
+def line(name: str, start_ms: float, end_ms: float, attributes: dict[str, object], parent: str | None = None) -> str:
+    content = {
+        "trace_id": "t1",
+        "span_id": name,
+        "parent_span_id": parent,
+        "name": name,
+        "kind": "server" if parent is None else "internal",
+        "service": "router",
+        "start_ns": int(start_ms * 1e6),
+        "end_ns": int(end_ms * 1e6),
+        "status": "ok",
+        "status_message": None,
+        "attributes": attributes,
+        "events": [],
+        "links": [],
+    }
+    return json.dumps(content) + "\n"
+
+
+def request(**changes: float) -> RequestTrace:
+    attributes = STAGES | {f"baton.{name}": value for name, value in changes.items()}
+    (found,) = requests_in(read_spans([line("generate tiny", 0, 100, attributes)]))
+    return found
+
+
+def test_both_sums_hold_where_stages_add_up() -> None:
+    ttft, gap = request().ttft, request().first_gap
+    assert ttft is not None and gap is not None
+    assert (ttft.deviation_ms, ttft.holds) == (-1.0, True)
+    assert (gap.deviation_ms, gap.holds) == (0.0, True)
+
+
+@pytest.mark.parametrize(("measured_ms", "holds"), [(42.0, False), (38.0, True), (36.0, False)])
+def test_a_sum_that_is_off_by_more_than_two_milliseconds_does_not_hold(measured_ms: float, holds: bool) -> None:
+    ttft = request(ttft_ms=measured_ms).ttft
+    assert ttft is not None
+    assert ttft.holds is holds
+
+
+def test_a_long_time_may_be_off_by_three_percent() -> None:
+    long, longer = request(ttft_ms=1010.0, prefill_ms=1028.0).ttft, request(ttft_ms=1000.0, prefill_ms=1028.0).ttft
+    assert long is not None and longer is not None
+    assert (long.holds, longer.holds) == (True, False)
+
+
+def test_an_answer_of_one_token_has_no_gap() -> None:
+    assert request(token_gap_ms=0.0).first_gap is None
+
+
+def test_the_report_names_sums_tbt_and_stages_in_order_of_time() -> None:
+    lines = [
+        line("decode", 50, 100, {}, parent="generate tiny"),
+        line("router.queue", 0, 5, {}, parent="generate tiny"),
+        line(
+            "kv.transfer", 10, 48, {"baton.transfer.bytes": 2**20, "baton.transfer.transport": "grpc"}, "generate tiny"
+        ),
+        line("generate tiny", 0, 100, STAGES),
+    ]
+    (found,) = requests_in(read_spans(lines))
+    text = report_lines(found)
+    assert "40.00 ms = router queue 5.00 + route 1.00" in text[1]
+    assert "(off by -1.00 ms: holds)" in text[1]
+    assert "(off by +0.00 ms: holds)" in text[2]
+    assert text[3].split() == ["TBT", "p50", "1.50", "p99", "3.00", "max", "9.00", "ms"]
+    assert [row.split()[0] for row in text[4:]] == ["router.queue", "kv.transfer", "decode"]
+    assert "1.00 MiB by grpc" in text[5]
+
+
+def test_bars_never_leave_the_scale() -> None:
+    lines = [
+        line("late", 250, 300, {}, parent="generate tiny"),
+        line("early", -50, -10, {}, parent="generate tiny"),
+        line("generate tiny", 0, 100, STAGES),
+    ]
+    (found,) = requests_in(read_spans(lines))
+    bars = [row.split("|")[1] for row in report_lines(found)[4:]]
+    assert [len(bar) for bar in bars] == [48, 48]
+    assert all("#" in bar for bar in bars)
+
+
+def test_a_half_written_last_line_is_left_out() -> None:
+    whole = line("generate tiny", 0, 100, STAGES)
+    assert [type(span) for span in read_spans([whole, whole[:40]])] == [Span]
+
+
+def test_only_the_last_requests_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_text("".join(line(f"generate {number}", number, number + 100, STAGES) for number in range(5)))
+    assert show_traces(str(file), last=2, as_json=True) == 0
+    assert [json.loads(row)["name"] for row in capsys.readouterr().out.splitlines()] == ["generate 3", "generate 4"]
+
+
+def test_a_missing_file_says_who_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="baton up"):
+        show_traces(str(tmp_path / "none.jsonl"), last=1, as_json=False)

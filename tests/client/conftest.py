@@ -1,0 +1,133 @@
+"""A BatonService in this process that does what a test tells it to."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+
+Answer = Callable[[Any, grpc.ServicerContext], Iterable[baton_pb2.GenerateResponse]]
+
+
+class Events:
+    """Makes the responses of a stream."""
+
+    def started(self, **fields: Any) -> baton_pb2.GenerateResponse:
+        given: dict[str, Any] = {"request_id": "r-1", "model": "tiny", "prompt_tokens": 3, "seed": 2**63 + 1} | fields
+        return baton_pb2.GenerateResponse(started=baton_pb2.Started(**given))
+
+    def delta(self, offset: int, token_ids: list[int], text: str, index: int = 0) -> baton_pb2.GenerateResponse:
+        delta = baton_pb2.Delta(index=index, offset=offset, token_ids=token_ids, text=text)
+        return baton_pb2.GenerateResponse(delta=delta)
+
+    def finished(self, index: int = 0, last: bool = True, **fields: Any) -> baton_pb2.GenerateResponse:
+        finished = baton_pb2.Finished(**{"index": index, "reason": baton_pb2.FINISH_REASON_LENGTH} | fields)
+        if last:
+            finished.usage.CopyFrom(baton_pb2.Usage(prompt_tokens=3, completion_tokens=3, cached_tokens=0))
+            finished.timings.CopyFrom(baton_pb2.Timings(ttft_ms=1.5, transport="grpc", transfer_bytes=4096))
+        return baton_pb2.GenerateResponse(finished=finished)
+
+
+@dataclass
+class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+    """Each call takes the next of `answers`; the last one stays."""
+
+    answers: list[Answer]
+    target: str = ""
+    requests: list[Any] = field(default_factory=list)
+    metadata: list[dict[str, str | bytes]] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)  # a call is over, whoever ended it
+
+    def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        yield from self._answer(request, context)
+
+    def Chat(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        for response in self._answer(request, context):
+            yield baton_pb2.ChatResponse.FromString(response.SerializeToString())
+
+    def Tokenize(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.TokenizeResponse:
+        for _ in self._answer(request, context):
+            pass
+        return baton_pb2.TokenizeResponse(token_ids=[len(word) for word in request.text.split()])
+
+    def Detokenize(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.DetokenizeResponse:
+        return baton_pb2.DetokenizeResponse(text=" ".join(str(token) for token in request.token_ids))
+
+    def ListModels(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.ListModelsResponse:
+        return baton_pb2.ListModelsResponse(models=[baton_pb2.Model(name="tiny", max_model_len=64, block_size=32)])
+
+    def GetModel(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.GetModelResponse:
+        if request.model != "tiny":
+            resource = error_details_pb2.ResourceInfo(resource_type="model", resource_name=request.model)
+            abort(context, grpc.StatusCode.NOT_FOUND, "no such model", resource)
+        return baton_pb2.GetModelResponse(model=baton_pb2.Model(name="tiny"))
+
+    def GetStatus(self, request: Any, context: grpc.ServicerContext) -> admin_pb2.GetStatusResponse:
+        return admin_pb2.GetStatusResponse(ready=True, active_requests=2)
+
+    def _answer(self, request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
+        self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
+        context.add_callback(self.ended.set)
+        return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])(request, context)
+
+
+def abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> NoReturn:
+    packed = [AnyMessage() for _ in details]
+    for box, detail in zip(packed, details, strict=True):
+        box.Pack(detail)
+    number: int = code.value[0]
+    context.abort_with_status(rpc_status.to_status(status_pb2.Status(code=number, message=message, details=packed)))
+    raise AssertionError("unreachable")
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def aborting() -> Callable[..., Answer]:
+    """`aborting(code, message, *details)` is an answer that ends with that status at once."""
+
+    def make(code: grpc.StatusCode, message: str, *details: Message) -> Answer:
+        def answer(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
+            abort(context, code, message, *details)
+
+        return answer
+
+    return make
+
+
+@pytest.fixture
+def hello(events: Events) -> Answer:
+    """Three tokens that say hello."""
+
+    def answer(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
+        yield events.started()
+        yield events.delta(0, [5], "he")
+        yield events.delta(1, [6, 7], "llo")
+        yield events.finished()
+
+    return answer
+
+
+@pytest.fixture
+def baton(hello: Answer) -> Iterator[FakeBaton]:
+    fake = FakeBaton([hello])
+    server = grpc.server(ThreadPoolExecutor(max_workers=8))
+    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
+    fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield fake
+    server.stop(grace=0).wait(timeout=5)

@@ -1,0 +1,93 @@
+"""Leaving an answer early ends the call on the server, whichever way one leaves."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from client import AsyncBatonClient, BatonClient, Cancelled, Started
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Events, FakeBaton
+
+
+@pytest.fixture
+def endless(baton: "FakeBaton", events: "Events") -> "FakeBaton":
+    """Starts its answer and then says nothing until the call is over."""
+
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        yield events.started()
+        baton.ended.wait(timeout=10)
+
+    baton.answers = [answer]
+    return baton
+
+
+async def ended(baton: "FakeBaton") -> bool:
+    return await asyncio.to_thread(baton.ended.wait, 5)
+
+
+def test_closing_the_generator_cancels(endless: "FakeBaton") -> None:
+    with BatonClient(endless.target) as client:
+        events = client.generate("hi")
+        assert isinstance(next(events), Started)
+        assert not endless.ended.is_set()
+        events.close()
+        assert endless.ended.wait(timeout=5)
+
+
+def test_closing_the_client_ends_its_readers(endless: "FakeBaton") -> None:
+    client = BatonClient(endless.target)
+    events = client.generate("hi")
+    next(events)
+    closing = threading.Timer(0.05, client.close)
+    closing.start()
+    with pytest.raises(Cancelled):
+        next(events)
+    closing.join()
+
+
+async def test_leaving_the_loop_under_aclosing_cancels(endless: "FakeBaton") -> None:
+    async with AsyncBatonClient(endless.target) as client:
+        async with aclosing(client.generate("hi")) as events:
+            async for _ in events:
+                break
+        assert await ended(endless)
+
+
+async def test_cancelling_the_reading_task_cancels(endless: "FakeBaton") -> None:
+    async with AsyncBatonClient(endless.target) as client:
+        began = asyncio.Event()
+        reader = asyncio.create_task(read(client, began.set))
+        await asyncio.wait_for(began.wait(), timeout=5)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert await ended(endless)
+
+
+async def test_a_timeout_around_the_reader_stays_a_timeout(endless: "FakeBaton") -> None:
+    async with AsyncBatonClient(endless.target) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await read(client, lambda: None)
+        assert await ended(endless)
+
+
+async def test_closing_the_async_client_ends_its_readers(endless: "FakeBaton") -> None:
+    client = AsyncBatonClient(endless.target)
+    began = asyncio.Event()
+    reader = asyncio.create_task(read(client, began.set))
+    await asyncio.wait_for(began.wait(), timeout=5)
+    await client.close()
+    with pytest.raises(Cancelled):
+        await asyncio.wait_for(reader, timeout=5)
+
+
+async def read(client: AsyncBatonClient, on_event: Callable[[], None]) -> None:
+    async for _ in client.generate("hi"):
+        on_event()

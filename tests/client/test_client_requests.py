@@ -1,0 +1,110 @@
+from typing import Any, get_type_hints
+
+import pytest
+
+from client.errors import InvalidRequest
+from client.options import GenerateOptions
+from client.requests import CALL_OPTIONS, chat_request, choices, detokenize_request, generate_request, tokenize_request
+from client.types import Message
+from protos import baton_pb2
+
+
+def test_a_text_and_every_option_arrive_in_their_fields() -> None:
+    options: GenerateOptions = {
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "seed": 2**64 - 1,
+        "stop": ["a", "b"],
+        "stop_token_ids": [2, 3],
+        "ignore_eos": True,
+        "n": 2,
+        "model": "tiny",
+        "request_id": "r",
+        "cache_salt": "s",
+        "timeout_s": 1.0,
+        "traceparent": "00-0-0-00",
+    }
+    assert set(options) == set(get_type_hints(GenerateOptions))
+    sampling = baton_pb2.SamplingParams(
+        max_tokens=7,
+        temperature=0.0,
+        top_k=0,
+        top_p=0.5,
+        min_p=0.25,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        stop_token_ids=[2, 3],
+        ignore_eos=True,
+        n=2,
+    )
+    expected = baton_pb2.GenerateRequest(text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling)
+    assert generate_request("hi", options) == expected
+    assert set(sampling.DESCRIPTOR.fields_by_name) <= set(options), "a sampling parameter has no option"
+    assert not set(CALL_OPTIONS) & set(expected.DESCRIPTOR.fields_by_name)
+
+
+def test_what_is_left_out_stays_absent() -> None:
+    request = generate_request("hi", {})
+    assert not any(request.sampling.HasField(name) for name in ("temperature", "max_tokens", "seed", "n"))
+    assert choices(request) == 1
+
+
+def test_token_ids_are_a_prompt_even_when_empty() -> None:
+    assert list(generate_request([1, 2], {}).token_ids.ids) == [1, 2]
+    assert generate_request([], {}).WhichOneof("prompt") == "token_ids"
+
+
+def test_one_stop_text_is_not_taken_for_its_letters() -> None:
+    assert list(generate_request("hi", {"stop": "END"}).sampling.stop) == ["END"]
+
+
+def test_messages_may_be_values_or_mappings() -> None:
+    request = chat_request([Message("system", "be brief"), {"role": "user", "content": "hi"}], {"n": 3})
+    assert [(message.role, message.content) for message in request.messages] == [("system", "be brief"), ("user", "hi")]
+    assert choices(request) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_tokens": -1}, "sampling.max_tokens"),
+        ({"max_tokens": 2**32}, "sampling.max_tokens"),
+        ({"seed": -1}, "sampling.seed"),
+        ({"n": "two"}, "sampling.n"),
+        ({"temperature": "hot"}, "sampling.temperature"),
+        ({"stop": [1]}, "sampling.stop"),
+        ({"stop": 5}, "sampling.stop"),
+        ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),
+        ({"cache_salt": "\ud800"}, "cache_salt"),
+    ],
+)
+def test_what_protobuf_cannot_carry_is_refused_with_the_field(options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        generate_request("hi", options)
+    assert refused.value.field == field
+    assert field in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        (lambda: generate_request("\ud800", {}), "text"),
+        (lambda: generate_request([1, -2], {}), "token_ids"),
+        (lambda: chat_request([{"role": "user"}], {}), "messages[0].content"),
+        (lambda: chat_request([Message("user", "a"), Message("user", "\ud800")], {}), "messages[1].content"),
+        (lambda: tokenize_request("\ud800", True, ""), "text"),
+        (lambda: detokenize_request([2**32], True, ""), "token_ids"),
+    ],
+)
+def test_a_bad_prompt_is_refused_with_its_place(build: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        build()
+    assert refused.value.field == field
+
+
+def test_an_unknown_option_is_a_programming_error() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        generate_request("hi", {"temprature": 0.5})  # type: ignore[typeddict-unknown-key]

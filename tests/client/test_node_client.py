@@ -1,0 +1,126 @@
+"""The Node example, which knows nothing of Baton but protos/baton.proto, against the fake service."""
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Events, FakeBaton
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "node"
+INSTALL_TIMEOUT_S = 180
+RUN_TIMEOUT_S = 30
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    return tool("node")
+
+
+@pytest.fixture(scope="session")
+def script(node: str) -> Path:
+    """A copy of the example with its packages beside it, outside the sources; kept between runs."""
+    lock = (EXAMPLE / "package-lock.json").read_bytes()
+    folder = ROOT / ".cache" / f"node-client-{sha256(lock).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json", "generate.mjs"):
+        shutil.copyfile(EXAMPLE / name, folder / name)
+    if not (folder / "installed").exists():
+        command = [tool("npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+        if done.returncode:
+            pytest.fail(f"`npm ci` in {folder} failed; it needs the npm registry once:\n{done.stderr}")
+        (folder / "installed").touch()
+    return folder / "generate.mjs"
+
+
+@pytest.fixture
+def command(node: str, script: Path, baton: "FakeBaton") -> list[str]:
+    return [node, str(script), "--proto", str(ROOT / "protos" / "baton.proto"), "--target", baton.target]
+
+
+@pytest.fixture
+def run(command: list[str]) -> Run:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+
+    return run
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is not installed; on Debian: apt install nodejs npm (Node 18.3 or newer)")
+    return found
+
+
+def test_the_text_streams_to_the_terminal(run: Run, baton: "FakeBaton") -> None:
+    done = run("--max-tokens", "3", "--temperature", "0.5", "--seed", str(2**64 - 1), "hi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+    sampling = baton.requests[0].sampling
+    assert baton.requests[0].text == "hi"
+    assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (3, 0.5, 2**64 - 1)
+    assert not sampling.HasField("top_p")
+
+
+def test_json_has_one_object_per_event(run: Run) -> None:
+    events = [json.loads(line) for line in run("--json", "hi").stdout.splitlines()]
+    assert [event["event"] for event in events] == ["started", "delta", "delta", "finished"]
+    assert events[0]["seed"] == str(2**63 + 1)
+    assert events[2] == {"event": "delta", "index": 0, "offset": 1, "token_ids": [6, 7], "text": "llo"}
+    assert events[3]["finish_reason"] == "length"
+    assert events[3]["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 0}
+    assert events[3]["timings"]["transfer_bytes"] == "4096"
+
+
+def test_a_refusal_is_printed_with_its_code(run: Run, baton: "FakeBaton", aborting: Any) -> None:
+    baton.answers = [aborting(grpc.StatusCode.INVALID_ARGUMENT, "text: empty")]
+    done = run("")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "INVALID_ARGUMENT: text: empty\n")
+
+
+def test_a_gap_in_the_answer_is_noticed(run: Run, baton: "FakeBaton", events: "Events") -> None:
+    baton.answers = [lambda request, context: iter([events.started(), events.delta(1, [6], "llo"), events.finished()])]
+    done = run("hi")
+    assert done.returncode == 1
+    assert "expected offset 0, got 1" in done.stderr
+
+
+def test_ctrl_c_cancels_the_call(command: list[str], baton: "FakeBaton", events: "Events") -> None:
+    def endless(request: Any, context: grpc.ServicerContext) -> Any:
+        yield events.started()
+        baton.ended.wait(timeout=RUN_TIMEOUT_S)
+
+    baton.answers = [endless]
+    with running([*command, "--json", "hi"]) as process:
+        assert process.stdout is not None and '"started"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert baton.ended.wait(timeout=5)
+        assert process.wait(timeout=RUN_TIMEOUT_S) == 1
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_missing_tool_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(pytest.fail.Exception, match="apt install nodejs npm"):
+        tool("node")

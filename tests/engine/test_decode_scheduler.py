@@ -1,0 +1,212 @@
+"""Continuous batching: reserving, activating, one token per choice and step, and leaving."""
+
+import pytest
+
+from engine.decode_scheduler import DecodeRequest, DecodeScheduler, SequenceStep
+from engine.pages import BlockPool, PageCounts
+from engine.plan import Drawn, NonFinite
+from engine.sampling_params import SamplingParams
+from engine.sequence import EndReason, FirstToken, RequestRefused, RequestTooLong, UnknownRequest
+
+BLOCK = 4
+STOP = 99
+
+
+def request(request_id: int, length: int, max_tokens: int, n: int = 1) -> DecodeRequest:
+    """A prompt whose tokens are its positions, so that all prompts share their prefix."""
+    hashes = tuple(b"block %d" % index for index in range(length // BLOCK))
+    params = SamplingParams(max_tokens=max_tokens, n=n, stop_token_ids=frozenset({STOP}))
+    return DecodeRequest(request_id, tuple(range(length)), params, hashes)
+
+
+def first(n: int = 1, token_id: int = 50) -> list[FirstToken]:
+    return [FirstToken(choice, token_id + choice, -0.5, end=None) for choice in range(n)]
+
+
+@pytest.fixture
+def scheduler():
+    scheduler = DecodeScheduler(BlockPool(8), BLOCK, max_sequences=4)
+    yield scheduler
+    scheduler.pool.check_conservation()
+
+
+def start(scheduler: DecodeScheduler, length: int, max_tokens: int, n: int = 1, request_id: int = 1) -> None:
+    assert scheduler.reserve(request(request_id, length, max_tokens, n)) is not None
+    scheduler.activate(request_id, first(n))
+
+
+def step(scheduler: DecodeScheduler, token_id: int = 7) -> list[SequenceStep]:
+    plan = scheduler.plan()
+    assert plan is not None
+    return scheduler.commit(plan, [(Drawn(token_id, -0.5),) for _ in plan.chunks])
+
+
+def test_a_reservation_covers_the_prompt_and_takes_one_block_more(scheduler):
+    reservation = scheduler.reserve(request(1, 6, 10))
+    assert reservation.blocks == (0, 1)
+    assert reservation.cached_blocks == 0
+    assert scheduler.pool.counts.held == 3
+    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (0, 3)
+
+
+def test_a_reservation_takes_no_block_that_can_never_be_written(scheduler):
+    scheduler.reserve(request(1, 6, 2))
+    assert scheduler.pool.counts.held == 2
+
+
+def test_a_reserved_request_does_not_run(scheduler):
+    scheduler.reserve(request(1, 6, 10))
+    assert scheduler.plan() is None
+    assert (scheduler.waiting_requests, scheduler.running_sequences, scheduler.used_slots) == (1, 0, 1)
+
+
+def test_the_first_step_computes_the_first_token_after_the_prompt(scheduler):
+    start(scheduler, length=6, max_tokens=10)
+    [chunk] = scheduler.plan().chunks
+    assert (chunk.token_ids, chunk.start, chunk.block_table[:2]) == ((50,), 6, (0, 1))
+    assert [sample.choice for sample in chunk.samples] == [0]
+
+
+def test_each_step_feeds_the_token_before(scheduler):
+    start(scheduler, length=6, max_tokens=10)
+    [made] = step(scheduler, token_id=7)
+    assert (made.offset, made.token_id, made.logprob, made.end) == (1, 7, -0.5, None)
+    [chunk] = scheduler.plan().chunks
+    assert (chunk.token_ids, chunk.start) == ((7,), 7)
+
+
+def test_the_block_table_always_covers_the_token_computed(scheduler):
+    start(scheduler, length=6, max_tokens=20)
+    while (plan := scheduler.plan()) is not None:
+        [chunk] = plan.chunks
+        assert len(chunk.block_table) * BLOCK >= chunk.end
+        scheduler.commit(plan, [(Drawn(7, -0.5),)])
+    assert scheduler.pool.counts.held == 0
+
+
+def test_an_answer_ends_at_max_tokens(scheduler):
+    start(scheduler, length=6, max_tokens=3)
+    assert [step(scheduler)[0].end, step(scheduler)[0].end] == [None, EndReason.LENGTH]
+    assert scheduler.plan() is None
+
+
+def test_an_answer_ends_at_a_stop_token(scheduler):
+    start(scheduler, length=6, max_tokens=10)
+    assert step(scheduler, token_id=STOP)[0].end is EndReason.STOP
+    assert not scheduler.has_work
+
+
+def test_an_ended_request_leaves_its_prompt_in_the_cache(scheduler):
+    start(scheduler, length=9, max_tokens=10)
+    step(scheduler, token_id=STOP)
+    assert scheduler.pool.counts == PageCounts(total=8, free=6, cached=2, held=0)
+
+
+def test_a_cached_prompt_is_not_transferred_again_but_for_its_last_block(scheduler):
+    start(scheduler, length=8, max_tokens=4)
+    step(scheduler, token_id=STOP)
+    reservation = scheduler.reserve(request(2, 8, 4))
+    assert (reservation.blocks[0], reservation.cached_blocks) == (0, 1)
+
+
+def test_blocks_are_published_only_once_they_have_landed(scheduler):
+    scheduler.reserve(request(1, 9, 4))
+    assert scheduler.reserve(request(2, 9, 4)).cached_blocks == 0
+    scheduler.activate(1, first())
+    scheduler.abort(2)
+    assert scheduler.reserve(request(3, 9, 4)).cached_blocks == 2
+
+
+def test_a_request_aborted_before_it_landed_publishes_nothing(scheduler):
+    scheduler.reserve(request(1, 9, 4))
+    assert scheduler.abort(1)
+    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+
+
+def test_requests_join_and_leave_at_any_step(scheduler):
+    start(scheduler, length=3, max_tokens=3, request_id=1)
+    step(scheduler)
+    start(scheduler, length=3, max_tokens=3, request_id=2)
+    assert [(made.request_id, made.offset) for made in step(scheduler)] == [(1, 2), (2, 1)]
+    assert [(made.request_id, made.offset) for made in step(scheduler)] == [(2, 2)]
+
+
+def test_admission_counts_the_worst_case(scheduler):
+    start(scheduler, length=4, max_tokens=16)  # 5 blocks at its longest, 2 now
+    assert scheduler.committed_blocks == 5
+    assert scheduler.reserve(request(2, 4, 12)) is None
+    assert scheduler.reserve(request(3, 4, 8)) is not None
+    assert scheduler.committed_blocks == 8
+
+
+def test_room_comes_back_when_an_answer_ends(scheduler):
+    start(scheduler, length=4, max_tokens=28)
+    assert scheduler.reserve(request(2, 1, 1)) is None
+    step(scheduler, token_id=STOP)
+    assert scheduler.reserve(request(2, 1, 1)) is not None
+
+
+def test_slots_are_counted_per_choice(scheduler):
+    assert scheduler.reserve(request(1, 1, 2, n=3)) is not None
+    assert scheduler.reserve(request(2, 1, 2, n=2)) is None
+    assert scheduler.reserve(request(3, 1, 2, n=1)) is not None
+
+
+def test_a_refused_reservation_takes_nothing(scheduler):
+    start(scheduler, length=4, max_tokens=28)
+    before = scheduler.pool.counts
+    assert scheduler.reserve(request(2, 4, 12)) is None
+    assert scheduler.pool.counts == before
+
+
+def test_requests_that_can_never_fit_are_refused(scheduler):
+    with pytest.raises(RequestTooLong, match="9 blocks"):
+        scheduler.reserve(request(1, 4, 29))
+    with pytest.raises(RequestTooLong, match="5 choices"):
+        scheduler.reserve(request(1, 1, 1, n=5))
+    assert scheduler.pool.counts.held == 0
+
+
+def test_a_request_is_known_once(scheduler):
+    start(scheduler, length=4, max_tokens=4)
+    with pytest.raises(RequestRefused, match="here already"):
+        scheduler.reserve(request(1, 4, 4))
+
+
+def test_activation_needs_a_reservation_and_every_first_token(scheduler):
+    with pytest.raises(UnknownRequest):
+        scheduler.activate(1, first())
+    scheduler.reserve(request(1, 4, 4, n=2))
+    with pytest.raises(ValueError, match="2 choices"):
+        scheduler.activate(1, first(n=1))
+    scheduler.activate(1, first(n=2))
+
+
+def test_a_request_whose_choices_all_ended_at_once_never_runs(scheduler):
+    scheduler.reserve(request(1, 5, 4))
+    scheduler.activate(1, [FirstToken(0, STOP, -0.5, EndReason.STOP)])
+    assert scheduler.plan() is None
+    assert scheduler.pool.counts == PageCounts(total=8, free=7, cached=1, held=0)
+
+
+def test_a_non_finite_request_ends_alone(scheduler):
+    start(scheduler, length=3, max_tokens=4, request_id=1)
+    start(scheduler, length=3, max_tokens=4, request_id=2)
+    failed, other = scheduler.commit(scheduler.plan(), [NonFinite(), (Drawn(7, -0.5),)])
+    assert (failed.request_id, failed.failed, other.failed, other.token_id) == (1, True, False, 7)
+    assert [made.request_id for made in step(scheduler)] == [2]
+
+
+def test_a_request_can_be_aborted_while_it_runs(scheduler):
+    start(scheduler, length=3, max_tokens=4, n=2)
+    plan = scheduler.plan()
+    assert scheduler.abort(1)
+    assert scheduler.commit(plan, [(Drawn(7, -0.5),)] * 2) == []
+    assert scheduler.pool.counts.held == 0
+    assert not scheduler.abort(1)
+
+
+def test_held_blocks_are_split_by_owner(scheduler):
+    start(scheduler, length=9, max_tokens=3, request_id=1)
+    scheduler.reserve(request(2, 9, 3))  # shares two blocks with the running one
+    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (3, 1)

@@ -1,0 +1,95 @@
+"""Several choices of one prompt: its full blocks are shared, its part-filled last block is copied on write."""
+
+import pytest
+
+from engine.decode_scheduler import DecodeRequest, DecodeScheduler
+from engine.pages import BlockPool
+from engine.plan import BlockCopy, Drawn, NonFinite, Plan
+from engine.sampling_params import SamplingParams
+from engine.sequence import EndReason, FirstToken
+
+BLOCK = 4
+
+
+@pytest.fixture
+def scheduler():
+    scheduler = DecodeScheduler(BlockPool(12), BLOCK, max_sequences=8)
+    yield scheduler
+    scheduler.pool.check_conservation()
+
+
+def start(scheduler: DecodeScheduler, length: int, n: int, ended: frozenset[int] = frozenset()) -> None:
+    params = SamplingParams(max_tokens=6, n=n)
+    assert scheduler.reserve(DecodeRequest(1, tuple(range(length)), params, ())) is not None
+    reasons = [EndReason.STOP if choice in ended else None for choice in range(n)]
+    scheduler.activate(1, [FirstToken(choice, 50 + choice, -0.5, end) for choice, end in enumerate(reasons)])
+
+
+def finish_step(scheduler: DecodeScheduler, plan: Plan) -> None:
+    scheduler.commit(plan, [(Drawn(7, -0.5),) for _ in plan.chunks])
+
+
+def test_a_part_filled_block_is_copied_for_all_but_its_last_writer(scheduler):
+    start(scheduler, length=6, n=3)
+    plan = scheduler.plan()
+    written = [chunk.block_table[1] for chunk in plan.chunks]
+    assert len(set(written)) == 3
+    assert plan.copies == (BlockCopy(1, written[0]), BlockCopy(1, written[1]))
+    assert written[2] == 1
+    assert [chunk.block_table[0] for chunk in plan.chunks] == [0, 0, 0]
+
+
+def test_copies_are_made_once(scheduler):
+    start(scheduler, length=6, n=3)
+    finish_step(scheduler, scheduler.plan())
+    assert scheduler.plan().copies == ()
+
+
+def test_a_prompt_that_fills_its_blocks_needs_no_copy(scheduler):
+    start(scheduler, length=8, n=2)
+    plan = scheduler.plan()
+    assert plan.copies == ()
+    tables = [chunk.block_table for chunk in plan.chunks]
+    assert tables[0][:2] == tables[1][:2] == (0, 1)
+    assert tables[0][2] != tables[1][2]
+
+
+def test_a_single_choice_needs_no_copy(scheduler):
+    start(scheduler, length=6, n=1)
+    assert scheduler.plan().copies == ()
+
+
+def test_choices_are_fed_their_own_tokens(scheduler):
+    start(scheduler, length=6, n=3)
+    assert [chunk.token_ids for chunk in scheduler.plan().chunks] == [(50,), (51,), (52,)]
+
+
+def test_a_choice_that_ended_at_its_first_token_never_runs(scheduler):
+    start(scheduler, length=6, n=3, ended=frozenset({0, 2}))
+    plan = scheduler.plan()
+    assert [chunk.samples[0].choice for chunk in plan.chunks] == [1]
+    assert plan.copies == ()
+    assert scheduler.used_slots == 1
+
+
+def test_shared_blocks_are_committed_once(scheduler):
+    start(scheduler, length=6, n=3)  # one shared block, and two blocks more for each choice at its longest
+    assert scheduler.committed_blocks == 1 + 3 * 2
+
+
+def test_a_choice_that_fails_takes_its_request_with_it(scheduler):
+    start(scheduler, length=6, n=2)
+    plan = scheduler.plan()
+    steps = scheduler.commit(plan, [(Drawn(7, -0.5),), NonFinite()])
+    assert [step.failed for step in steps] == [False, True]
+    assert scheduler.pool.counts.held == 0
+
+
+def test_an_ended_choice_leaves_the_others_running(scheduler):
+    params = SamplingParams(max_tokens=6, n=2, stop_token_ids=frozenset({9}))
+    scheduler.reserve(DecodeRequest(1, tuple(range(6)), params, ()))
+    scheduler.activate(1, [FirstToken(choice, 50, -0.5, None) for choice in range(2)])
+    ended, goes_on = scheduler.commit(scheduler.plan(), [(Drawn(9, -0.5),), (Drawn(7, -0.5),)])
+    assert (ended.end, goes_on.end) == (EndReason.STOP, None)
+    assert (scheduler.used_slots, scheduler.committed_blocks) == (1, 3)
+    assert [chunk.samples[0].choice for chunk in scheduler.plan().chunks] == [1]

@@ -1,0 +1,34 @@
+"""The engine's step: plan, run, commit, and nothing in between."""
+
+from engine.engine import Engine
+from engine.pages import BlockPool
+from engine.plan import Drawn, Plan
+from engine.prefill_scheduler import PrefillRequest, PrefillScheduler
+from engine.sampling_params import SamplingParams
+
+
+class SuccessorRunner:
+    """A model that answers every token with the next id."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    def run(self, plan: Plan) -> tuple[tuple[Drawn, ...], ...]:
+        self.plans.append(plan)
+        return tuple(tuple(Drawn(chunk.token_ids[-1] + 1, 0.0) for _ in chunk.samples) for chunk in plan.chunks)
+
+
+def test_an_idle_engine_does_not_run():
+    runner = SuccessorRunner()
+    assert Engine(runner, PrefillScheduler(BlockPool(4), 4, 8)).step() is None
+    assert runner.plans == []
+
+
+def test_a_step_computes_one_plan_and_commits_it():
+    runner, scheduler = SuccessorRunner(), PrefillScheduler(BlockPool(4), 4, 8)
+    engine = Engine(runner, scheduler)
+    scheduler.add(PrefillRequest(1, (4, 5, 6), SamplingParams(max_tokens=2), ()))
+    [progress] = engine.step()
+    assert len(runner.plans) == 1
+    assert [token.token_id for token in progress.first] == [7]
+    assert engine.step() is None

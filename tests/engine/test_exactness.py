@@ -1,0 +1,104 @@
+"""The decoder against transformers in float32, for every family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.plan import Chunk
+from tests.fixtures.checkpoints import FAMILIES, make_checkpoint
+from tests.fixtures.paged import PagedModel, random_prompt
+
+LENGTHS = (1, 31, 32, 33, 100)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "llama3_rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "linear_rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}, "attention_bias": True},
+    ),
+    "qwen2_windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}),
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, overrides = VARIANTS[request.param]
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), family, **overrides)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def expected_logits(expected: Any, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = expected(torch.tensor([prompt])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("chunk_tokens", [1000, 7, 33, 1], ids="chunks_of_{}".format)
+def test_logits_equal_transformers(checkpoint: Path, expected: Any, chunk_tokens: int) -> None:
+    paged = PagedModel(checkpoint)
+    for length in LENGTHS:
+        prompt = random_prompt(length)
+        table = paged.blocks(length)
+        parts = []
+        for start in range(0, length, chunk_tokens):
+            parts += paged.logits([Chunk(0, prompt[start : start + chunk_tokens], start, table)])
+        torch.testing.assert_close(torch.cat(parts), expected_logits(expected, prompt), atol=1e-4, rtol=0)
+
+
+def test_one_step_of_mixed_chunks_equals_each_alone(checkpoint: Path, expected: Any) -> None:
+    paged = PagedModel(checkpoint)
+    prompts = [random_prompt(length) for length in LENGTHS]
+    tails = []
+    for index, prompt in enumerate(prompts):
+        table = paged.blocks(len(prompt))
+        start = max(0, len(prompt) - 1 - index % 2 * 4)  # tails of one and of five tokens
+        if start:
+            paged.logits([Chunk(index, prompt[:start], 0, table)])
+        tails.append(Chunk(index, prompt[start:], start, table))
+    for prompt, logits in zip(prompts, paged.logits(tails), strict=True):
+        torch.testing.assert_close(logits[-1], expected_logits(expected, prompt)[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("block_tokens", [32, 5])
+def test_greedy_continuations_equal_generate(checkpoint: Path, expected: Any, block_tokens: int) -> None:
+    steps = 40
+    prompts = [random_prompt(length, seed=1) for length in LENGTHS]
+    paged = PagedModel(checkpoint, block_tokens, blocks=512 // block_tokens + 8)
+    continued = paged.greedy(prompts, steps, chunk_tokens=30)
+    expected.generation_config.eos_token_id = None
+    for prompt, tokens in zip(prompts, continued, strict=True):
+        ids = torch.tensor([prompt])
+        answer = expected.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=steps, pad_token_id=0
+        )
+        assert tokens == answer[0, len(prompt) :].tolist()
+
+
+def test_bfloat16_stays_near_float32(checkpoint: Path, expected: Any) -> None:
+    prompt = random_prompt(50)
+    paged = PagedModel(checkpoint, dtype=torch.bfloat16)
+    table = paged.blocks(50)
+    first = paged.logits([Chunk(0, prompt[:-1], 0, table)])
+    last = paged.logits([Chunk(0, prompt[-1:], 49, table)])
+    near = expected_logits(expected, prompt)
+    difference = (torch.cat(first + last) - near).abs().mean() / near.abs().mean()
+    assert difference < 0.1

@@ -1,0 +1,114 @@
+"""References and the free list: who holds a block, and what happens when there are none left."""
+
+import pytest
+
+from engine.block_table import BlockTable, acquire
+from engine.pages import BlockPool, OutOfBlocks, PageCounts, PageError
+from engine.plan import BlockCopy
+
+
+@pytest.fixture
+def pool():
+    pool = BlockPool(4)
+    yield pool
+    pool.check_conservation()
+
+
+def test_a_fresh_pool_is_free(pool):
+    assert pool.counts == PageCounts(total=4, free=4, cached=0, held=0)
+
+
+def test_allocation_gives_distinct_neighbouring_blocks(pool):
+    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.counts == PageCounts(total=4, free=1, cached=0, held=3)
+
+
+def test_allocation_is_all_or_nothing(pool):
+    pool.allocate(3)
+    with pytest.raises(OutOfBlocks) as refusal:
+        pool.allocate(2)
+    assert (refusal.value.wanted, refusal.value.available) == (2, 1)
+    assert pool.counts.free == 1
+
+
+def test_a_shared_block_is_free_only_after_its_last_reader(pool):
+    [block] = pool.allocate(1)
+    pool.share(block)
+    pool.release(block)
+    assert pool.counts.held == 1
+    pool.release(block)
+    assert pool.counts.free == 4
+
+
+def test_a_free_block_cannot_be_released_shared_or_published(pool):
+    [block] = pool.allocate(1)
+    pool.release(block)
+    with pytest.raises(PageError):
+        pool.release(block)
+    with pytest.raises(PageError):
+        pool.share(block)
+    with pytest.raises(PageError):
+        pool.publish(block, b"a", None)
+
+
+def test_held_only_by_counts_blocks_without_other_readers(pool):
+    blocks = pool.allocate(3)
+    pool.share(blocks[0])
+    assert pool.held_only_by([blocks]) == 2
+    assert pool.held_only_by([blocks, blocks[:1]]) == 3
+
+
+def test_a_table_is_released_exactly_once(pool):
+    table = BlockTable(pool, pool.allocate(2))
+    table.release()
+    with pytest.raises(PageError):
+        table.release()
+    with pytest.raises(PageError):
+        _ = table.blocks
+    assert pool.counts.free == 4
+
+
+def test_released_blocks_are_neighbours_again(pool):
+    BlockTable(pool, pool.allocate(3)).release()
+    assert pool.allocate(3) == [0, 1, 2]
+
+
+def test_a_released_table_cannot_grow(pool):
+    table = BlockTable(pool, [])
+    table.release()
+    with pytest.raises(PageError):
+        table.append(1)
+    assert pool.counts.free == 4
+
+
+def test_a_fork_shares_its_blocks(pool):
+    table = BlockTable(pool, pool.allocate(2))
+    fork = table.fork(1)
+    table.release()
+    assert fork.blocks == (0,)
+    assert pool.counts.held == 1
+
+
+def test_a_shared_block_is_copied_before_it_is_written(pool):
+    table = BlockTable(pool, pool.allocate(2))
+    fork = table.fork(2)
+    assert fork.make_writable(1) == BlockCopy(source=1, destination=2)
+    assert fork.blocks == (0, 2)
+    assert table.make_writable(1) is None, "the other reader has left"
+    assert table.blocks == (0, 1)
+
+
+def test_acquiring_takes_nothing_where_room_is_short(pool):
+    [block] = pool.allocate(1)
+    pool.publish(block, b"a", None)
+    pool.release(block)
+    with pytest.raises(OutOfBlocks):
+        acquire(pool, [b"a"], total_blocks=5)
+    assert pool.counts == PageCounts(total=4, free=3, cached=1, held=0)
+
+
+def test_conservation_notices_a_lost_block(pool):
+    broken = BlockPool(2)
+    broken._free.pop()
+    with pytest.raises(AssertionError, match="in no state"):
+        broken.check_conservation()

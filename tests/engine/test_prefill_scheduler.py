@@ -1,0 +1,261 @@
+"""Prompts in chunks: what each step computes, when blocks become readable, and who holds them."""
+
+import pytest
+
+from engine.pages import BlockPool, PageCounts
+from engine.plan import Drawn, NonFinite, Plan
+from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
+from engine.sampling_params import SamplingParams
+from engine.sequence import EndReason, RequestRefused, RequestTooLong, UnknownRequest
+
+BLOCK = 4
+STOP = 99
+
+
+def prompt(request_id: int, length: int, n: int = 1, max_tokens: int = 10) -> PrefillRequest:
+    """A prompt whose tokens are its positions, so that equal lengths share their prefix."""
+    hashes = tuple(b"block %d" % index for index in range(length // BLOCK))
+    params = SamplingParams(max_tokens=max_tokens, n=n, stop_token_ids=frozenset({STOP}))
+    return PrefillRequest(request_id, tuple(range(length)), params, hashes)
+
+
+def private_prompt(request_id: int, length: int) -> PrefillRequest:
+    """A prompt that shares nothing."""
+    return PrefillRequest(request_id, tuple(range(length)), SamplingParams(max_tokens=10), ())
+
+
+@pytest.fixture
+def scheduler():
+    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8)
+    yield scheduler
+    scheduler.pool.check_conservation()
+
+
+def spans(plan: Plan | None) -> list[tuple[int, int, int]]:
+    assert plan is not None
+    return [(chunk.request_id, chunk.start, chunk.end) for chunk in plan.chunks]
+
+
+def step(scheduler: PrefillScheduler, token_id: int = 7) -> list[PrefillProgress]:
+    plan = scheduler.plan()
+    assert plan is not None
+    return scheduler.commit(plan, [tuple(Drawn(token_id, -0.5) for _ in chunk.samples) for chunk in plan.chunks])
+
+
+def fail_step(scheduler: PrefillScheduler) -> list[PrefillProgress]:
+    plan = scheduler.plan()
+    assert plan is not None
+    return scheduler.commit(plan, [NonFinite() for _ in plan.chunks])
+
+
+def test_without_work_there_is_no_plan(scheduler):
+    assert scheduler.plan() is None
+    assert not scheduler.has_work
+
+
+def test_a_long_prompt_is_computed_in_chunks(scheduler):
+    scheduler.add(prompt(1, 18))
+    seen = []
+    while scheduler.has_work:
+        seen.extend(spans(scheduler.plan()))
+        step(scheduler)
+    assert seen == [(1, 0, 8), (1, 8, 16), (1, 16, 18)]
+
+
+def test_a_chunk_carries_its_tokens_and_blocks(scheduler):
+    scheduler.add(prompt(1, 10))
+    step(scheduler)
+    [chunk] = scheduler.plan().chunks
+    assert chunk.token_ids == (8, 9)
+    assert chunk.block_table == (0, 1, 2)
+
+
+def test_only_the_last_chunk_draws_and_once_per_choice(scheduler):
+    scheduler.add(prompt(1, 10, n=3))
+    assert scheduler.plan().chunks[0].samples == ()
+    [progress] = step(scheduler)
+    assert progress.first is None
+    assert [sample.choice for sample in scheduler.plan().chunks[0].samples] == [0, 1, 2]
+    [progress] = step(scheduler)
+    assert [(token.choice, token.token_id, token.end) for token in progress.first] == [
+        (0, 7, None),
+        (1, 7, None),
+        (2, 7, None),
+    ]
+
+
+def test_short_prompts_share_a_step_within_its_budget(scheduler):
+    for request_id in (1, 2, 3):
+        scheduler.add(prompt(request_id, 3))
+    assert spans(scheduler.plan()) == [(1, 0, 3), (2, 0, 3), (3, 0, 2)]
+
+
+def test_an_older_prompt_is_finished_first(scheduler):
+    scheduler.add(prompt(1, 10))
+    scheduler.add(prompt(2, 3))
+    assert spans(scheduler.plan()) == [(1, 0, 8)]
+    step(scheduler)
+    assert spans(scheduler.plan()) == [(1, 8, 10), (2, 0, 3)]
+
+
+def test_progress_names_the_blocks_that_became_readable(scheduler):
+    scheduler.add(prompt(1, 1))
+    scheduler.add(prompt(2, 12))
+    first, second = step(scheduler)  # 1 token and 7 tokens
+    assert first.new_blocks == (0,), "the end of a prompt includes its part-filled block"
+    assert (second.computed_tokens, second.new_blocks) == (7, (1,))
+    [second] = step(scheduler)
+    assert (second.computed_tokens, second.new_blocks) == (12, (2, 3))
+
+
+def test_a_computed_prompt_is_pinned_until_released(scheduler):
+    scheduler.add(prompt(1, 6))
+    step(scheduler)
+    assert not scheduler.has_work
+    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (0, 2)
+    scheduler.release(1)
+    assert scheduler.pool.counts == PageCounts(total=8, free=7, cached=1, held=0)
+
+
+def test_release_is_for_pinned_prompts_only(scheduler):
+    scheduler.add(prompt(1, 10))
+    step(scheduler)
+    for request_id in (1, 2):
+        with pytest.raises(UnknownRequest):
+            scheduler.release(request_id)
+    assert scheduler.held_by_sequences == 3
+
+
+def test_cached_blocks_are_skipped(scheduler):
+    scheduler.add(prompt(1, 8))
+    step(scheduler)
+    scheduler.release(1)
+    scheduler.add(prompt(2, 11))
+    assert spans(scheduler.plan()) == [(2, 8, 11)]
+    [progress] = step(scheduler)
+    assert (progress.cached_tokens, progress.computed_tokens) == (8, 11)
+    assert progress.new_blocks == (0, 1, 2), "cached blocks are readable at once"
+
+
+def test_the_block_of_the_last_prompt_token_is_always_computed(scheduler):
+    scheduler.add(prompt(1, 8))
+    step(scheduler)
+    scheduler.add(prompt(2, 8))
+    assert spans(scheduler.plan()) == [(2, 4, 8)]
+
+
+def test_a_pinned_prefix_is_shared_and_counted_as_computed(scheduler):
+    scheduler.add(prompt(1, 8))
+    step(scheduler)
+    scheduler.add(prompt(2, 20))
+    step(scheduler)
+    assert scheduler.pool.counts.held == 5
+    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (5, 0)
+    scheduler.abort(2)
+    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (0, 2)
+
+
+def test_nothing_is_published_before_the_prompt_is_complete(scheduler):
+    scheduler.add(prompt(1, 12))
+    step(scheduler)
+    assert scheduler.abort(1)
+    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+
+
+def test_a_non_finite_prompt_is_forgotten_and_not_published(scheduler):
+    scheduler.add(prompt(1, 8))
+    [progress] = fail_step(scheduler)
+    assert progress.failed
+    assert (progress.first, progress.new_blocks) == (None, ())
+    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+    assert not scheduler.abort(1)
+
+
+def test_a_neighbour_of_a_non_finite_prompt_goes_on(scheduler):
+    scheduler.add(prompt(1, 3))
+    scheduler.add(prompt(2, 3))
+    failed, finished = scheduler.commit(scheduler.plan(), [NonFinite(), (Drawn(5, -0.1),)])
+    assert (failed.failed, finished.failed) == (True, False)
+    assert finished.first[0].token_id == 5
+
+
+def test_a_prompt_waits_until_there_is_room_for_all_of_it(scheduler):
+    scheduler.add(private_prompt(1, 20))
+    scheduler.add(private_prompt(2, 16))
+    while scheduler.plan() is not None:
+        step(scheduler)
+    assert (scheduler.waiting_requests, scheduler.pool.counts.held) == (1, 5)
+    scheduler.release(1)
+    assert scheduler.plan() is not None
+
+
+def test_a_short_prompt_does_not_overtake_one_that_waits_for_room(scheduler):
+    for request_id, length in ((1, 20), (2, 32), (3, 1)):
+        scheduler.add(private_prompt(request_id, length))
+    while scheduler.plan() is not None:
+        step(scheduler)
+    assert scheduler.waiting_requests == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2], ids=["waiting", "computing", "pinned"])
+def test_a_prompt_can_be_aborted_in_every_phase(scheduler, steps):
+    scheduler.add(prompt(1, 10))
+    for _ in range(steps):
+        step(scheduler)
+    assert scheduler.abort(1)
+    assert not scheduler.abort(1)
+    assert scheduler.pool.counts.held == 0
+    assert scheduler.plan() is None
+
+
+def test_a_prompt_aborted_during_a_step_makes_no_progress(scheduler):
+    scheduler.add(prompt(1, 3))
+    plan = scheduler.plan()
+    scheduler.abort(1)
+    assert scheduler.commit(plan, [(Drawn(7, -0.5),)]) == []
+
+
+def test_load_is_counted_in_tokens(scheduler):
+    scheduler.add(prompt(1, 10))
+    scheduler.add(prompt(2, 5))
+    assert (scheduler.pending_tokens, scheduler.waiting_requests, scheduler.running_sequences) == (15, 2, 0)
+    step(scheduler)
+    assert (scheduler.pending_tokens, scheduler.waiting_requests, scheduler.running_sequences) == (7, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("token_id", "max_tokens", "end"), [(STOP, 1, EndReason.STOP), (7, 1, EndReason.LENGTH), (7, 2, None)]
+)
+def test_the_first_token_may_end_the_answer(scheduler, token_id, max_tokens, end):
+    scheduler.add(prompt(1, 3, max_tokens=max_tokens))
+    [progress] = step(scheduler, token_id)
+    assert progress.first[0].end is end
+
+
+def test_a_prompt_larger_than_the_pool_is_refused(scheduler):
+    with pytest.raises(RequestTooLong):
+        scheduler.add(prompt(1, 33))
+    assert not scheduler.has_work
+
+
+def test_malformed_requests_are_refused(scheduler):
+    whole = prompt(1, 8)
+    scheduler.add(whole)
+    with pytest.raises(RequestRefused, match="here already"):
+        scheduler.add(whole)
+    with pytest.raises(RequestRefused, match="no tokens"):
+        scheduler.add(prompt(2, 0))
+    with pytest.raises(RequestRefused, match="block hashes"):
+        scheduler.add(PrefillRequest(2, whole.token_ids, whole.params, whole.block_hashes[:1]))
+    with pytest.raises(RequestRefused, match="at least 1"):
+        scheduler.add(prompt(2, 8, n=0))
+    assert scheduler.waiting_requests == 1
+
+
+def test_a_prompt_without_hashes_stays_out_of_the_cache(scheduler):
+    for request_id in (1, 2):
+        scheduler.add(private_prompt(request_id, 8))
+        assert spans(scheduler.plan()) == [(request_id, 0, 8)]
+        step(scheduler)
+        scheduler.release(request_id)
+    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)

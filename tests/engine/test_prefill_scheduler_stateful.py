@@ -1,0 +1,115 @@
+"""Random arrivals, steps, failures, releases and aborts on a small pool. A block remembers the prompt written to it."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.pages import BlockPool
+from engine.plan import Chunk, Drawn, NonFinite
+from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
+from engine.sampling_params import SamplingParams
+from engine.sequence import RequestTooLong, blocks_for
+
+BLOCK, TOTAL, CHUNK = 2, 6, 5
+
+
+class PrefillLives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(TOTAL)
+        self.scheduler = PrefillScheduler(self.pool, BLOCK, CHUNK)
+        self.unfinished: dict[int, PrefillRequest] = {}
+        self.readable: dict[int, list[int]] = {}
+        self.pinned: set[int] = set()
+        self.memory: dict[int, tuple[int, ...]] = {}  # the whole prefix, up to each block's newest token
+        self.added = 0
+
+    @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple), n=st.integers(1, 2))
+    def add(self, token_ids, n):
+        self.added += 1
+        hashes = tuple(bytes(token_ids[: end + BLOCK]) for end in range(0, len(token_ids) - BLOCK + 1, BLOCK))
+        request = PrefillRequest(self.added, token_ids, SamplingParams(max_tokens=3, n=n), hashes)
+        try:
+            self.scheduler.add(request)
+        except RequestTooLong:
+            assert blocks_for(len(token_ids), BLOCK) > TOTAL
+            return
+        self.unfinished[self.added] = request
+        self.readable[self.added] = []
+
+    @rule(fails=st.sets(st.integers(0, 4)), aborts=st.booleans())
+    def step(self, fails, aborts):
+        plan = self.scheduler.plan()
+        if plan is None:
+            assert self.pinned or not self.unfinished, "work was left though nothing is pinned"
+            return
+        assert sum(len(chunk.token_ids) for chunk in plan.chunks) <= CHUNK
+        results = []
+        for index, chunk in enumerate(plan.chunks):
+            self.write(chunk)
+            bad = index in fails and chunk.samples
+            results.append(NonFinite() if bad else tuple(Drawn(5, 0.0) for _ in chunk.samples))
+        if aborts:
+            self.forget(plan.chunks[0].request_id)
+        for progress in self.scheduler.commit(plan, results):
+            self.take_in(progress)
+
+    def write(self, chunk: Chunk) -> None:
+        """What a model would do: reads all before the chunk, writes the chunk's tokens."""
+        prompt = self.unfinished[chunk.request_id].token_ids
+        assert chunk.token_ids == prompt[chunk.start : chunk.end]
+        for position in range(chunk.end):
+            block, written = chunk.block_table[position // BLOCK], prompt[: position + 1]
+            if position >= chunk.start:
+                assert self.pool.references(block) == 1, "a shared block is written"
+                self.memory[block] = written
+            else:
+                assert self.memory[block][: position + 1] == written, "the KV before this chunk is not its own"
+
+    def take_in(self, progress: PrefillProgress) -> None:
+        request = self.unfinished[progress.request_id]
+        if progress.failed:
+            del self.unfinished[progress.request_id]
+            return
+        blocks = self.readable[progress.request_id]
+        blocks.extend(progress.new_blocks)
+        done = progress.first is not None
+        assert len(blocks) == (blocks_for(len(request.token_ids), BLOCK) if done else progress.computed_tokens // BLOCK)
+        if done:
+            assert [token.choice for token in progress.first] == list(range(request.params.n))
+            for index, block in enumerate(blocks):
+                assert self.memory[block] == request.token_ids[: (index + 1) * BLOCK]
+            del self.unfinished[progress.request_id]
+            self.pinned.add(progress.request_id)
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def release(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.pinned)))
+        self.pinned.remove(request_id)
+        self.scheduler.release(request_id)
+
+    @precondition(lambda self: self.added)
+    @rule(data=st.data())
+    def abort(self, data):
+        self.forget(data.draw(st.integers(1, self.added)))
+
+    def forget(self, request_id: int) -> None:
+        known = request_id in self.unfinished or request_id in self.pinned
+        assert self.scheduler.abort(request_id) is known
+        self.unfinished.pop(request_id, None)
+        self.pinned.discard(request_id)
+
+    @invariant()
+    def pages_are_conserved(self):
+        self.pool.check_conservation()
+        counts, scheduler = self.pool.counts, self.scheduler
+        assert scheduler.held_by_sequences + scheduler.held_by_transfers == counts.held
+        assert scheduler.waiting_requests + scheduler.running_sequences == len(self.unfinished)
+        if not self.unfinished and not self.pinned:
+            assert counts.held == 0
+            assert scheduler.pending_tokens == 0
+
+
+TestPrefillLives = PrefillLives.TestCase
+TestPrefillLives.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,123 @@
+"""Complete blocks under their hash: found again, shared, and evicted oldest and outermost first."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.block_table import BlockTable, acquire
+from engine.pages import BlockPool, PageCounts, PageError
+
+
+@pytest.fixture
+def pool():
+    pool = BlockPool(6)
+    yield pool
+    pool.check_conservation()
+
+
+def held_chain(pool: BlockPool, hashes: Sequence[bytes]) -> BlockTable:
+    table = acquire(pool, hashes, len(hashes)).table
+    table.publish(hashes)
+    return table
+
+
+def cached_chain(pool: BlockPool, hashes: Sequence[bytes]) -> None:
+    held_chain(pool, hashes).release()
+
+
+def known(pool: BlockPool, hashes: Sequence[bytes]) -> int:
+    """Length of the cached prefix, looked up without keeping it."""
+    blocks = pool.lookup(hashes)
+    BlockTable(pool, blocks).release()
+    return len(blocks)
+
+
+def test_a_published_block_stays_cached_after_its_last_reader(pool):
+    cached_chain(pool, [b"a", b"b"])
+    assert pool.counts == PageCounts(total=6, free=4, cached=2, held=0)
+
+
+def test_lookup_finds_the_longest_prefix_and_holds_it(pool):
+    cached_chain(pool, [b"a", b"b"])
+    assert pool.lookup([b"a", b"b", b"c"]) == [0, 1]
+    assert pool.counts == PageCounts(total=6, free=4, cached=0, held=2)
+
+
+def test_lookup_stops_at_the_first_unknown_hash(pool):
+    cached_chain(pool, [b"a", b"b"])
+    assert pool.lookup([b"x", b"b"]) == []
+
+
+def test_a_block_still_held_is_shared_by_lookup(pool):
+    table = held_chain(pool, [b"a"])
+    assert pool.lookup([b"a"]) == [0]
+    table.release()
+    assert pool.counts.held == 1
+
+
+def test_the_first_block_of_a_hash_stays(pool):
+    held_chain(pool, [b"a"])
+    [second] = pool.allocate(1)
+    pool.publish(second, b"a", None)
+    assert pool.lookup([b"a"]) == [0]
+    pool.release(second)
+    assert pool.counts.cached == 0, "the second block was never cached"
+
+
+def test_a_block_has_one_hash_only(pool):
+    [block] = pool.allocate(1)
+    pool.publish(block, b"a", None)
+    with pytest.raises(PageError):
+        pool.publish(block, b"b", None)
+
+
+def test_free_blocks_go_before_cached_ones(pool):
+    cached_chain(pool, [b"a", b"b"])
+    pool.allocate(4)
+    assert known(pool, [b"a", b"b"]) == 2
+
+
+def test_the_least_recently_used_block_is_evicted_first(pool):
+    for name in (b"a", b"b", b"c"):
+        cached_chain(pool, [name])
+    assert known(pool, [b"a"]) == 1, "a is now the last one used"
+    pool.allocate(4)
+    assert [known(pool, [name]) for name in (b"a", b"b", b"c")] == [1, 0, 1]
+
+
+def test_leaves_are_evicted_before_their_parents(pool):
+    cached_chain(pool, [b"a", b"b", b"c"])
+    pool.allocate(4)
+    assert known(pool, [b"a", b"b", b"c"]) == 2
+
+
+def test_a_parent_older_than_its_cached_child_outlives_it(pool):
+    first = BlockTable(pool, pool.allocate(1))
+    second = BlockTable(pool, pool.allocate(2))  # computed the same first block at the same time
+    first.publish([b"a"])
+    second.publish([b"a", b"b"])
+    first.release()
+    second.release()
+    assert pool.counts == PageCounts(total=6, free=4, cached=2, held=0)
+    pool.allocate(5)
+    assert known(pool, [b"a", b"b"]) == 1
+
+
+def test_a_child_is_found_again_once_its_evicted_parent_is_recomputed(pool):
+    first = BlockTable(pool, pool.allocate(1))
+    second = BlockTable(pool, pool.allocate(2))
+    first.publish([b"a"])
+    second.publish([b"a", b"b"])
+    first.release()
+    spare = pool.allocate(4)  # evicts a, whose only child is held and not cached
+    assert known(pool, [b"a", b"b"]) == 0
+    BlockTable(pool, spare).release()
+    cached_chain(pool, [b"a"])
+    assert pool.lookup([b"a", b"b"])[1] == second.blocks[1]
+
+
+def test_eviction_makes_the_whole_pool_available(pool):
+    cached_chain(pool, [b"a", b"b", b"c"])
+    cached_chain(pool, [b"x", b"y", b"z"])
+    assert sorted(pool.allocate(6)) == [0, 1, 2, 3, 4, 5]
+    assert pool.counts == PageCounts(total=6, free=0, cached=0, held=6)

@@ -1,0 +1,65 @@
+"""The element-wise kernels against formulas in float64 and against transformers, bit for bit where it matters."""
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotary
+from kernels.silu_mul import silu_mul
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 63), (5, 2, 33)])
+def test_rms_norm_equals_transformers_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    module = LlamaRMSNorm(shape[-1], eps=1e-5).to(dtype)
+    torch.nn.init.normal_(module.weight)
+    x = torch.randn(shape).to(dtype)
+    with torch.inference_mode():
+        assert torch.equal(rms_norm(x, module.weight, 1e-5), module(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_rotary_equals_transformers_bit_for_bit(tokens: int, dtype: torch.dtype) -> None:
+    x = torch.randn(tokens, 3, 10).to(dtype)
+    angles = torch.randn(tokens, 5)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    doubled = [torch.cat((half, half), -1)[None] for half in (cos, sin)]
+    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], *doubled)
+    assert torch.equal(rotary(x, cos, sin), expected[0].transpose(0, 1))
+
+
+def test_rotary_turns_a_pair_by_its_angle() -> None:
+    x = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]])
+    cos, sin = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    torch.testing.assert_close(rotary(x, cos, sin), torch.tensor([[[0.0, 0.0, 1.0, 2.0]]]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 63)])
+def test_silu_mul_gates_the_second_half(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    gate, up = torch.randn(2, *shape).to(dtype)
+    result = silu_mul(torch.cat((gate, up), dim=1))
+    assert result.dtype == dtype
+    expected = gate.double() / (1 + (-gate.double()).exp()) * up.double()
+    tolerance = 1e-6 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_launchers_refuse_what_their_contracts_exclude() -> None:
+    with pytest.raises(ValueError, match=r"weight must be \[4\]"):
+        rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-6)
+    with pytest.raises(ValueError, match=r"weight must be torch\.float32"):
+        rms_norm(torch.zeros(2, 4), torch.zeros(4).bfloat16(), 1e-6)
+    with pytest.raises(ValueError, match="sin must be"):
+        rotary(torch.zeros(2, 1, 4), torch.zeros(2, 2), torch.zeros(2, 4))
+    with pytest.raises(ValueError, match="gate_up"):
+        silu_mul(torch.zeros(2, 5))

@@ -1,0 +1,45 @@
+from dataclasses import replace
+
+import pytest
+
+from kvtransfer.description import PoolDescription, SharedMemoryHandle, can_map, check_compatible, host_id
+from kvtransfer.errors import PairingRefused
+
+HANDLE = SharedMemoryHandle(pid=1, fd=2, inode=3, size_bytes=4096 * 10)
+POOL = PoolDescription(b"model", 4096, 10, "host", HANDLE)
+
+
+def test_pools_of_different_sizes_go_together():
+    check_compatible(POOL, replace(POOL, num_blocks=7))
+
+
+@pytest.mark.parametrize(
+    ("field", "theirs"),
+    [
+        ("fingerprint", replace(POOL, fingerprint=b"other")),
+        ("block_bytes", replace(POOL, block_bytes=2048)),
+        ("shared_memory", replace(POOL, num_blocks=11)),
+    ],
+)
+def test_a_refused_pairing_names_the_field(field, theirs):
+    with pytest.raises(PairingRefused, match=field) as refused:
+        check_compatible(POOL, theirs)
+    assert refused.value.field == field
+
+
+def test_a_pool_can_be_mapped_on_the_same_host_only():
+    assert can_map(POOL, POOL)
+    assert not can_map(POOL, replace(POOL, host_id="other"))
+    assert not can_map(POOL, replace(POOL, shared_memory=None))
+
+
+def test_the_host_id_is_stable_within_a_host():
+    assert host_id() == host_id() != ""
+
+
+def test_a_system_that_does_not_tell_shares_memory_with_nobody(monkeypatch):
+    def unreadable(self):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr("pathlib.Path.read_text", unreadable)
+    assert host_id() != host_id()

@@ -1,0 +1,75 @@
+"""The pool's memory within its own process."""
+
+import os
+
+import pytest
+import torch
+
+from kvtransfer.memory import SharedPool
+from kvtransfer.peer import open_peer
+
+
+@pytest.fixture
+def pool():
+    pool = SharedPool.create(8192)
+    yield pool
+    pool.close()
+
+
+def test_a_new_pool_is_writable_zeros_of_the_size_asked_for(pool):
+    assert pool.tensor.dtype == torch.uint8
+    assert pool.tensor.shape == (8192,)
+    assert not pool.tensor.any()
+    pool.tensor[8191] = 7
+    assert pool.tensor[8191] == 7
+
+
+def test_the_handle_names_the_open_file(pool):
+    status = os.stat(f"/proc/{pool.handle.pid}/fd/{pool.handle.fd}")
+    assert (status.st_ino, status.st_size) == (pool.handle.inode, pool.handle.size_bytes)
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_a_pool_of_no_bytes_is_refused(nbytes):
+    with pytest.raises(ValueError, match="at least one byte"):
+        SharedPool.create(nbytes)
+
+
+def test_the_size_is_sealed(pool):
+    for size in (0, 4096, 16384):
+        with pytest.raises(PermissionError):
+            os.ftruncate(pool.handle.fd, size)
+
+
+def test_closing_ends_the_file_once():
+    pool = SharedPool.create(4096)
+    pool.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(pool.handle.fd)
+    with pytest.raises(ValueError, match="closed already"):
+        pool.close()
+    with pytest.raises(ValueError, match="is closed"):
+        _ = pool.tensor
+
+
+def test_tensors_and_peers_outlive_the_pool():
+    pool = SharedPool.create(4096)
+    tensor, peer = pool.tensor, open_peer(pool.handle)
+    pool.close()
+    tensor[5] = 9
+    assert peer.array[5] == 9
+    peer.close()
+
+
+def test_memory_is_given_back_when_the_last_view_is_gone():
+    def mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("baton-kv-pool" in line for line in maps)
+
+    before = mapped()
+    pool = SharedPool.create(4096)
+    peer = open_peer(pool.handle)
+    assert mapped() == before + 2
+    pool.close()
+    peer.close()
+    assert mapped() == before

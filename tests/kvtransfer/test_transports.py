@@ -1,0 +1,166 @@
+"""Both transports move the same blocks; they differ in where the bytes come from."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtransfer.errors import BlockOutOfRange, CopyBroken
+from kvtransfer.memory import SharedPool
+from kvtransfer.peer import open_peer
+from kvtransfer.shared_memory import SharedMemoryTransport
+from kvtransfer.stream import StreamTransport
+from kvtransfer.transport import BlockPair, LinkRate, split_runs
+
+TRANSFER = b"t" * 16
+BLOCK_BYTES = 48
+BLOCKS = 12
+
+
+def source_pool() -> torch.Tensor:
+    return (torch.arange(BLOCKS * BLOCK_BYTES) % 251 + 1).to(torch.uint8)
+
+
+class FakeLink:
+    """A source whose transfer consists of `blocks`, in logical order; sends pieces of `piece_bytes`."""
+
+    def __init__(self, blocks: list[int], piece_bytes: int = 7, missing: int = 0, extra: bytes = b"") -> None:
+        self.blocks, self.piece_bytes, self.missing, self.extra = blocks, piece_bytes, missing, extra
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
+        assert transfer_id == TRANSFER
+        self.reads.append((first_block, num_blocks))
+        pool = source_pool().view(BLOCKS, BLOCK_BYTES)
+        data = bytes(pool[self.blocks[first_block : first_block + num_blocks]].flatten().tolist())
+        return self._pieces(data[: len(data) - self.missing] + self.extra)
+
+    def probe(self, nbytes: int) -> Iterator[bytes]:
+        return self._pieces(bytes(nbytes - self.missing) + self.extra)
+
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
+        yield b""  # a message may be empty
+        for start in range(0, len(data), self.piece_bytes):
+            yield data[start : start + self.piece_bytes]
+
+
+@pytest.fixture
+def mapped():
+    """A transport over a mapped pool, and the pool it writes to."""
+    source = SharedPool.create(BLOCKS * BLOCK_BYTES)
+    source.tensor.copy_(source_pool())
+    own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    transport = SharedMemoryTransport(open_peer(source.handle), own, BLOCK_BYTES)
+    yield transport, own
+    transport.close()
+    source.close()
+
+
+def expected_pool(pairs: list[BlockPair]) -> torch.Tensor:
+    """Every destination holds its source, nothing else is touched."""
+    own = torch.zeros(BLOCKS, BLOCK_BYTES, dtype=torch.uint8)
+    for pair in pairs:
+        own[pair.destination] = source_pool().view(BLOCKS, BLOCK_BYTES)[pair.source]
+    return own.flatten()
+
+
+@st.composite
+def block_pairs(draw: st.DrawFn) -> list[BlockPair]:
+    """The uncached rest of a prompt: logical blocks in order, some left out, anywhere in both pools."""
+    sources = draw(st.lists(st.integers(0, BLOCKS - 1), unique=True, max_size=BLOCKS))
+    destinations = draw(st.permutations(range(BLOCKS)))
+    pairs = [BlockPair(*pair) for pair in zip(range(len(sources)), sources, destinations, strict=False)]
+    wanted = draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
+    return [pair for pair, chosen in zip(pairs, wanted, strict=True) if chosen]
+
+
+@settings(max_examples=40, deadline=None)
+@given(pairs=block_pairs())
+def test_shared_memory_moves_exactly_the_blocks_asked_for(pairs):
+    source = SharedPool.create(BLOCKS * BLOCK_BYTES)
+    source.tensor.copy_(source_pool())
+    own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    transport = SharedMemoryTransport(open_peer(source.handle), own, BLOCK_BYTES)
+    assert transport.copy(TRANSFER, pairs) == len(pairs) * BLOCK_BYTES
+    assert torch.equal(own, expected_pool(pairs))
+    transport.close()
+    source.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(pairs=block_pairs(), piece_bytes=st.integers(1, 3 * BLOCK_BYTES))
+def test_a_stream_moves_exactly_the_blocks_asked_for(pairs, piece_bytes):
+    blocks = [0] * BLOCKS
+    for pair in pairs:
+        blocks[pair.logical] = pair.source
+    own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    copied = StreamTransport(FakeLink(blocks, piece_bytes), own, BLOCK_BYTES).copy(TRANSFER, pairs)
+    assert copied == len(pairs) * BLOCK_BYTES
+    assert torch.equal(own, expected_pool(pairs))
+
+
+def test_a_stream_asks_once_for_logical_neighbours_wherever_they_go():
+    link = FakeLink(list(range(BLOCKS)))
+    own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    pairs = [BlockPair(logical, logical, 11 - logical) for logical in (2, 3, 4, 7)]
+    StreamTransport(link, own, BLOCK_BYTES).copy(TRANSFER, pairs)
+    assert link.reads == [(2, 3), (7, 1)]
+
+
+@pytest.mark.parametrize(("missing", "extra"), [(1, b""), (0, b"x")])
+def test_a_stream_of_the_wrong_length_is_broken(missing, extra):
+    own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    transport = StreamTransport(FakeLink([0, 1], missing=missing, extra=extra), own, BLOCK_BYTES)
+    with pytest.raises(CopyBroken):
+        transport.copy(TRANSFER, [BlockPair(0, 0, 3), BlockPair(1, 1, 4)])
+    assert not own[5 * BLOCK_BYTES :].any()
+    with pytest.raises(CopyBroken):
+        transport.measure(100)
+
+
+@pytest.mark.parametrize("pair", [BlockPair(0, 0, BLOCKS), BlockPair(0, 0, -1)])
+def test_a_stream_does_not_ask_for_what_it_has_no_place_for(pair):
+    link = FakeLink([0])
+    own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    with pytest.raises(BlockOutOfRange):
+        StreamTransport(link, own, BLOCK_BYTES).copy(TRANSFER, [pair])
+    assert link.reads == []
+
+
+@pytest.mark.parametrize(
+    "pair", [BlockPair(1, BLOCKS, 0), BlockPair(1, -1, 0), BlockPair(1, 0, BLOCKS), BlockPair(1, 0, -1)]
+)
+def test_shared_memory_copies_nothing_if_any_block_is_out_of_range(mapped, pair):
+    transport, own = mapped
+    with pytest.raises(BlockOutOfRange):
+        transport.copy(TRANSFER, [BlockPair(0, 0, 5), pair])
+    assert not own.any()
+
+
+def test_measuring_writes_no_pool(mapped):
+    transport, own = mapped
+    rate = transport.measure(1 << 20)
+    assert rate.bytes == BLOCKS * BLOCK_BYTES
+    assert rate.gb_per_s > 0
+    assert not own.any()
+
+
+def test_measuring_a_stream_counts_its_bytes():
+    own = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+    rate = StreamTransport(FakeLink([]), own, BLOCK_BYTES).measure(1000)
+    assert rate.bytes == 1000
+    assert not own.any()
+
+
+def test_a_rate_is_in_billions_of_bytes_per_second():
+    assert LinkRate(3_000_000_000, 1.5).gb_per_s == 2.0
+    assert LinkRate(0, 0.0).gb_per_s == 0.0
+
+
+def test_runs_are_as_long_as_neighbours_last():
+    pairs = [BlockPair(index, source, index) for index, source in enumerate([4, 5, 7, 8, 9, 2])]
+    runs = split_runs(pairs, lambda left, right: right.source == left.source + 1)
+    assert [[pair.source for pair in run] for run in runs] == [[4, 5], [7, 8, 9], [2]]
+    assert list(split_runs([], lambda left, right: True)) == []

@@ -1,0 +1,141 @@
+"""A real router with fake workers, all in this process, over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
+from router.config import RouterConfig
+from router.process import RouterProcess
+from service.server import Running, serve
+from service.telemetry import FinishedSpan
+from service.trace_context import TraceContext, new_trace
+from tests.router.fake_worker import FakePair, FakeWorker, worker_info
+from tests.router.tokenizers_for_tests import byte_level, write_model_folder
+
+READY_S = 10.0
+
+
+@dataclass
+class RecordingTelemetry:
+    spans: list[FinishedSpan] = field(default_factory=list)
+
+    def span(self, span: FinishedSpan) -> TraceContext:
+        self.spans.append(span)
+        return span.identity or new_trace()
+
+    def close(self) -> None:
+        pass
+
+
+class ObservedRouter(RouterProcess):
+    """Tells the test when it listens."""
+
+    async def start(self, running: Running) -> None:
+        self.running = running
+        await super().start(running)
+        self.started.set()
+
+    started: asyncio.Event
+
+
+@dataclass
+class Stack:
+    """A running router, its client's stubs and the workers behind it."""
+
+    pair: FakePair
+    telemetry: RecordingTelemetry
+    router: ObservedRouter
+    channel: grpc.aio.Channel
+    stub: Any
+    admin: Any
+
+    @property
+    def prefill(self) -> FakeWorker:
+        return self.pair.prefill
+
+    @property
+    def decode(self) -> FakeWorker:
+        return self.pair.decode
+
+    async def ready(self) -> None:
+        await self.stub.ListModels(baton_pb2.ListModelsRequest(), timeout=READY_S)
+
+    async def status(self) -> Any:
+        from protos import admin_pb2
+
+        return await self.admin.GetStatus(admin_pb2.GetStatusRequest())
+
+    async def generate(self, text: str = "hello", **sampling: Any) -> list[Any]:
+        """All events of one request, by kind."""
+        request = baton_pb2.GenerateRequest(text=text, sampling=baton_pb2.SamplingParams(**sampling))
+        call = self.stub.Generate(request, timeout=READY_S)
+        return [response async for response in call]
+
+
+def text_of(responses: list[Any], index: int = 0) -> str:
+    deltas = [r.delta for r in responses if r.WhichOneof("event") == "delta" and r.delta.index == index]
+    return "".join(delta.text for delta in deltas)
+
+
+def tokens_of(responses: list[Any], index: int = 0) -> list[int]:
+    """The tokens of one choice; checks that their offsets are contiguous."""
+    tokens: list[int] = []
+    for response in responses:
+        if response.WhichOneof("event") == "delta" and response.delta.index == index:
+            assert response.delta.offset == len(tokens)
+            tokens.extend(response.delta.token_ids)
+    return tokens
+
+
+def encode(text: str) -> list[int]:
+    return list(byte_level().encode(text).ids)
+
+
+def echo(prompt: list[int], choice: int) -> list[int]:
+    """The default script: the prompt again, as often as it takes, one token further on for each choice."""
+    return [prompt[(i + choice) % len(prompt)] for i in range(128)]
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
+    folder = str(write_model_folder(tmp_path / "tiny"))
+    prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, folder))
+    decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, folder))
+    await prefill.start()
+    await decode.start()
+    yield FakePair(prefill, decode, echo)
+    await prefill.stop()
+    await decode.stop()
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Overridden by tests that need another configuration of the router."""
+    return {}
+
+
+@pytest.fixture
+async def stack(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Stack]:
+    """Started, not yet waited for."""
+    workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
+    config = RouterConfig(**({"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2} | settings))
+    telemetry = RecordingTelemetry()
+    router = ObservedRouter(config, telemetry)
+    router.started = asyncio.Event()
+    serving = asyncio.create_task(serve(router, grace_s=config.drain_s))
+    await router.started.wait()
+    public, admin = router.running.ports
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{public}") as channel,
+        grpc.aio.insecure_channel(f"127.0.0.1:{admin}") as admin_channel,
+    ):
+        stub = baton_pb2_grpc.BatonServiceStub(channel)
+        yield Stack(pair, telemetry, router, channel, stub, admin_pb2_grpc.AdminServiceStub(admin_channel))
+    router.running.stop()
+    assert await serving == 0

@@ -1,0 +1,183 @@
+"""Workers without an engine: real gRPC servers that speak sessions, and say what a test, or a script, tells them to."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from protos import session_pb2, session_pb2_grpc
+from service.grpc_options import INTERNAL_SERVER_OPTIONS
+from service.session_connection import serve_connection
+from service.session_hub import RouterSession, SessionHub
+
+Session = RouterSession[session_pb2.ConnectResponse]
+Script = Callable[[list[int], int], list[int]]
+"""(prompt, choice) -> the whole answer; it is cut at max_tokens and after a stop token."""
+
+REPORT_S = 0.05
+WAIT_S = 5.0
+
+
+class FakeWorker(session_pb2_grpc.SessionServiceServicer):
+    """One worker. `on_command` is called with every Prefill, Start and Cancel."""
+
+    def __init__(self, info: session_pb2.WorkerInfo, epoch: int = 1) -> None:
+        self.info = info
+        self.epoch = epoch
+        self.report = session_pb2.Report(limit_blocks=info.total_blocks, limit_slots=info.total_slots)
+        self.commands: list[session_pb2.ConnectRequest] = []
+        self.on_command: Callable[[session_pb2.ConnectRequest], None] = lambda command: None
+        self.silent = False
+        self._changed = asyncio.Condition()
+        self._session: Session | None = None
+        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(10.0, 1000, lambda session: None)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.port = 0
+
+    async def start(self, port: int = 0) -> None:
+        self._server = grpc.aio.server(options=INTERNAL_SERVER_OPTIONS)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        self._reporter = asyncio.create_task(self._report())
+
+    async def stop(self) -> None:
+        """The connection breaks at once; what was not said stays in the session."""
+        self._reporter.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await self._server.stop(0)
+        await self._server.wait_for_termination()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[session_pb2.ConnectRequest], context: Any
+    ) -> AsyncIterator[session_pb2.ConnectResponse]:
+        connection = serve_connection(self._hub, self.epoch, request_iterator, self._welcome, self._on_command)
+        async for message in connection:
+            yield message
+
+    def say(self, **event: Any) -> None:
+        """A numbered message, for example `say(failed=...)`."""
+        if self._session is not None:
+            self._session.send(session_pb2.ConnectResponse(epoch=self.epoch, **event))
+
+    async def received(self, kind: str, count: int = 1) -> Any:
+        """The `count`-th command of a kind; waits for it."""
+        async with asyncio.timeout(WAIT_S), self._changed:
+            while len(found := [c for c in self.commands if c.WhichOneof("command") == kind]) < count:
+                await self._changed.wait()
+        return getattr(found[count - 1], kind)
+
+    def forget_sessions(self) -> None:
+        """As a restart does."""
+        self._hub = SessionHub(10.0, 1000, lambda session: None)
+        self._session = None
+
+    def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
+        return session_pb2.ConnectResponse(epoch=self.epoch, welcome=welcome)
+
+    def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+        self._session = session
+        self.commands.append(command)
+        self.on_command(command)
+        task = asyncio.get_running_loop().create_task(self._notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _report(self) -> None:
+        while True:
+            if not self.silent:
+                for session in self._hub.sessions:
+                    session.tell(session_pb2.ConnectResponse(epoch=self.epoch, report=self.report))
+            await asyncio.sleep(REPORT_S)
+
+
+class FakePair:
+    """A prefill and a decode worker that answer by a script, until `manual`: then the test speaks for them."""
+
+    def __init__(self, prefill: FakeWorker, decode: FakeWorker, script: Script) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.script = script
+        self.manual = False
+        prefill.on_command = self._on_prefill
+        decode.on_command = self._on_start
+
+    def first_step(self, attempt_id: int, token_ids: list[int], ends: list[int] | None = None) -> None:
+        """Token 0 of every choice, from prefill; 0 in `ends` is no end."""
+        outputs = [
+            session_pb2.SequenceOutput(
+                attempt_id=attempt_id, choice=choice, token_ids=[token_id], end=ends[choice] if ends else 0
+            )
+            for choice, token_id in enumerate(token_ids)
+        ]
+        timings = session_pb2.PrefillTimings(queue_ms=0.1, chunk_ms=[0.2, 0.3], total_ms=0.6)
+        self.prefill.say(first_step=session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings))
+
+    def step(self, attempt_id: int, offset: int, token_ids: list[int], end: int = 0, choice: int = 0) -> None:
+        output = session_pb2.SequenceOutput(
+            attempt_id=attempt_id, choice=choice, offset=offset, token_ids=token_ids, end=end
+        )
+        self.decode.say(step_outputs=session_pb2.StepOutputs(outputs=[output]))
+
+    def landed(self, attempt_id: int) -> None:
+        landed = session_pb2.Landed(
+            attempt_id=attempt_id, bytes=4096, copy_ms=2.0, exposed_ms=0.5, admission_ms=0.1, first_step_ms=0.2,
+            transport="shared_memory",
+        )  # fmt: skip
+        self.decode.say(landed=landed)
+
+    def _on_prefill(self, command: session_pb2.ConnectRequest) -> None:
+        if self.manual or command.WhichOneof("command") != "prefill":
+            return
+        prefill = command.prefill
+        answers = [self._answer(prefill, choice) for choice in range(prefill.sampling.n)]
+        ends = [_end(answer, prefill.sampling) if len(answer) == 1 else 0 for answer in answers]
+        self.first_step(prefill.attempt_id, [answer[0] for answer in answers], ends)
+
+    def _on_start(self, command: session_pb2.ConnectRequest) -> None:
+        if self.manual or command.WhichOneof("command") != "start":
+            return
+        start = command.start
+        self.landed(start.attempt_id)
+        for choice in range(start.sampling.n):
+            answer = self._answer(start, choice)
+            for offset in range(1, len(answer)):
+                end = _end(answer, start.sampling) if offset == len(answer) - 1 else 0
+                begin = 0 if offset == 1 else offset  # decode repeats token 0
+                self.step(start.attempt_id, begin, answer[begin : offset + 1], end, choice)
+
+    def _answer(self, command: Any, choice: int) -> list[int]:
+        answer = self.script(list(command.token_ids), choice)[: command.sampling.max_tokens]
+        stops = [i for i, token_id in enumerate(answer) if token_id in command.sampling.stop_token_ids]
+        return answer[: stops[0] + 1] if stops else answer
+
+
+def _end(answer: list[int], sampling: session_pb2.Sampling) -> int:
+    stopped = answer[-1] in sampling.stop_token_ids
+    return session_pb2.END_REASON_STOP if stopped else session_pb2.END_REASON_LENGTH
+
+
+def worker_info(role: int, model_folder: str, **fields: Any) -> session_pb2.WorkerInfo:
+    """A worker of a tiny model: 257 token ids, a context of 128, blocks of 4 tokens."""
+    model = session_pb2.ModelInfo(
+        name="tiny", path=model_folder, max_model_len=128, vocab_size=257, dtype="float32", block_size=4
+    )
+    defaults: dict[str, Any] = {
+        "worker_id": session_pb2.Role.Name(role).removeprefix("ROLE_").lower() + "-0",
+        "pid": os.getpid() + role,
+        "fingerprint": b"f" * 32,
+        "total_blocks": 1000,
+        "total_slots": 64 if role == session_pb2.ROLE_DECODE else 0,
+    }
+    return session_pb2.WorkerInfo(role=role, model=model, **(defaults | fields))  # type: ignore[arg-type]

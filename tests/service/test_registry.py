@@ -1,0 +1,207 @@
+"""The registry on a real Redis or Valkey: leases, epochs, loss and recovery."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from service.redis_server import RedisServer, start_redis_server
+from service.registry import (
+    Announced,
+    Membership,
+    RedisRegistry,
+    Registration,
+    RegistryUnavailable,
+    StaticMembership,
+    WorkerRecord,
+    WorkerRole,
+    open_registry,
+    parse_workers,
+    take_epoch,
+)
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def _record(worker_id: str = "decode-0", epoch: int = 5) -> WorkerRecord:
+    return WorkerRecord(worker_id, WorkerRole.DECODE, "127.0.0.1:7", epoch, "ab")
+
+
+async def _eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(8):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = start_redis_server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def registry(server: RedisServer) -> AsyncIterator[RedisRegistry]:
+    registry = RedisRegistry(server.url, "test")
+    yield registry
+    await registry.close()
+
+
+async def test_announced_workers_are_listed_until_withdrawn(registry: RedisRegistry) -> None:
+    first, second = _record("a"), _record("b")
+    assert await registry.announce(first) is Announced.ACCEPTED
+    assert await registry.announce(second) is Announced.ACCEPTED
+    assert set(await registry.workers()) == {first, second}
+    await registry.withdraw(first)
+    assert await registry.workers() == (second,)
+
+
+async def test_a_record_that_is_not_renewed_expires(registry: RedisRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.redis_registry.TTL_MS", 20)
+    await registry.announce(_record())
+    async with asyncio.timeout(5):
+        while await registry.workers():
+            await asyncio.sleep(0.005)
+
+
+async def test_namespaces_do_not_see_each_other(server: RedisServer, registry: RedisRegistry) -> None:
+    other = RedisRegistry(server.url, "other")
+    await registry.announce(_record())
+    assert await other.workers() == ()
+    await other.close()
+
+
+async def test_an_older_epoch_never_overwrites_and_is_told(registry: RedisRegistry) -> None:
+    await registry.announce(_record(epoch=6))
+    assert await registry.announce(_record(epoch=5)) is Announced.FENCED
+    await registry.withdraw(_record(epoch=5))
+    assert await registry.workers() == (_record(epoch=6),)
+
+
+async def test_a_zombie_stays_fenced_after_its_successor_left(registry: RedisRegistry) -> None:
+    await registry.announce(_record(epoch=6))
+    await registry.withdraw(_record(epoch=6))
+    assert await registry.announce(_record(epoch=5)) is Announced.FENCED
+
+
+async def test_epochs_rise_even_where_the_clock_went_back(registry: RedisRegistry) -> None:
+    assert await registry.take_epoch(proposed=1_700_000_000_000) == 1_700_000_000_000
+    assert await registry.take_epoch(proposed=5) == 1_700_000_000_001
+    await registry.announce(_record(epoch=1_800_000_000_000))
+    assert await registry.take_epoch(proposed=5) == 1_800_000_000_001
+
+
+async def test_an_unreadable_record_is_left_out_and_logged_once(
+    server: RedisServer, registry: RedisRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    from redis.asyncio import Redis
+
+    redis: Any = Redis.from_url(server.url)
+    await redis.set("baton:{test}:worker:x", "nonsense")
+    await redis.sadd("baton:{test}:workers", "x")
+    await redis.aclose()
+    await registry.announce(_record())
+    assert await registry.workers() == (_record(),)
+    assert await registry.workers() == (_record(),)
+    assert len(caplog.records) == 1
+
+
+async def test_without_redis_an_epoch_comes_from_the_clock_soon() -> None:
+    started = time.monotonic()
+    registry = open_registry(NOWHERE, "test")
+    assert await take_epoch(registry) > 1_700_000_000_000
+    assert await take_epoch(None) > 1_700_000_000_000
+    assert time.monotonic() - started < 2
+    assert open_registry(None, "test") is None
+
+
+async def test_a_black_holed_redis_is_given_up_within_two_seconds() -> None:
+    with socket.socket() as hole:  # accepts by its backlog, answers nothing
+        hole.bind(("127.0.0.1", 0))
+        hole.listen()
+        registry = RedisRegistry(f"redis://127.0.0.1:{hole.getsockname()[1]}/0", "test")
+        started = time.monotonic()
+        with pytest.raises(RegistryUnavailable):
+            await registry.workers()
+        assert time.monotonic() - started < 2
+        await registry.close()
+
+
+async def test_registration_renews_and_withdraws(server: RedisServer, registry: RedisRegistry) -> None:
+    registration = Registration(RedisRegistry(server.url, "test"), _record(), _unexpected, renew_s=0.01)
+    membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=0.05)
+    await registration.start()
+    await membership.start()
+    await _eventually(lambda: membership.current == (_record(),))
+    await registration.close()
+    await _eventually(lambda: membership.current == ())
+    await membership.close()
+
+
+async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegistry, server: RedisServer) -> None:
+    await registry.announce(_record(epoch=6))
+    fenced: list[bool] = []
+    registration = Registration(
+        RedisRegistry(server.url, "test"), _record(epoch=5), lambda: fenced.append(True), renew_s=0.01
+    )
+    await registration.start()
+    await _eventually(lambda: bool(fenced))
+    await registration.close()
+    assert fenced == [True]
+    assert await registry.workers() == (_record(epoch=6),)
+
+
+async def test_membership_survives_the_loss_of_redis_and_recovers() -> None:
+    server = start_redis_server()
+    port = int(server.url.rpartition(":")[2].removesuffix("/0"))
+    registration = Registration(RedisRegistry(server.url, "test"), _record(), _unexpected, renew_s=0.01)
+    membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=5)
+    await registration.start()
+    await membership.start()
+    await _eventually(lambda: membership.current == (_record(),) and membership.connected)
+    server.stop()
+    await _eventually(lambda: not membership.connected and not registration.connected)
+    assert membership.current == (_record(),)
+    server = start_redis_server(port)  # empty
+    await _eventually(lambda: membership.connected and registration.connected)
+    assert membership.current == (_record(),)
+    await membership.close()
+    await registration.close()
+    server.stop()
+
+
+async def test_membership_may_start_before_redis() -> None:
+    membership = Membership(RedisRegistry(NOWHERE, "test"), poll_s=0.01)
+    await membership.start()
+    assert membership.current == ()
+    assert not membership.connected
+    await membership.close()
+
+
+async def test_watching_yields_the_present_and_then_each_change(server: RedisServer, registry: RedisRegistry) -> None:
+    membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01)
+    await membership.start()
+    views = membership.watch()
+    async with asyncio.timeout(5):
+        assert await anext(views) == ()
+        await registry.announce(_record("a"))
+        assert await anext(views) == (_record("a"),)
+        await registry.announce(_record("b"))
+        assert await anext(views) == (_record("a"), _record("b"))
+    await membership.close()
+
+
+async def test_a_static_membership_is_what_was_given() -> None:
+    workers = parse_workers("prefill@h:1,decode@h:2")
+    membership = StaticMembership(workers)
+    await membership.start()
+    assert await anext(membership.watch()) == membership.current == workers
+    assert membership.connected
+    await membership.close()
+
+
+def _unexpected() -> None:
+    raise AssertionError("fenced")

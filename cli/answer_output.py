@@ -6,33 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
-from client import (
-    BatonClientError,
-    Busy,
-    Cancelled,
-    DeadlineExceeded,
-    Delta,
-    Event,
-    Finished,
-    InvalidRequest,
-    ModelNotFound,
-    Started,
-    Unavailable,
-)
-
-CODES: tuple[tuple[type[BatonClientError], str], ...] = (
-    (InvalidRequest, "INVALID_ARGUMENT"),
-    (ModelNotFound, "NOT_FOUND"),
-    (Busy, "RESOURCE_EXHAUSTED"),
-    (Unavailable, "UNAVAILABLE"),
-    (DeadlineExceeded, "DEADLINE_EXCEEDED"),
-    (Cancelled, "CANCELLED"),
-)
-
-
-def code_of(error: BatonClientError) -> str:
-    """The gRPC status code behind a client's error."""
-    return next((code for kind, code in CODES if isinstance(error, kind)), "INTERNAL")
+from client import BatonClientError, Delta, Event, Finished, InvalidRequest, Started
 
 
 class AnswerOutput(Protocol):
@@ -71,7 +45,9 @@ class TextOutput:
         if self.text:
             self.end()
         field = error.field if isinstance(error, InvalidRequest) else None
-        self._errors.write(f"baton: {code_of(error)}: {f'{field}: ' if field else ''}{error.message}\n")
+        # Messages of the server begin with the field by themselves.
+        prefix = f"{field}: " if field and not error.message.startswith(field) else ""
+        self._errors.write(f"baton: {error.code.name}: {prefix}{error.message}\n")
 
 
 class JsonOutput:
@@ -92,13 +68,13 @@ class JsonOutput:
         self._write(
             {
                 "event": "error",
-                "code": code_of(error),
+                "code": error.code.name,
                 "message": error.message,
                 "field": field,
                 "reason": error.reason,
             }
         )
-        self._errors.write(f"baton: {code_of(error)}: {error.message}\n")
+        self._errors.write(f"baton: {error.code.name}: {error.message}\n")
 
     def _write(self, content: dict[str, object]) -> None:
         self._output.write(json.dumps(content, ensure_ascii=False) + "\n")

@@ -1,5 +1,6 @@
 """`baton generate` and `baton chat`: one question, or a conversation at the terminal."""
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
@@ -27,13 +28,15 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions) -> int:
     import readline  # noqa: F401  line editing for input()
 
     history = [Message("system", system)] if system is not None else []
+    prompt = "> " if sys.stdin.isatty() else ""
     with BatonClient(target) as client:
-        print("Ctrl-D ends the conversation.")
+        if prompt:
+            print("Ctrl-D ends the conversation.")
         while True:
             try:
-                question = input("> ").strip()
+                question = input(prompt).strip()
             except (EOFError, KeyboardInterrupt):
-                print()
+                print(end="\n" if prompt else "")
                 return 0
             if question:
                 history = _turn(client, [*history, Message("user", question)], options) or history

@@ -1,6 +1,7 @@
 """The Redis of `baton up`: the one that REDIS_URL names, else a server of our own under the supervisor."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cli.errors import CommandFailed
 from cli.processes import ProcessSpec, Stage
@@ -18,7 +19,7 @@ class RedisSource:
 
     @property
     def description(self) -> str:
-        return self.url if self.spec is None else f"{self.spec.command[0]} (embedded)"
+        return self.url if self.spec is None else f"{Path(self.spec.command[0]).name} (embedded)"
 
 
 def choose_redis(given_url: str | None, cores: tuple[int, ...]) -> RedisSource:

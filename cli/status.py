@@ -6,6 +6,8 @@ from dataclasses import asdict
 from cli.errors import CommandFailed
 from client import AdminClient, BatonClientError, ClusterStatus, RetryPolicy, WorkerStatus
 
+MIN_COLUMNS = 120
+
 
 def show_status(target: str, as_json: bool) -> int:
     """Exit code 0 where the router is ready, 3 where it answers but is not. Raises CommandFailed."""
@@ -26,11 +28,13 @@ def _print_table(status: ClusterStatus) -> None:
     from rich.table import Table
 
     console = Console()
+    # A pipe has no width, and cells that are cut say nothing: long lines are for the terminal to wrap.
+    console.width = max(console.width, MIN_COLUMNS)
     console.print(headline(status), highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("worker", "state", "pid", "endpoint", "in flight", "waiting", "running", "to prefill"):
-        table.add_column(column, justify="left" if column in ("worker", "state", "endpoint") else "right")
-    for column in ("pages", "free", "cached", "held"):
+    for column in ("worker", "state", "endpoint"):
+        table.add_column(column)
+    for column in ("pid", "requests", "waiting", "running", "to prefill", "pages", "free", "cached", "held"):
         table.add_column(column, justify="right")
     for worker in status.workers:
         table.add_row(*row(worker))
@@ -51,7 +55,7 @@ def headline(status: ClusterStatus) -> str:
 
 def row(worker: WorkerStatus) -> tuple[str, ...]:
     """Cells of one worker; a dash where it has not reported."""
-    start = (worker.worker_id, _state(worker), str(worker.pid), worker.endpoint, str(worker.in_flight_requests))
+    start = (worker.worker_id, _state(worker), worker.endpoint, str(worker.pid), str(worker.in_flight_requests))
     load = worker.load
     if load is None:
         return (*start, *("-",) * 7)

@@ -80,7 +80,7 @@ def _timed_copy(transport: Transport, transfer_id: bytes, pairs: Sequence[BlockP
 def _pin_this_thread(cores: frozenset[int]) -> None:
     try:
         os.sched_setaffinity(0, cores)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise ValueError(f"the copying thread cannot run on cores {sorted(cores)}: {error}") from error
     if os.sched_getaffinity(0) != cores:
         raise ValueError(f"of cores {sorted(cores)} only {sorted(os.sched_getaffinity(0))} are there")

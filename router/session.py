@@ -35,7 +35,7 @@ class SessionTiming:
 
     grace_s: float = 1.0  # for a broken connection to come back
     silence_s: float = 1.5  # of a connected worker, which reports at least every 0.25 s
-    watch_s: float = 0.25
+    watch_s: float = 0.1
 
 
 class SessionListener(Protocol):

@@ -8,6 +8,7 @@ from client import (
     BatonClientError,
     Busy,
     Delta,
+    ErrorDetails,
     Event,
     Finished,
     FinishReason,
@@ -73,14 +74,14 @@ def test_usage_and_timings_are_only_on_the_last_finished() -> None:
 
 def test_an_error_goes_to_stderr_with_its_code_and_field() -> None:
     errors = io.StringIO()
-    error = InvalidRequest("must be finite", field="sampling.temperature")
+    error = InvalidRequest("must be finite", ErrorDetails(field="sampling.temperature"))
     assert not show_answer(failing([], error), TextOutput(1, io.StringIO(), errors))
     assert errors.getvalue() == "baton: INVALID_ARGUMENT: sampling.temperature: must be finite\n"
 
 
 def test_a_json_error_is_an_event_too() -> None:
     output, errors = io.StringIO(), io.StringIO()
-    assert not show_answer(failing([STARTED], Busy("full", reason="NO_ROOM")), JsonOutput(output, errors))
+    assert not show_answer(failing([STARTED], Busy("full", ErrorDetails(reason="NO_ROOM"))), JsonOutput(output, errors))
     assert json.loads(output.getvalue().splitlines()[1]) == {
         "event": "error",
         "code": "RESOURCE_EXHAUSTED",

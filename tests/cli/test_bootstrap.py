@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["baton", ".ci/run"]
+TOOLS = ["bash", "cat", "cp", "cut", "dirname", "flock", "mkdir", "readlink", "rm", "sed", "sha256sum", "tail"]
 
 # Stands for `python3`: knows the questions that the script asks, and makes an environment of itself.
 PYTHON = """#!/bin/bash
@@ -36,20 +37,7 @@ class Machine:
         self.bin.mkdir()
         for name in ("baton", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
-        for tool in (
-            "bash",
-            "cat",
-            "cp",
-            "cut",
-            "dirname",
-            "flock",
-            "mkdir",
-            "readlink",
-            "rm",
-            "sed",
-            "sha256sum",
-            "tail",
-        ):
+        for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
 
     def add_python(self) -> None:

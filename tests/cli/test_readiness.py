@@ -51,5 +51,5 @@ async def test_waits_over_a_process_that_is_not_there_yet_until_it_serves() -> N
 
 
 async def test_gives_up_when_the_time_is_over_and_says_how_far_it_came() -> None:
-    with pytest.raises(NotReady, match="unreachable after 0.3 s"):
+    with pytest.raises(NotReady, match=r"unreachable after 0\.3 s"):
         await wait_until_serving(f"127.0.0.1:{free_port()}", 0.3, print, silent)

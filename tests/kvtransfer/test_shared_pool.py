@@ -1,6 +1,7 @@
 """The pool's memory within its own process."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,8 +26,14 @@ def test_a_new_pool_is_writable_zeros_of_the_size_asked_for(pool):
 
 
 def test_the_handle_names_the_open_file(pool):
-    status = os.stat(f"/proc/{pool.handle.pid}/fd/{pool.handle.fd}")
+    path = Path(f"/proc/{pool.handle.pid}/fd/{pool.handle.fd}")
+    status = path.stat()
     assert (status.st_ino, status.st_size) == (pool.handle.inode, pool.handle.size_bytes)
+
+
+def test_the_memory_has_no_name_that_a_crash_could_leave_behind(pool):
+    path = Path(f"/proc/{pool.handle.pid}/fd/{pool.handle.fd}")
+    assert str(path.readlink()) == "/memfd:baton-kv-pool (deleted)"
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
@@ -63,8 +70,7 @@ def test_tensors_and_peers_outlive_the_pool():
 
 def test_memory_is_given_back_when_the_last_view_is_gone():
     def mapped() -> int:
-        with open("/proc/self/maps") as maps:
-            return sum("baton-kv-pool" in line for line in maps)
+        return Path("/proc/self/maps").read_text().count("baton-kv-pool")
 
     before = mapped()
     pool = SharedPool.create(4096)

@@ -1,7 +1,7 @@
 """A real router with fake workers, all in this process, over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
+from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from router.config import RouterConfig
 from router.process import RouterProcess
 from service.server import Running, serve
@@ -67,9 +67,14 @@ class Stack:
         await self.stub.ListModels(baton_pb2.ListModelsRequest(), timeout=READY_S)
 
     async def status(self) -> Any:
-        from protos import admin_pb2
-
         return await self.admin.GetStatus(admin_pb2.GetStatusRequest())
+
+    async def until(self, condition: Callable[[Any], bool]) -> Any:
+        """Asks for the status until it is as wanted, and returns it."""
+        async with asyncio.timeout(READY_S):
+            while not condition(status := await self.status()):
+                pass
+        return status
 
     async def generate(self, text: str = "hello", **sampling: Any) -> list[Any]:
         """All events of one request, by kind."""
@@ -115,9 +120,10 @@ async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
 
 
 @pytest.fixture
-def settings() -> dict[str, Any]:
-    """Overridden by tests that need another configuration of the router."""
-    return {}
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Fields of the router's config; a test sets its own with `indirect` parameters."""
+    given: dict[str, Any] = getattr(request, "param", {})
+    return given
 
 
 @pytest.fixture

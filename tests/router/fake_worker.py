@@ -32,7 +32,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self.silent = False
         self._changed = asyncio.Condition()
         self._session: Session | None = None
-        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(10.0, 1000, lambda session: None)
+        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(10.0, 10_000, lambda session: None)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.port = 0
 
@@ -76,7 +76,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
 
     def forget_sessions(self) -> None:
         """As a restart does."""
-        self._hub = SessionHub(10.0, 1000, lambda session: None)
+        self._hub = SessionHub(10.0, 10_000, lambda session: None)
         self._session = None
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
@@ -177,7 +177,7 @@ def worker_info(role: int, model_folder: str, **fields: Any) -> session_pb2.Work
         "worker_id": session_pb2.Role.Name(role).removeprefix("ROLE_").lower() + "-0",
         "pid": os.getpid() + role,
         "fingerprint": b"f" * 32,
-        "total_blocks": 1000,
+        "total_blocks": 400,
         "total_slots": 64 if role == session_pb2.ROLE_DECODE else 0,
     }
     return session_pb2.WorkerInfo(role=role, model=model, **(defaults | fields))  # type: ignore[arg-type]

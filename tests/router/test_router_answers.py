@@ -1,7 +1,6 @@
 """The whole router over gRPC with scripted workers: answers."""
 
 import asyncio
-from typing import Any
 
 import grpc
 import pytest
@@ -147,11 +146,6 @@ async def test_tokenize_detokenize_and_models(stack: Stack) -> None:
         ("tiny", 128, 257, "float32", 4)
     ]
     assert (await stack.stub.GetModel(baton_pb2.GetModelRequest(model="tiny"))).model == models[0]
-
-
-@pytest.fixture
-def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return getattr(request, "param", {})
 
 
 @pytest.mark.parametrize("settings", [{"model_name": "mine"}], indirect=True)

@@ -1,0 +1,38 @@
+"""Stacks that several tests share, and the checks that hold after each of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.checkpoints import make_checkpoint
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-llama", "llama", seed=11)
+
+
+@pytest.fixture(scope="session")
+def tiny_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """1P+1D on a tiny random Llama in fp32."""
+    yield from run(make_stack(tmp_path_factory.mktemp("stack"), tiny_llama))
+
+
+@pytest.fixture
+def stack(tiny_stack: Stack) -> Iterator[Stack]:
+    """The shared stack; after each test every page must be free within a second."""
+    yield tiny_stack
+    tiny_stack.wait_idle(within_s=2.0)
+
+
+def run(stack: Stack) -> Iterator[Stack]:
+    try:
+        stack.start()
+        stack.wait_ready()
+        yield stack
+    finally:
+        stack.stop()

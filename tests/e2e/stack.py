@@ -1,0 +1,162 @@
+"""A real stack for tests: Redis, prefill workers, decode workers and a router, each a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from client import AdminClient, BatonClientError, ClusterStatus
+from service.redis_server import RedisServer, free_port, start_redis_server
+
+READY_S = 90.0
+STOP_S = 15.0
+POLL_S = 0.05
+
+
+@dataclass
+class StackProcess:
+    """One process with its log, which is what one reads when a test fails."""
+
+    name: str
+    command: list[str]
+    log: Path
+    popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.popen is not None, f"{self.name} was not started"
+        return self.popen.pid
+
+    def start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and the proof that it is gone."""
+        assert self.popen is not None
+        self.popen.kill()
+        self.popen.wait(STOP_S)
+
+    def stop(self) -> int:
+        """SIGTERM. Returns the exit code; a process that does not drain in time fails the test."""
+        if self.popen is None:
+            return 0
+        if self.popen.poll() is None:
+            self.popen.terminate()
+        try:
+            return self.popen.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            raise AssertionError(f"{self.name} did not stop in {STOP_S:g} s:\n{self.text()[-3000:]}") from None
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass
+class Stack:
+    """Processes by name: `prefill-0`, …, `decode-0`, …, `router`. Redis is `redis`."""
+
+    folder: Path
+    port: int
+    admin_port: int
+    processes: dict[str, StackProcess] = field(default_factory=dict)
+    redis: RedisServer | None = None
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def trace_file(self) -> Path:
+        return self.folder / "trace.jsonl"
+
+    def start(self, names: Sequence[str] | None = None) -> None:
+        for name in names or self.processes:
+            self.processes[name].start()
+
+    def status(self) -> ClusterStatus:
+        with AdminClient(f"127.0.0.1:{self.admin_port}", timeout_s=2.0) as admin:
+            return admin.status()
+
+    def wait_ready(self, workers: int | None = None) -> None:
+        """Until the canary went through and so many workers are connected (default: all there are)."""
+        wanted = len(self.processes) - 1 if workers is None else workers
+
+        def ready() -> bool:
+            try:
+                status = self.status()
+            except BatonClientError:
+                return False
+            return status.ready and sum(worker.connected for worker in status.workers) == wanted
+
+        self.wait_for(ready, READY_S, "readiness")
+
+    def wait_idle(self, within_s: float) -> None:
+        """Until no worker holds a page. The counts come with each worker's report."""
+
+        def idle() -> bool:
+            workers = self.status().workers
+            return all(w.load is not None and w.load.pages.held == 0 for w in workers if w.connected)
+
+        self.wait_for(idle, within_s, "all pages free")
+
+    def wait_for(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {what} within {within_s:g} s\n{self.logs()}")
+            time.sleep(POLL_S)  # a poll between two looks, bounded above
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {p.name}\n{p.text()[-3000:]}" for p in self.processes.values() if p.log.exists())
+
+    def stop(self) -> None:
+        """Stops everything and checks that each process ended well and logged no traceback."""
+        codes = {name: process.stop() for name, process in reversed(self.processes.items())}
+        if self.redis is not None:
+            self.redis.stop()
+        assert set(codes.values()) <= {0}, f"exit codes {codes}\n{self.logs()}"
+        assert not re.search(r"^Traceback", self.logs(), re.MULTILINE), self.logs()
+
+
+def make_stack(
+    folder: Path,
+    model: Path,
+    prefill: int = 1,
+    decode: int = 1,
+    transport: str = "auto",
+    worker_flags: Sequence[str] = (),
+    with_redis: bool = True,
+) -> Stack:
+    """Lays out a stack without starting its processes; Redis runs already if wanted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stack = Stack(folder, free_port(), free_port())
+    registry: list[str] = []
+    if with_redis:
+        stack.redis = start_redis_server()
+        registry = ["--redis-url", stack.redis.url]
+    members: list[str] = []
+    for role, count in (("prefill", prefill), ("decode", decode)):
+        for index in range(count):
+            name, port = f"{role}-{index}", free_port()
+            command = [sys.executable, "-m", f"{role}_worker", "--worker-id", name, "--port", str(port), *registry]
+            command += ["--model", str(model), "--model-name", model.name, "--transport", transport, *worker_flags]
+            stack.processes[name] = StackProcess(name, command, folder / f"{name}.log")
+            members.append(f"{role}@127.0.0.1:{port}")
+    command = [sys.executable, "-m", "router", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
+    command += registry or ["--workers", ",".join(members)]
+    command += ["--trace-file", str(stack.trace_file)]
+    stack.processes["router"] = StackProcess("router", command, folder / "router.log")
+    return stack

@@ -1,0 +1,92 @@
+"""One attempt's outputs, in any order, cut and repeated at will: the same contiguous tokens come out."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.events import End, SequenceOutput
+from router.lifecycle import InconsistentOutput, Lifecycle, Released
+
+ATTEMPT = 7
+
+
+def output(offset: int, token_ids: list[int], end: End | None = None, choice: int = 0) -> SequenceOutput:
+    return SequenceOutput(ATTEMPT, choice, offset, tuple(token_ids), end)
+
+
+@st.composite
+def interleavings(draw: st.DrawFn) -> tuple[list[list[int]], list[SequenceOutput]]:
+    """Answers of up to three choices, and messages that together say all of them, some of it several times."""
+    answers = draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=3))
+    messages = []
+    for choice, answer in enumerate(answers):
+        cuts = sorted({0, len(answer), *draw(st.lists(st.integers(0, len(answer)), max_size=3))})
+        spans = list(pairwise(cuts))
+        spans += draw(st.lists(st.tuples(st.integers(0, len(answer) - 1), st.integers(1, len(answer))), max_size=3))
+        for begin, beyond in spans:
+            if begin < beyond:
+                end = End.LENGTH if beyond == len(answer) else None
+                messages.append(output(begin, answer[begin:beyond], end, choice))
+    foreign = SequenceOutput(ATTEMPT + 1, 0, 0, (99,), End.STOP)
+    return answers, draw(st.permutations([*messages, foreign]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(interleavings())
+def test_any_interleaving_gives_the_same_contiguous_answer(
+    drawn: tuple[list[list[int]], list[SequenceOutput]],
+) -> None:
+    answers, messages = drawn
+    lifecycle = Lifecycle(ATTEMPT, len(answers))
+    got: list[list[int]] = [[] for _ in answers]
+    ends: list[End | None] = [None for _ in answers]
+    for message in messages:
+        released = lifecycle.take(message)
+        if released is not None:
+            assert released.offset == len(got[released.choice])
+            assert ends[released.choice] is None
+            got[released.choice].extend(released.token_ids)
+            ends[released.choice] = released.end
+    assert got == answers
+    assert ends == [End.LENGTH] * len(answers)
+    assert lifecycle.done
+
+
+def test_the_second_token_waits_for_the_first() -> None:
+    lifecycle = Lifecycle(ATTEMPT, 1)
+    assert lifecycle.take(output(1, [11])) is None
+    assert not lifecycle.begun
+    assert lifecycle.take(output(0, [10])) == Released(0, 0, (10, 11), None)
+    assert lifecycle.begun
+
+
+def test_an_end_waits_for_the_tokens_before_it() -> None:
+    lifecycle = Lifecycle(ATTEMPT, 1)
+    assert lifecycle.take(output(1, [11], End.STOP)) is None
+    assert not lifecycle.done
+    assert lifecycle.take(output(0, [10])) == Released(0, 0, (10, 11), End.STOP)
+    assert lifecycle.done
+
+
+def test_other_attempts_are_dropped() -> None:
+    lifecycle = Lifecycle(ATTEMPT, 1)
+    assert lifecycle.take(SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
+    assert not lifecycle.begun
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        output(0, [99]),  # another token
+        output(0, [10, 11], End.LENGTH),  # another end
+        output(1, [11]),  # past the end
+        output(0, [10], choice=1),  # no such choice
+    ],
+)
+def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -> None:
+    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle.take(output(0, [10], End.STOP))
+    with pytest.raises(InconsistentOutput):
+        lifecycle.take(second)

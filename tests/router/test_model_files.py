@@ -1,0 +1,119 @@
+"""What the router reads of a checkpoint: defaults, chat template, tokenizer; without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
+from router.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
+from router.request import ChatPrompt, Message, TextPrompt, TokenPrompt
+from router.tokenizer import load_tokenizer
+from service.errors import InvalidArgument
+from tests.router.tokenizers_for_tests import TEMPLATE, write_model_folder
+
+CONVERSATION = (Message("user", "<hi> é"), Message("assistant", "yes"), Message("user", "more"))
+
+
+def write(folder: Path, generation: dict[str, Any] | None, config: dict[str, Any] | None = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(config or {}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def test_without_a_generation_config_sampling_is_greedy(tmp_path: Path) -> None:
+    assert read_generation_defaults(write(tmp_path, None, {"eos_token_id": 2})) == GenerationDefaults(
+        eos_token_ids=frozenset({2})
+    )
+
+
+def test_sampling_values_do_not_count_without_do_sample(tmp_path: Path) -> None:
+    defaults = read_generation_defaults(write(tmp_path, {"temperature": 0.7, "top_k": 5, "eos_token_id": [1, 2]}))
+    assert defaults == GenerationDefaults(eos_token_ids=frozenset({1, 2}))
+
+
+def test_sampling_values_count_with_do_sample(tmp_path: Path) -> None:
+    defaults = read_generation_defaults(write(tmp_path, {"do_sample": True, "top_p": 0.8, "top_k": 20}))
+    assert defaults == GenerationDefaults(temperature=1.0, top_k=20, top_p=0.8)
+
+
+@pytest.mark.parametrize("generation", [{"eos_token_id": "x"}, {"do_sample": True, "top_p": "x"}])
+def test_a_broken_generation_config_is_named(tmp_path: Path, generation: dict[str, Any]) -> None:
+    with pytest.raises(ModelFolderError):
+        read_generation_defaults(write(tmp_path, generation))
+
+
+def test_templates_render_as_transformers_renders_them() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = (
+        "{%- for m in messages %}\n  {% if loop.index > 9 %}{% break %}{% endif %}\n[{{ m['role'] }}] {{ m | tojson }}\n"
+        "  {% generation %}{{ m['content'] }}{% endgeneration %}\n{%- endfor %}\n"
+        "{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
+    )
+    conversation = [{"role": message.role, "content": message.content} for message in CONVERSATION]
+    (expected,), _ = render_jinja_template(
+        conversations=[conversation], chat_template=source, add_generation_prompt=True, eos_token="</s>"
+    )
+    assert ChatTemplate(source, {"eos_token": "</s>"}).render(CONVERSATION) == expected
+
+
+def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> None:
+    template = read_chat_template(write_model_folder(tmp_path))
+    assert template is not None
+    with pytest.raises(TemplateRefused, match="no such role"):
+        template.render((Message("bad", "x"),))
+    with pytest.raises(TemplateRefused):
+        ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render(CONVERSATION)
+
+
+def test_the_template_file_wins_over_the_config(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("file")
+    template = read_chat_template(tmp_path)
+    assert template is not None and template.render(CONVERSATION) == "file"
+
+
+def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = read_chat_template(tmp_path)
+    assert template is not None and template.render((Message("user", "hi"),)) == "[user]hi[assistant]"
+
+
+async def test_every_kind_of_prompt_becomes_tokens(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    assert await tokenizer.prompt_tokens(TokenPrompt([1, 2])) == (1, 2)
+    text = await tokenizer.prompt_tokens(TextPrompt("hi"))
+    assert await tokenizer.decode(text, skip_special_tokens=True) == "hi"
+    chat = await tokenizer.prompt_tokens(ChatPrompt((Message("user", "hi"),)))
+    assert await tokenizer.decode(chat, skip_special_tokens=False) == "[user]hi<|end|>[assistant]"
+    tokenizer.close()
+
+
+async def test_a_model_without_a_template_refuses_to_chat(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(InvalidArgument, match="no chat template"):
+        await tokenizer.prompt_tokens(ChatPrompt(CONVERSATION))
+    tokenizer.close()
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_router_does_not_import_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, router.__main__, router.process; from pathlib import Path; from router.tokenizer import *;"
+        f"load_tokenizer(Path({str(write_model_folder(tmp_path))!r}));"
+        "sys.exit([name for name in ('torch', 'transformers', 'engine') if name in sys.modules] or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,185 @@
+"""The whole router over gRPC with fake workers: cancelling, deadlines, failing and dying workers."""
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from protos import baton_pb2, session_pb2
+from tests.router.conftest import Stack, encode, text_of
+from tests.router.test_router_refusals import detail, refusal
+
+
+async def begun(stack: Stack, timeout: float = 10.0, **sampling: Any) -> tuple[Any, int]:
+    """A call that has had its first token, and its attempt's id."""
+    await stack.ready()
+    stack.pair.manual = True
+    request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=50, **sampling))
+    call = stack.stub.Generate(request, timeout=timeout)
+    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    stack.pair.first_step(attempt_id, encode("a"))
+    assert (await call.read()).WhichOneof("event") == "started"
+    assert (await call.read()).delta.text == "a"
+    return call, attempt_id
+
+
+async def idle(stack: Stack) -> None:
+    """Nothing is charged any more."""
+    await stack.until(
+        lambda status: not status.active_requests and not any(w.in_flight_requests for w in status.workers)
+    )
+
+
+async def test_cancelling_reaches_both_workers(stack: Stack) -> None:
+    call, attempt_id = await begun(stack)
+    call.cancel()
+    assert (await stack.decode.received("cancel")).attempt_id == attempt_id
+    assert (await stack.prefill.received("cancel")).attempt_id == attempt_id
+    await idle(stack)
+
+
+async def test_a_request_cancelled_while_it_waits_is_never_dispatched(stack: Stack) -> None:
+    await stack.ready()
+    stack.decode.report.limit_slots = 0
+    await stack.until(lambda status: not any(worker.report.limit_slots for worker in status.workers))
+    call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
+    await stack.until(lambda status: status.queued_requests == 1)
+    call.cancel()
+    await stack.until(lambda status: status.queued_requests == 0)
+    stack.decode.report.limit_slots = 64
+    assert text_of(await stack.generate(max_tokens=3)) == "hel"
+    assert len([c for c in stack.decode.commands if c.WhichOneof("command") == "start"]) == 2
+
+
+async def test_the_clients_deadline_cancels_on_both_workers(stack: Stack) -> None:
+    call, attempt_id = await begun(stack, timeout=0.5)
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (await stack.decode.received("cancel")).attempt_id == attempt_id
+    await idle(stack)
+
+
+@pytest.mark.parametrize("settings", [{"default_deadline_s": 0.5}], indirect=True)
+async def test_the_servers_own_deadline_ends_a_request(stack: Stack) -> None:
+    call, _ = await begun(stack)
+    assert (await refusal(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await idle(stack)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (session_pb2.FAILURE_REASON_INVALID, grpc.StatusCode.INVALID_ARGUMENT),
+        (session_pb2.FAILURE_REASON_TRANSFER, grpc.StatusCode.UNAVAILABLE),
+        (session_pb2.FAILURE_REASON_NONFINITE, grpc.StatusCode.INTERNAL),
+        (session_pb2.FAILURE_REASON_DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (session_pb2.FAILURE_REASON_DRAINING, grpc.StatusCode.UNAVAILABLE),
+        (session_pb2.FAILURE_REASON_NO_ROOM, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+async def test_a_workers_failure_becomes_a_status(
+    stack: Stack, reason: session_pb2.FailureReason, code: grpc.StatusCode
+) -> None:
+    call, attempt_id = await begun(stack)
+    stack.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason, message="why"))
+    assert (await refusal(call)).code() is code
+    await idle(stack)
+
+
+async def test_a_failed_transfer_is_tried_once_more_if_no_token_went_out(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    answer = asyncio.create_task(stack.generate(max_tokens=2))
+    first = await stack.decode.received("start", 2)
+    failed = session_pb2.Failed(attempt_id=first.attempt_id, reason=session_pb2.FAILURE_REASON_TRANSFER)
+    stack.decode.say(failed=failed)
+    second = await stack.decode.received("start", 3)
+    assert second.attempt_id != first.attempt_id
+    assert second.transfer_id != first.transfer_id
+    stack.pair.first_step(first.attempt_id, encode("x"))  # of the attempt that is over: dropped
+    stack.pair.first_step(second.attempt_id, encode("a"))
+    stack.pair.landed(second.attempt_id)
+    stack.pair.step(second.attempt_id, 1, encode("b"), end=session_pb2.END_REASON_LENGTH)
+    assert text_of(await answer) == "ab"
+
+
+async def test_prefills_troubles_do_not_matter_once_the_kv_has_landed(stack: Stack) -> None:
+    call, attempt_id = await begun(stack)
+    stack.pair.landed(attempt_id)
+    stack.pair.step(attempt_id, 1, encode("b"))
+    assert (await call.read()).delta.text == "b"
+    reason = session_pb2.FAILURE_REASON_TRANSFER
+    stack.prefill.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
+    stack.pair.step(attempt_id, 2, encode("c"), end=session_pb2.END_REASON_LENGTH)
+    assert (await call.read()).delta.text == "c"
+
+
+@pytest.mark.parametrize("dies", ["prefill", "decode"])
+async def test_a_worker_that_dies_mid_answer_ends_the_stream_within_two_seconds(stack: Stack, dies: str) -> None:
+    call, _ = await begun(stack)
+    began_s = time.monotonic()
+    await getattr(stack, dies).stop()
+    error = await refusal(call)
+    assert time.monotonic() - began_s < 2.0
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert detail(error, error_details_pb2.ErrorInfo).reason == "WORKER_LOST"
+    assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
+    await stack.until(lambda status: not status.ready)
+
+
+async def test_a_worker_that_falls_silent_ends_the_stream_within_two_seconds(stack: Stack) -> None:
+    call, _ = await begun(stack)
+    began_s = time.monotonic()
+    stack.decode.silent = True
+    error = await refusal(call)
+    assert time.monotonic() - began_s < 2.0
+    assert detail(error, error_details_pb2.ErrorInfo).reason == "WORKER_LOST"
+
+
+async def test_a_restarted_worker_serves_again(stack: Stack) -> None:
+    await stack.ready()
+    port = stack.decode.port
+    await stack.decode.stop()
+    stack.decode.forget_sessions()
+    stack.decode.epoch = 2
+    await stack.until(lambda status: not status.ready)
+    await stack.decode.start(port)
+    assert text_of(await stack.generate(max_tokens=3)) == "hel"
+    status = await stack.status()
+    assert status.ready
+    assert 2 in {worker.epoch for worker in status.workers}
+
+
+async def test_a_connection_that_breaks_and_comes_back_loses_nothing(stack: Stack) -> None:
+    call, attempt_id = await begun(stack)
+    port = stack.decode.port
+    await stack.decode.stop()
+    stack.pair.landed(attempt_id)  # said while nobody listens
+    stack.pair.step(attempt_id, 1, encode("b"), end=session_pb2.END_REASON_LENGTH)
+    await stack.decode.start(port)
+    assert (await call.read()).delta.text == "b"
+    assert (await call.read()).finished.timings.transfer_bytes == 4096
+    assert (await stack.status()).ready
+
+
+async def test_a_worker_that_breaks_the_protocol_ends_the_request_as_internal(stack: Stack) -> None:
+    call, attempt_id = await begun(stack)
+    stack.pair.step(attempt_id, 0, encode("xb"))  # prefill said a
+    assert (await refusal(call)).code() is grpc.StatusCode.INTERNAL
+    assert (await stack.decode.received("cancel")).attempt_id == attempt_id
+
+
+async def test_draining_finishes_what_was_accepted(stack: Stack) -> None:
+    call, attempt_id = await begun(stack)
+    draining = asyncio.create_task(stack.router.drain())
+    stack.pair.landed(attempt_id)
+    stack.pair.step(attempt_id, 1, encode("b"), end=session_pb2.END_REASON_LENGTH)
+    assert (await call.read()).delta.text == "b"
+    assert (await refusal(stack.stub.Generate(baton_pb2.GenerateRequest(text="x"), timeout=10))).code() is (
+        grpc.StatusCode.UNAVAILABLE
+    )
+    assert (await call.read()).finished.usage.completion_tokens == 2
+    await draining

@@ -1,0 +1,150 @@
+"""The whole router over gRPC with scripted workers: what it refuses, and how it says so."""
+
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from protos import baton_pb2
+from tests.router.conftest import Stack, text_of
+
+Detail = TypeVar("Detail")
+GENERATE = "/baton.v1.BatonService/Generate"
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def request_of(**fields: Any) -> baton_pb2.GenerateRequest:
+    return baton_pb2.GenerateRequest(**({"text": "hello"} | fields))
+
+
+def sampling(**fields: Any) -> baton_pb2.GenerateRequest:
+    return request_of(sampling=baton_pb2.SamplingParams(**fields))
+
+
+def ids(*token_ids: int) -> baton_pb2.TokenIds:
+    return baton_pb2.TokenIds(ids=token_ids)
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return caught.value
+
+
+def detail(error: grpc.aio.AioRpcError, kind: type[Detail]) -> Detail:
+    status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
+    for packed in status.details:
+        found: Any = kind()
+        if packed.Unpack(found):
+            return found
+    raise AssertionError(f"no {kind.__name__} in {status}")
+
+
+def fields_of(error: grpc.aio.AioRpcError) -> list[str]:
+    return [violation.field for violation in detail(error, error_details_pb2.BadRequest).field_violations]
+
+
+BAD = [
+    (baton_pb2.GenerateRequest(), "prompt"),
+    (request_of(text=""), "text"),
+    (baton_pb2.GenerateRequest(token_ids=ids()), "token_ids"),
+    (baton_pb2.GenerateRequest(token_ids=ids(1, 257)), "token_ids.ids[1]"),
+    (request_of(text="x" * 200), "text"),
+    (baton_pb2.GenerateRequest(token_ids=ids(*[1] * 128)), "token_ids"),
+    (request_of(request_id="x" * 129), "request_id"),
+    (request_of(cache_salt="x" * 257), "cache_salt"),
+    (sampling(temperature=float("nan")), "sampling.temperature"),
+    (sampling(temperature=100.5), "sampling.temperature"),
+    (sampling(top_p=0.0), "sampling.top_p"),
+    (sampling(min_p=1.5), "sampling.min_p"),
+    (sampling(max_tokens=0), "sampling.max_tokens"),
+    (sampling(max_tokens=124), "sampling.max_tokens"),
+    (sampling(n=0), "sampling.n"),
+    (sampling(n=17), "sampling.n"),
+    (sampling(stop=["x"] * 1_000_000), "sampling.stop"),
+    (sampling(stop=["ok", ""]), "sampling.stop[1]"),
+    (sampling(stop=["é" * 129]), "sampling.stop[0]"),
+    (sampling(stop_token_ids=[1] * 65), "sampling.stop_token_ids"),
+    (sampling(stop_token_ids=[1, 300]), "sampling.stop_token_ids[1]"),
+]
+
+
+async def test_bad_input_names_its_field_and_the_router_serves_on(stack: Stack) -> None:
+    for request, field in BAD:
+        error = await refusal(stack.stub.Generate(request, timeout=10))
+        assert (error.code(), fields_of(error)) == (INVALID, [field])
+    assert text_of(await stack.generate(max_tokens=3)) == "hel"
+    assert not (await stack.status()).active_requests
+
+
+async def test_a_prompt_that_is_too_long_says_by_how_much(stack: Stack) -> None:
+    error = await refusal(stack.stub.Generate(request_of(text="x" * 128), timeout=10))
+    info = detail(error, error_details_pb2.ErrorInfo)
+    assert (info.reason, dict(info.metadata)) == ("PROMPT_TOO_LONG", {"limit": "127", "got": "128"})
+
+
+async def test_an_unknown_model_is_not_found(stack: Stack) -> None:
+    error = await refusal(stack.stub.Generate(request_of(model="other"), timeout=10))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert detail(error, error_details_pb2.ResourceInfo).resource_name == "other"
+
+
+async def test_messages_that_the_template_refuses(stack: Stack) -> None:
+    request = baton_pb2.ChatRequest(messages=[baton_pb2.ChatMessage(role="bad", content="hi")])
+    error = await refusal(stack.stub.Chat(request, timeout=10))
+    assert (error.code(), fields_of(error)) == (INVALID, ["messages"])
+    assert "no such role" in (error.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("request_id", b"\x0a\x02\xff\xfe"),
+        ("text", b"\x1a\x03a\xffb"),
+        ("sampling.stop[1]", b"\x1a\x01a\x2a\x07\x3a\x01o\x3a\x02\xc3\x28"),
+        ("request", b"\x0a\xff"),
+        ("request", b"\x0f\x01"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(stack: Stack, field: str, message: bytes) -> None:
+    call = stack.channel.unary_stream(GENERATE)(message, timeout=10)
+    error = await refusal(call)
+    assert (error.code(), fields_of(error)) == (INVALID, [field])
+    assert text_of(await stack.generate(max_tokens=3)) == "hel"
+
+
+async def test_bad_utf8_in_a_unary_call(stack: Stack) -> None:
+    tokenize = stack.channel.unary_unary("/baton.v1.BatonService/Tokenize")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await tokenize(b"\x12\x01\xff", timeout=10)
+    assert (caught.value.code(), fields_of(caught.value)) == (INVALID, ["text"])
+
+
+@pytest.mark.parametrize("settings", [{"max_waiting": 1, "max_wait_s": 0.2}], indirect=True)
+async def test_without_room_a_request_waits_and_then_is_told_when_to_come_back(stack: Stack) -> None:
+    await stack.ready()
+    stack.decode.report.limit_slots = 0
+    await stack.until(lambda status: not any(worker.report.limit_slots for worker in status.workers))
+    error = await refusal(stack.stub.Generate(request_of(), timeout=10))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
+    assert len([c for c in stack.prefill.commands if c.WhichOneof("command") == "prefill"]) == 1  # the canary's
+    stack.decode.report.limit_slots = 64
+    assert text_of(await stack.generate(max_tokens=3)) == "hel"
+
+
+async def test_what_can_never_fit_is_refused_at_once(stack: Stack) -> None:
+    error = await refusal(stack.stub.Generate(sampling(n=16, max_tokens=100), timeout=10))
+    assert (error.code(), fields_of(error)) == (INVALID, ["sampling.n"])
+
+
+@pytest.mark.parametrize("settings", [{"ready_wait_s": 0.1, "workers": "prefill@127.0.0.1:1"}], indirect=True)
+async def test_without_workers_a_request_is_told_so(stack: Stack) -> None:
+    error = await refusal(stack.stub.Generate(request_of(), timeout=10))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert detail(error, error_details_pb2.ErrorInfo).reason == "NOT_READY"
+    assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
+    assert not (await stack.status()).ready

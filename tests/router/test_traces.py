@@ -1,0 +1,122 @@
+"""One trace per request: the stages, and the two sums that hold."""
+
+import asyncio
+
+import pytest
+
+from protos import baton_pb2, session_pb2
+from router.events import Landed, PrefillTimings
+from router.timeline import Timeline, TokenGaps, stages
+from service.telemetry import FinishedSpan, SpanKind
+from tests.router.conftest import Stack, encode
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def spans_of(stack: Stack, count: int = 1) -> dict[str, FinishedSpan]:
+    """Spans of the newest request, by name, once it was recorded."""
+    async with asyncio.timeout(5):
+        while len([s for s in stack.telemetry.spans if s.kind is SpanKind.SERVER]) < count:
+            await asyncio.sleep(0)
+    begin = max(i for i, span in enumerate(stack.telemetry.spans) if span.kind is SpanKind.SERVER)
+    return {span.name: span for span in stack.telemetry.spans[begin:]}
+
+
+async def test_a_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> None:
+    request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=5))
+    call = stack.stub.Generate(request, timeout=10, metadata=(("traceparent", PARENT),))
+    responses = [response async for response in call]
+    spans = await spans_of(stack)
+    root = spans["generate tiny"]
+    assert set(spans) == {
+        "generate tiny", "router.queue", "route.select", "prefill.queue", "prefill.chunk", "return", "kv.transfer",
+        "decode.admission", "decode.first_step", "decode", "detokenize",
+    }  # fmt: skip
+    assert root.parent is not None and root.parent.traceparent == PARENT
+    assert root.identity is not None
+    assert all(span.parent == root.identity for span in spans.values() if span is not root)
+    assert all(span.start_ns <= span.end_ns for span in spans.values())
+    assert root.attributes["gen_ai.operation.name"] == "text_completion"
+    assert root.attributes["gen_ai.usage.input_tokens"] == 5
+    assert root.attributes["gen_ai.usage.output_tokens"] == 5
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert root.attributes["baton.ttft_ms"] == pytest.approx(responses[-1].finished.timings.ttft_ms, abs=1e-3)
+    assert spans["kv.transfer"].attributes["baton.transfer.overlapped_share"] == pytest.approx(0.75)
+    assert spans["kv.transfer"].attributes["baton.transfer.gb_per_s"] == pytest.approx(4096 / 2e-3 / 1e9)
+
+
+async def test_workers_get_the_place_of_the_root_span(stack: Stack) -> None:
+    await stack.generate(max_tokens=2)
+    root = (await spans_of(stack))["generate tiny"]
+    assert root.identity is not None
+    for command in (await stack.prefill.received("prefill", 2), await stack.decode.received("start", 2)):
+        assert command.traceparent == root.identity.traceparent
+
+
+async def test_the_time_to_the_first_token_is_the_sum_of_its_stages(stack: Stack) -> None:
+    timings = (await stack.generate(max_tokens=5))[-1].finished.timings
+    parts = timings.router_queue_ms + timings.route_ms + timings.prefill_queue_ms
+    parts += timings.prefill_ms + timings.return_ms
+    assert timings.ttft_ms == pytest.approx(parts, abs=2.0)
+
+
+async def test_refused_and_cancelled_requests_leave_a_trace_too(stack: Stack) -> None:
+    await stack.ready()
+    call = stack.stub.Generate(baton_pb2.GenerateRequest(text=""), timeout=10)
+    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+        await call.read()
+    assert (await spans_of(stack))["generate"].error == "INVALID_ARGUMENT"
+    stack.pair.manual = True
+    call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
+    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    call.cancel()
+    assert (await stack.prefill.received("cancel")).attempt_id == attempt_id
+    assert (await spans_of(stack, 2))["generate tiny"].error == "CANCELLED"
+
+
+async def test_nothing_that_was_said_is_recorded(stack: Stack) -> None:
+    secret = "tell nobody"
+    await stack.generate(secret, max_tokens=20)
+    await spans_of(stack)
+    assert secret not in repr(stack.telemetry.spans)
+    assert str(tuple(encode(secret)))[1:-1] not in repr(stack.telemetry.spans)
+
+
+async def test_time_between_tokens_is_kept_as_a_summary_with_stalls() -> None:
+    gaps = TokenGaps()
+    for index in range(101):
+        gaps.take(0, 1, now=index * 0.010 + (0.5 if index == 100 else 0.0))
+    summary = gaps.summary()
+    assert summary is not None
+    assert summary.p50_ms == pytest.approx(10.0)
+    assert summary.p99_ms == summary.max_ms == pytest.approx(510.0)
+    assert [stall.gap_ms for stall in summary.stalls] == [pytest.approx(510.0)]
+
+
+def test_stages_add_up_by_construction() -> None:
+    timeline = Timeline(arrived_s=10.0, route_began_s=10.1, sent_s=10.101, first_step_s=10.2, first_token_s=10.2)
+    timeline.prefill = PrefillTimings(queue_ms=5.0, chunk_ms=(30.0, 40.0), total_ms=75.0, cached_tokens=0)
+    timeline.landed = Landed(1, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0)  # fmt: skip  # noqa: E501
+    timeline.second_token_s = 10.207
+    measured = stages(timeline, now=11.0)
+    parts = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
+    assert measured.ttft_ms == pytest.approx(parts + measured.prefill_ms + measured.return_ms)
+    exposed = measured.transfer_exposed_ms + measured.decode_admission_ms + measured.first_step_ms
+    assert measured.token_gap_ms == pytest.approx(exposed)
+
+
+async def test_a_retry_keeps_only_the_last_attempts_stages(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    answer = asyncio.create_task(stack.generate(max_tokens=1))
+    first = (await stack.decode.received("start", 2)).attempt_id
+    reason = session_pb2.FAILURE_REASON_DRAINING
+    stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
+    second = (await stack.decode.received("start", 3)).attempt_id
+    stack.pair.first_step(second, encode("a"), [session_pb2.END_REASON_LENGTH])
+    timings = (await answer)[-1].finished.timings
+    assert timings.ttft_ms == pytest.approx(
+        timings.router_queue_ms + timings.route_ms + timings.prefill_queue_ms + timings.prefill_ms + timings.return_ms,
+        abs=2.0,
+    )
+    assert (await spans_of(stack))["generate tiny"].attributes["baton.attempts"] == 2

@@ -1,6 +1,7 @@
 """One child process: started so that it dies with us, its output passed on line by line under its name."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -98,8 +99,11 @@ class ChildProcess:
         return code
 
     def send(self, number: signal.Signals) -> None:
+        """To a child that has ended: nothing."""
         if self._process.returncode is None:
-            self._process.send_signal(number)
+            # Not Process.send_signal, which polls and so may take the exit code away from asyncio's own watcher.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
 
 async def _pump(stream: asyncio.StreamReader, name: str, writer: LineWriter) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from cli.errors import CommandFailed
 from client import AdminClient, BatonClientError, ClusterStatus, RetryPolicy, WorkerStatus
 
-MIN_COLUMNS = 120
+MIN_COLUMNS = 140
 
 
 def show_status(target: str, as_json: bool) -> int:
@@ -33,9 +33,11 @@ def _print_table(status: ClusterStatus) -> None:
     console.print(headline(status), highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("worker", "state", "endpoint"):
-        table.add_column(column)
-    for column in ("pid", "requests", "waiting", "running", "to prefill", "pages", "free", "cached", "held"):
-        table.add_column(column, justify="right")
+        table.add_column(column, no_wrap=True)
+    for column in ("pid", "requests", "waiting", "running", "to prefill"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("pages", "free", "cached", "computing", "in transfer"):
+        table.add_column(column, justify="right", no_wrap=True)
     for worker in status.workers:
         table.add_row(*row(worker))
     console.print(table)
@@ -54,17 +56,14 @@ def headline(status: ClusterStatus) -> str:
 
 
 def row(worker: WorkerStatus) -> tuple[str, ...]:
-    """Cells of one worker; a dash where it has not reported."""
+    """Cells of one worker; a dash where it has not reported. Pages: free + cached + computing + in transfer."""
     start = (worker.worker_id, _state(worker), worker.endpoint, str(worker.pid), str(worker.in_flight_requests))
     load = worker.load
     if load is None:
-        return (*start, *("-",) * 7)
+        return (*start, *("-",) * 8)
     pages = load.pages
-    held = f"{pages.held}"
-    if pages.held:
-        held += f" ({pages.held_by_sequences} computing, {pages.held_by_transfers} in transfer)"
     counts = (load.waiting_requests, load.running_sequences, load.pending_tokens, pages.total, pages.free, pages.cached)
-    return (*start, *map(str, counts), held)
+    return (*start, *map(str, (*counts, pages.held_by_sequences, pages.held_by_transfers)))
 
 
 def _state(worker: WorkerStatus) -> str:

@@ -53,6 +53,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         self._ready = False
+        self.was_forced = False
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
@@ -79,6 +80,7 @@ class Supervisor:
 
     def force(self) -> None:
         """Kills everything at once; a `stop` under way then ends at once too."""
+        self.was_forced = True
         self._stopping.set()
         for name in list(self._children):
             self._send(name, signal.SIGKILL)

@@ -114,7 +114,7 @@ class _Up:
         self._say("draining: router, workers, Redis")
         await supervisor.stop()
         self._say("stopped")
-        return exit_code
+        return 1 if supervisor.was_forced else exit_code
 
     async def _until_ended(self, supervisor: Supervisor) -> None:
         """Returns when a signal came; raises StartupFailed, NotReady."""

@@ -22,9 +22,12 @@ class PeerMemory:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """All of it: uint8, one dimension, not writable. Keeps the map alive for as long as it is referenced."""
+        """All of it: uint8, one dimension, not writable. Keeps the map alive for as long as it is referenced.
+
+        Raises PeerUnreachable once closed, which may happen while copies wait for their turn.
+        """
         if self._array is None:
-            raise ValueError("the peer's memory is closed")
+            raise PeerUnreachable("the link to the peer was closed")
         return self._array
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class SharedMemoryTransport:
         self._block_bytes = block_bytes
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises BlockOutOfRange, before anything is copied."""
+        """Raises, before anything is copied: BlockOutOfRange, PeerUnreachable (closed)."""
         source, size = self._peer.array, self._block_bytes
         self._check(pairs, source.size // size, self._pool.size // size)
         for run in split_runs(pairs, _both_adjacent):

@@ -5,19 +5,16 @@ bytes has ended. The decoder judges a run as a whole: if a later byte makes it i
 prefix", and what it has said cannot be taken back. Here a run of byte tokens waits for its end.
 """
 
-import re
-from typing import Protocol
+from tokenizers import Tokenizer
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 
 
-class Decoder(Protocol):
-    """What this module needs of `tokenizers.Tokenizer`."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
-
-    def id_to_token(self, id: int) -> str | None: ...
+def silent_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that do not end a run of bytes: byte-fallback tokens themselves, and special ones, which are left out."""
+    spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    special = (token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    return frozenset(token_id for token_id in spelled if token_id is not None).union(special)
 
 
 class Detokenizer:
@@ -27,8 +24,10 @@ class Detokenizer:
     first token differently, so a window must not begin with the new one) to the newest token.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, tokenizer: Tokenizer, silent: frozenset[int]) -> None:
+        """`silent` is `silent_token_ids(tokenizer)`, made once per tokenizer."""
+        self._tokenizer = tokenizer
+        self._silent = silent
         self._window: list[int] = []
         self._said_tokens = 0  # tokens of the window whose text came out
         self._said = ""  # their text, as decoded within the window
@@ -36,18 +35,18 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character or a run of bytes is incomplete."""
         self._window.append(token_id)
-        if _BYTE_TOKEN.fullmatch(self._decoder.id_to_token(token_id) or ""):
+        if token_id in self._silent:
             return ""
-        text = self._decoder.decode(self._window, skip_special_tokens=True)
+        text = self._tokenizer.decode(self._window, skip_special_tokens=True)
         if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
             return ""
         new = text[len(self._said) :]
         self._window = self._window[self._said_tokens :]
         self._said_tokens = len(self._window)
-        self._said = self._decoder.decode(self._window, skip_special_tokens=True)
+        self._said = self._tokenizer.decode(self._window, skip_special_tokens=True)
         return new
 
     def finish(self) -> str:
         """The text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
-        text = self._decoder.decode(self._window, skip_special_tokens=True)
+        text = self._tokenizer.decode(self._window, skip_special_tokens=True)
         return text[len(self._said) :]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from router.block_hashing import block_hashes
 from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
 from router.defaults import ModelFolderError
-from router.detokenizer import Detokenizer
+from router.detokenizer import Detokenizer, silent_token_ids
 from router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from service.errors import InvalidArgument
 
@@ -28,6 +28,7 @@ class TokenizerWorker:
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
+        self._silent = silent_token_ids(tokenizer)
         self._chat_template = chat_template
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
@@ -52,7 +53,7 @@ class TokenizerWorker:
         return await self._on_thread(block_hashes, root, token_ids, block_tokens)
 
     def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._tokenizer)
+        return Detokenizer(self._tokenizer, self._silent)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -2,7 +2,7 @@
 
 BatonError
 ├── InvalidArgument     INVALID_ARGUMENT    BadRequest (+ ErrorInfo)   the caller must change the request
-├── FailedPrecondition  FAILED_PRECONDITION BadRequest               the two sides do not fit together
+├── FailedPrecondition  FAILED_PRECONDITION PreconditionFailure        the two sides do not fit together
 ├── NotFound            NOT_FOUND           ResourceInfo               no such model
 ├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
 ├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
@@ -74,8 +74,10 @@ class FailedPrecondition(BatonError):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.description)
-        return (error_details_pb2.BadRequest(field_violations=[violation]),)
+        violation = error_details_pb2.PreconditionFailure.Violation(
+            type="MISMATCH", subject=self.field, description=self.description
+        )
+        return (error_details_pb2.PreconditionFailure(violations=[violation]),)
 
 
 class NotFound(BatonError):

@@ -9,7 +9,8 @@ membership = Membership(registry) | StaticMembership(...) a router; start() ... 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from service.membership_view import MembershipView
@@ -73,8 +74,7 @@ class Registration:
         self._registry = registry
         self._record = record
         self._on_fenced = on_fenced
-        self._renew_s = renew_s
-        self._task: asyncio.Task[None] | None = None
+        self._repeated = _Repeated(self._renew, renew_s)
         self._contact = _Contact()
 
     @property
@@ -82,12 +82,11 @@ class Registration:
         return self._contact.connected
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._renew(), name="registration")
+        self._repeated.begin()
 
     async def close(self) -> None:
         """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
-        await _cancel(self._task)
-        self._task = None
+        await self._repeated.end()
         try:
             await self._registry.withdraw(self._record)
         except RegistryUnavailable as error:
@@ -95,19 +94,17 @@ class Registration:
         finally:
             await self._registry.close()
 
-    async def _renew(self) -> None:
-        while True:
-            try:
-                announced = await self._registry.announce(self._record)
-                self._contact.made()
-            except RegistryUnavailable as error:
-                self._contact.lost(error)
-            else:
-                if announced is Announced.FENCED:
-                    logger.error("another process has taken over as %s", self._record.worker_id)
-                    self._on_fenced()
-                    return
-            await asyncio.sleep(self._renew_s)
+    async def _renew(self) -> bool:
+        try:
+            announced = await self._registry.announce(self._record)
+        except RegistryUnavailable as error:
+            self._contact.lost(error)
+            return True
+        self._contact.made()
+        if announced is Announced.FENCED:
+            logger.error("another process has taken over as %s", self._record.worker_id)
+            self._on_fenced()
+        return announced is Announced.ACCEPTED
 
 
 class MembershipSource(Protocol):
@@ -130,10 +127,9 @@ class Membership:
 
     def __init__(self, registry: RedisRegistry, poll_s: float = POLL_S, ttl_s: float = TTL_MS / 1000) -> None:
         self._registry = registry
-        self._poll_s = poll_s
+        self._repeated = _Repeated(self._poll, poll_s)
         self._view = MembershipView(ttl_s)
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._contact = _Contact()
 
     @property
@@ -145,11 +141,10 @@ class Membership:
         return self._contact.connected
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._poll(), name="membership")
+        self._repeated.begin()
 
     async def close(self) -> None:
-        await _cancel(self._task)
-        self._task = None
+        await self._repeated.end()
         await self._registry.close()
 
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
@@ -158,19 +153,18 @@ class Membership:
             yield self.current
             await changed.wait()
 
-    async def _poll(self) -> None:
-        while True:
-            try:
-                listed = await self._registry.workers()
-            except RegistryUnavailable as error:
-                self._contact.lost(error)
-                self._view.lost_contact()
-            else:
-                self._contact.made()
-                if self._view.observe(listed, time.monotonic()):
-                    self._changed.set()
-                    self._changed = asyncio.Event()  # the old one stays set for those who wait on it
-            await asyncio.sleep(self._poll_s)
+    async def _poll(self) -> bool:
+        try:
+            listed = await self._registry.workers()
+        except RegistryUnavailable as error:
+            self._contact.lost(error)
+            self._view.lost_contact()
+            return True
+        self._contact.made()
+        if self._view.observe(listed, time.monotonic()):
+            self._changed.set()
+            self._changed = asyncio.Event()  # the old one stays set for those who wait on it
+        return True
 
 
 class StaticMembership:
@@ -209,8 +203,30 @@ class _Contact:
         self.connected, self._reported_lost = False, True
 
 
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    if task is None:
-        return
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+class _Repeated:
+    """A step taken once a period until it returns False or is ended.
+
+    Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
+    half of them when tried on 8.1), and the task would go on for ever. A step in progress is waited for; it is bounded.
+    """
+
+    def __init__(self, step: Callable[[], Awaitable[bool]], period_s: float) -> None:
+        self._step = step
+        self._period_s = period_s
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def end(self) -> None:
+        self._ending.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        while not self._ending.is_set() and await self._step():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._ending.wait()

@@ -130,7 +130,8 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 async def stack(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Stack]:
     """Started, not yet waited for."""
     workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
-    config = RouterConfig(**({"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2} | settings))
+    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2}
+    config = RouterConfig(**(fields | settings))
     telemetry = RecordingTelemetry()
     router = ObservedRouter(config, telemetry)
     router.started = asyncio.Event()

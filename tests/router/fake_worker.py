@@ -113,18 +113,18 @@ class FakePair:
         prefill.on_command = self._on_prefill
         decode.on_command = self._on_start
 
-    def first_step(self, attempt_id: int, token_ids: list[int], ends: list[int] | None = None) -> None:
+    def first_step(self, attempt_id: int, token_ids: list[int], ends: list[Any] | None = None) -> None:
         """Token 0 of every choice, from prefill; 0 in `ends` is no end."""
         outputs = [
             session_pb2.SequenceOutput(
-                attempt_id=attempt_id, choice=choice, token_ids=[token_id], end=ends[choice] if ends else 0
+                attempt_id=attempt_id, choice=choice, token_ids=[token_id], end=ends[choice] if ends else None
             )
             for choice, token_id in enumerate(token_ids)
         ]
         timings = session_pb2.PrefillTimings(queue_ms=0.1, chunk_ms=[0.2, 0.3], total_ms=0.6)
         self.prefill.say(first_step=session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings))
 
-    def step(self, attempt_id: int, offset: int, token_ids: list[int], end: int = 0, choice: int = 0) -> None:
+    def step(self, attempt_id: int, offset: int, token_ids: list[int], end: Any = 0, choice: int = 0) -> None:
         output = session_pb2.SequenceOutput(
             attempt_id=attempt_id, choice=choice, offset=offset, token_ids=token_ids, end=end
         )

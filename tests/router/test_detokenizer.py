@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from router.detokenizer import Detokenizer
+from router.detokenizer import Detokenizer, silent_token_ids
 from tests.router.tokenizers_for_tests import byte_fallback, byte_level
 
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback()}
 
 
 def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, silent_token_ids(tokenizer))
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()]
 
 
@@ -28,7 +28,7 @@ def test_pieces_add_up_to_the_whole(kind: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=200, deadline=None)
-@given(st.text(max_size=12))
+@given(st.text(alphabet="ab é€😀\n", max_size=12))
 def test_text_survives_the_way_there_and_back(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     token_ids = tokenizer.encode(text).ids
@@ -47,13 +47,12 @@ def test_the_withheld_tail_is_flushed() -> None:
 
 def test_a_run_of_bytes_waits_for_its_end() -> None:
     tokenizer = TOKENIZERS["byte_fallback"]
-    a = tokenizer.token_to_id("a")
-    assert streamed(tokenizer, [0xE2, 0x82, 0xAC, a]) == ["", "", "", "€a", ""]
+    assert streamed(tokenizer, [0xE2, 0x82, 0xAC, *tokenizer.encode("a").ids[1:]]) == ["", "", "", "€a", ""]
 
 
 def test_where_decode_stream_fails_this_one_does_not() -> None:
     tokenizer = TOKENIZERS["byte_fallback"]
-    token_ids = [0xC3, 0xA9, 0xFF, tokenizer.token_to_id("a")]
+    token_ids = [0xC3, 0xA9, 0xFF, *tokenizer.encode("a").ids[1:]]
     stream = DecodeStream(skip_special_tokens=True)
     with pytest.raises(Exception, match="Invalid prefix"):
         [stream.step(tokenizer, token_id) for token_id in token_ids]

@@ -51,15 +51,16 @@ def test_templates_render_as_transformers_renders_them() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     source = (
-        "{%- for m in messages %}\n  {% if loop.index > 9 %}{% break %}{% endif %}\n[{{ m['role'] }}] {{ m | tojson }}\n"
+        "{%- for m in messages %}\n  {% if loop.index > 9 %}{% break %}{% endif %}\n"
+        "[{{ m['role'] }}] {{ m | tojson }}\n"
         "  {% generation %}{{ m['content'] }}{% endgeneration %}\n{%- endfor %}\n"
         "{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
     )
     conversation = [{"role": message.role, "content": message.content} for message in CONVERSATION]
-    (expected,), _ = render_jinja_template(
+    rendered: Any = render_jinja_template(
         conversations=[conversation], chat_template=source, add_generation_prompt=True, eos_token="</s>"
     )
-    assert ChatTemplate(source, {"eos_token": "</s>"}).render(CONVERSATION) == expected
+    assert ChatTemplate(source, {"eos_token": "</s>"}).render(CONVERSATION) == rendered[0][0]
 
 
 def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> None:

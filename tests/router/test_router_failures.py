@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
 from protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from protos import baton_pb2
@@ -37,7 +37,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
 def detail(error: grpc.aio.AioRpcError, kind: type[Detail]) -> Detail:
     status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
     for packed in status.details:
-        found: Any = kind()
+        found = kind()
         if packed.Unpack(found):
             return found
     raise AssertionError(f"no {kind.__name__} in {status}")
@@ -110,14 +110,14 @@ async def test_messages_that_the_template_refuses(stack: Stack) -> None:
     ],
 )
 async def test_bytes_that_are_no_message_are_an_invalid_argument(stack: Stack, field: str, message: bytes) -> None:
-    call = stack.channel.unary_stream(GENERATE)(message, timeout=10)
-    error = await refusal(call)
+    generate: Any = stack.channel.unary_stream(GENERATE)
+    error = await refusal(generate(message, timeout=10))
     assert (error.code(), fields_of(error)) == (INVALID, [field])
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
 
 
 async def test_bad_utf8_in_a_unary_call(stack: Stack) -> None:
-    tokenize = stack.channel.unary_unary("/baton.v1.BatonService/Tokenize")
+    tokenize: Any = stack.channel.unary_unary("/baton.v1.BatonService/Tokenize")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await tokenize(b"\x12\x01\xff", timeout=10)
     assert (caught.value.code(), fields_of(caught.value)) == (INVALID, ["text"])

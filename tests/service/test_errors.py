@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 from service.errors import (
     BatonError,
     DeadlineExceeded,
+    FailedPrecondition,
     Internal,
     InvalidArgument,
     NotFound,
@@ -46,6 +47,13 @@ async def test_invalid_argument_names_the_field_and_the_reason(start_server: Any
     assert (violation.field, violation.description) == ("sampling.top_p", "must lie in (0, 1]")
     info = _unpack(details[1], error_details_pb2.ErrorInfo)
     assert (info.reason, info.domain, dict(info.metadata)) == ("PROMPT_TOO_LONG", "baton", {"limit": "4", "got": "5"})
+
+
+async def test_failed_precondition_names_what_does_not_fit(start_server: Any) -> None:
+    call, details = await _raise_over_grpc(start_server, FailedPrecondition("reader.fingerprint", "another model"))
+    assert call.code() is grpc.StatusCode.FAILED_PRECONDITION
+    (violation,) = _unpack(details[0], error_details_pb2.PreconditionFailure).violations
+    assert (violation.subject, violation.description) == ("reader.fingerprint", "another model")
 
 
 async def test_not_found_names_the_resource(start_server: Any) -> None:

@@ -34,6 +34,7 @@ class Peer:
     """A prefill worker, paired with."""
 
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
+    pool_id: bytes  # of the process that we paired with; its address may be another's by now
     channel: grpc.aio.Channel
     link: "GrpcLink"
     transport: Transport
@@ -124,6 +125,7 @@ class Peers:
             block_bytes=self._mine.block_bytes,
             num_blocks=self._mine.num_blocks,
             host_id=self._mine.host_id,
+            pool_id=self._mine.pool_id,
         )
         link = GrpcLink(endpoint)
         try:
@@ -139,7 +141,7 @@ class Peers:
             await _close_channels(channel, link)
             raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
         logger.info("paired with %s over %s: %.2f GB/s", endpoint, transport.name, rate.gb_per_s)
-        return Peer(stub, channel, link, transport, rate)
+        return Peer(stub, source.pool_id, channel, link, transport, rate)
 
     def _choose(self, endpoint: str, source: PoolDescription, link: GrpcLink) -> Transport:
         """Shared memory where it is possible. Never silently something slower. Raises: PeerUnreachable."""
@@ -182,5 +184,6 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
         wire.block_bytes,
         wire.num_blocks,
         wire.host_id,
+        wire.pool_id,
         shared_memory if wire.HasField("shared_memory") else None,
     )

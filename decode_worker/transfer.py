@@ -24,6 +24,10 @@ class TransferFailed(Exception):
     """The KV could not be read, or what was read may not be used."""
 
 
+class PoolReplaced(TransferFailed):
+    """The process that we paired with is gone and another has its address: what we mapped is not its pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pull:
     """A prompt that has landed, validated."""
@@ -54,17 +58,30 @@ class TransferReader:
 
     async def pull(self, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
         """Copies the blocks that `reservation` lacks. Raises: TransferFailed."""
+        peer = await self._peer(endpoint)
         try:
-            peer = await self._peers.get(endpoint)
+            return await self._pull_from(peer, endpoint, transfer_id, reservation)
+        except PoolReplaced:
+            self._peers.forget(endpoint, peer)
+            return await self._pull_from(await self._peer(endpoint), endpoint, transfer_id, reservation)
+
+    async def _peer(self, endpoint: str) -> Peer:
+        try:
+            return await self._peers.get(endpoint)
         except PeerFailed as error:
             raise TransferFailed(str(error)) from error
+
+    async def _pull_from(self, peer: Peer, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
         progress = Progress()
-        confirmed = False
-        stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id))
+        confirmed = replaced = False
+        stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, pool_id=peer.pool_id))
         try:
             first_tokens = await self._follow(peer, stream, transfer_id, reservation, progress)
             confirmed = await self._confirm(peer, transfer_id)
         except grpc.aio.AioRpcError as error:
+            replaced = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            if replaced:
+                raise PoolReplaced(f"another process has come to {endpoint}") from error
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._peers.forget(endpoint, peer)
             raise TransferFailed(
@@ -74,7 +91,7 @@ class TransferReader:
             raise TransferFailed(str(error)) from error
         finally:
             stream.cancel()
-            if not confirmed:
+            if not (confirmed or replaced):
                 self._give_up(peer, transfer_id)
         if not confirmed:
             raise TransferFailed(f"the KV read from {endpoint} was stale")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from engine.check_kernels import require_own_kernels
 from engine.decode_scheduler import DecodeScheduler
 from engine.pages import BlockPool
 from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
-from kvtransfer.description import PoolDescription, host_id
+from kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
 from kvtransfer.puller import PullThread
 from protos import session_pb2, session_pb2_grpc
 from service.affinity import pin_process
@@ -44,7 +45,11 @@ class DecodeWorker:
         self._storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=prepared.options.device)
         self._service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
         description = PoolDescription(
-            prepared.fingerprint, prepared.layout.block_bytes, prepared.total_blocks, host_id(), None
+            prepared.fingerprint,
+            prepared.layout.block_bytes,
+            prepared.total_blocks,
+            host_id(),
+            secrets.token_bytes(POOL_ID_BYTES),
         )
         self._peers = Peers(
             description, self._storage, PullThread(config.transfer_cores), config.transport, config.pair_timeout_s

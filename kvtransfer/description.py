@@ -7,6 +7,9 @@ from pathlib import Path
 from kvtransfer.errors import PairingRefused
 
 
+POOL_ID_BYTES = 16
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMemoryHandle:
     """A sealed memfd that a peer opens as /proc/PID/fd/FD."""
@@ -23,6 +26,7 @@ class PoolDescription:
     block_bytes: int  # one block with all its layers
     num_blocks: int
     host_id: str  # see `host_id`
+    pool_id: bytes  # random: tells this pool from that of a later process at the same address
     shared_memory: SharedMemoryHandle | None = None  # None: nobody may map this pool
 
     @property

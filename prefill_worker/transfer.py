@@ -76,7 +76,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.PairRequest, kv_transfer_pb2.PairResponse]",
     ) -> kv_transfer_pb2.PairResponse:
         asked = request.reader
-        reader = PoolDescription(asked.fingerprint, asked.block_bytes, asked.num_blocks, asked.host_id, None)
+        reader = PoolDescription(asked.fingerprint, asked.block_bytes, asked.num_blocks, asked.host_id, asked.pool_id)
         try:
             check_compatible(self._description, reader)
         except PairingRefused as refused:
@@ -92,6 +92,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         transfer_id = request.transfer_id
         if len(transfer_id) != TRANSFER_ID_BYTES:
             raise InvalidArgument("transfer_id", f"must be {TRANSFER_ID_BYTES} bytes")
+        if request.pool_id != self._description.pool_id:
+            raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
             raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
         changed = self._changes[transfer_id] = asyncio.Event()
@@ -185,5 +187,6 @@ def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDes
         block_bytes=description.block_bytes,
         num_blocks=description.num_blocks,
         host_id=description.host_id,
+        pool_id=description.pool_id,
         shared_memory=shared_memory,
     )

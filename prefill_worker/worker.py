@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from engine.check_kernels import require_own_kernels
 from engine.pages import BlockPool
 from engine.prefill_scheduler import PrefillScheduler
 from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
-from kvtransfer.description import PoolDescription, host_id
+from kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
 from kvtransfer.memory import SharedPool
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
@@ -56,6 +57,7 @@ class PrefillWorker:
                 prepared.layout.block_bytes,
                 prepared.total_blocks,
                 host_id(),
+                secrets.token_bytes(POOL_ID_BYTES),
                 self._shared_pool.handle if self._shared_pool else None,
             ),
             self._storage,

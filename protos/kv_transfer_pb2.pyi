@@ -18,18 +18,20 @@ class PairResponse(_message.Message):
     def __init__(self, source: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
-    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory")
+    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     block_bytes: int
     num_blocks: int
     host_id: str
     shared_memory: SharedMemoryHandle
-    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ...) -> None: ...
+    pool_id: bytes
+    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ...) -> None: ...
 
 class SharedMemoryHandle(_message.Message):
     __slots__ = ("pid", "fd", "inode", "size_bytes")
@@ -44,10 +46,12 @@ class SharedMemoryHandle(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., inode: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("transfer_id",)
+    __slots__ = ("transfer_id", "pool_id")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
-    def __init__(self, transfer_id: _Optional[bytes] = ...) -> None: ...
+    pool_id: bytes
+    def __init__(self, transfer_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("watermark_blocks", "blocks", "end")

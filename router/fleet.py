@@ -50,15 +50,10 @@ class Fleet:
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
-        """Keeps a session with every worker that membership names, until cancelled."""
-        try:
+        """Keeps a session with every worker that membership names, until cancelled. A bug in one ends all."""
+        async with asyncio.TaskGroup() as tasks:
             async for records in membership.watch():
-                self._follow(records)
-        finally:
-            tasks = [connected.task for connected in self._sessions.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                self._follow(records, tasks)
 
     def open(self, attempt_id: int, placement: Placement) -> Inbox:
         """From now on what the two workers say of this attempt goes to the inbox, until `close`."""
@@ -67,9 +62,12 @@ class Fleet:
         return inbox
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
-        """Tells both workers at once."""
-        self._send(placement.decode, session_wire.start(tag, request, placement.prefill))
-        self._send(placement.prefill, session_wire.prefill(tag, request))
+        """Tells both workers at once. One that was lost since it was chosen is reported as such to the inbox."""
+        start, prefill = session_wire.start(tag, request, placement.prefill), session_wire.prefill(tag, request)
+        for endpoint, command in ((placement.decode, start), (placement.prefill, prefill)):
+            if not self._send(endpoint, command):
+                failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
+                self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def cancel(self, attempt_id: int, endpoint: str) -> None:
         self._send(endpoint, session_wire.cancel(attempt_id))
@@ -104,12 +102,11 @@ class Fleet:
         self._drop_unnamed(endpoint)
         self.on_change()
 
-    def _send(self, endpoint: str, command: session_wire.Command) -> None:
+    def _send(self, endpoint: str, command: session_wire.Command) -> bool:
         connected = self._sessions.get(endpoint)
-        if connected is not None:
-            connected.session.send(command)
+        return connected is not None and connected.session.send(command)
 
-    def _follow(self, records: Sequence[WorkerRecord]) -> None:
+    def _follow(self, records: Sequence[WorkerRecord], tasks: asyncio.TaskGroup) -> None:
         self._named = frozenset(record.endpoint for record in records)
         for endpoint in tuple(self._sessions):
             self._drop_unnamed(endpoint)
@@ -117,10 +114,12 @@ class Fleet:
             if record.endpoint not in self._sessions:
                 self._cluster.add(record.endpoint, record.role)
                 session = WorkerSession(record.endpoint, self._router_id, self, self._timing)
-                task = asyncio.create_task(session.run(), name=f"session {record.endpoint}")
+                task = tasks.create_task(session.run(), name=f"session {record.endpoint}")
                 self._sessions[record.endpoint] = _Connected(session, task)
 
     def _drop_unnamed(self, endpoint: str) -> None:
-        if endpoint not in self._named and not self._sessions[endpoint].session.held:
-            self._sessions.pop(endpoint).task.cancel()
+        connected = self._sessions.get(endpoint)
+        if connected is not None and endpoint not in self._named and not connected.session.held:
+            del self._sessions[endpoint]
+            connected.task.cancel()
             self._cluster.remove(endpoint)

@@ -77,17 +77,18 @@ class WorkerSession:
         """There is a session, connected or in its grace: requests on that worker may go on."""
         return self._epoch != 0
 
-    def send(self, command: session_pb2.ConnectRequest) -> None:
-        """Sends a command now, or after a reconnect within the grace. Without a session there is nobody to tell."""
+    def send(self, command: session_pb2.ConnectRequest) -> bool:
+        """Sends a command now, or after a reconnect within the grace. False: there is no session, nobody is told."""
         if self._epoch == 0:
-            return
+            return False
         try:
             command.number = self._channel.number(command)
         except SessionOverflow:
             self._lose("it acknowledges nothing")
-            return
+            return False
         if self._outbox is not None:
             self._outbox.put_nowait(command)
+        return True
 
     async def run(self) -> None:
         """Keeps the session up, for ever."""

@@ -124,7 +124,8 @@ def stages(timeline: Timeline, now: float) -> Stages:
         total_ms=_between_ms(timeline.arrived_s, timeline.ended_s or now),
         router_queue_ms=_between_ms(timeline.arrived_s, timeline.route_began_s),
         route_ms=_between_ms(timeline.route_began_s, timeline.sent_s),
-        prefill_queue_ms=prefill.queue_ms if prefill else 0.0,
+        # All waiting on the worker: before the first chunk, and between chunks while others are computed.
+        prefill_queue_ms=max(prefill.queue_ms, prefill.total_ms - sum(prefill.chunk_ms)) if prefill else 0.0,
         prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
         return_ms=_between_ms(timeline.sent_s, timeline.first_step_s) - prefill.total_ms if prefill else 0.0,
         transfer_exposed_ms=landed.exposed_ms if landed else 0.0,

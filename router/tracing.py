@@ -107,8 +107,9 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
         return
     # The way there and the way back are known only together: half of them each.
     begin_s = timeline.sent_s + max(0.0, measured.return_ms) / 2e3
-    end_s = begin_s + timeline.prefill.queue_ms / 1e3
-    yield _Stage("prefill.queue", begin_s, end_s)
+    # All waiting is drawn before the first chunk; some of it may have been between chunks.
+    end_s = begin_s + measured.prefill_queue_ms / 1e3
+    yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": timeline.prefill.queue_ms})
     for chunk_ms in timeline.prefill.chunk_ms:
         begin_s, end_s = end_s, end_s + chunk_ms / 1e3
         yield _Stage("prefill.chunk", begin_s, end_s)

@@ -6,7 +6,7 @@ from kvtransfer.description import PoolDescription, SharedMemoryHandle, can_map,
 from kvtransfer.errors import PairingRefused
 
 HANDLE = SharedMemoryHandle(pid=1, fd=2, inode=3, size_bytes=4096 * 10)
-POOL = PoolDescription(b"model", 4096, 10, "host", HANDLE)
+POOL = PoolDescription(b"model", 4096, 10, "host", b"pool", HANDLE)
 
 
 def test_pools_of_different_sizes_go_together():

@@ -1,12 +1,14 @@
 """The whole router over gRPC with fake workers: cancelling, deadlines, failing and dying workers."""
 
 import asyncio
+import random
 import time
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of
@@ -52,6 +54,36 @@ async def test_a_request_cancelled_while_it_waits_is_never_dispatched(stack: Sta
     stack.decode.report.limit_slots = 64
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
     assert len([c for c in stack.decode.commands if c.WhichOneof("command") == "start"]) == 2
+
+
+async def test_whatever_the_phase_a_cancelled_request_leaves_nothing_behind(stack: Stack) -> None:
+    await stack.ready()
+    draw = random.Random(0)
+
+    async def cancelled() -> None:
+        call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
+        for _ in range(draw.randrange(6)):
+            await call.read()
+        call.cancel()
+
+    stack.pair.script = lambda prompt, choice: encode("a") * 128
+    await asyncio.gather(*(cancelled() for _ in range(200)))
+    await idle(stack)
+    assert (await stack.status()).queued_requests == 0
+    assert text_of(await stack.generate(max_tokens=3)) == "aaa"
+
+
+async def test_health_follows_readiness(stack: Stack) -> None:
+    health: Any = health_pb2_grpc.HealthStub(stack.channel)
+    await stack.ready()
+    for name in ("", "baton.v1.BatonService"):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=10)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    await stack.prefill.stop()
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watch.cancel()
 
 
 async def test_the_clients_deadline_cancels_on_both_workers(stack: Stack) -> None:

@@ -1,0 +1,95 @@
+"""kill -9 of a worker: the stream it carried ends quickly with a clear status, and what comes next is served again."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
+from tests.e2e.stack import Stack, make_stack
+
+NOTICED_S = 2.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def mortal(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack of this module's own: its processes die. What they leave in /dev/shm would show."""
+    before = set(SHARED_MEMORY.iterdir())
+    stack = make_stack(tmp_path_factory.mktemp("mortal"), tiny_llama, prefill=2)
+    try:
+        stack.start()
+        stack.wait_ready()
+        yield stack
+    finally:
+        stack.stop()
+    assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+async def stream_until_killed(stack: Stack, victim: str, prompt: list[int], tokens_first: int) -> tuple[float, int]:
+    """Kills `victim` once so many tokens came; returns the seconds until the stream ended and its tokens."""
+    seen, killed = 0, 0.0
+    async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as baton:
+        with pytest.raises(Unavailable) as lost:
+            async for event in baton.generate(prompt, max_tokens=1900, ignore_eos=True):
+                seen += len(event.token_ids) if isinstance(event, Delta) else 0
+                if seen >= tokens_first and not killed:
+                    stack.processes[victim].kill()
+                    killed = time.monotonic()
+    assert lost.value.reason == "WORKER_LOST"
+    return time.monotonic() - killed, seen
+
+
+async def serves(stack: Stack) -> bool:
+    async with AsyncBatonClient(stack.target, timeout_s=30) as baton:
+        answer = await baton.complete([5, 6, 7], max_tokens=4, ignore_eos=True)
+    return len(answer.choices[0].token_ids) == 4
+
+
+async def test_killed_decode_worker_ends_its_streams_at_once_and_serves_again_after_a_restart(mortal: Stack) -> None:
+    after_s, tokens = await stream_until_killed(mortal, "decode-0", [5, 6, 7], tokens_first=10)
+    assert after_s < NOTICED_S
+    assert tokens >= 10
+
+    mortal.processes["decode-0"].start()
+    await asyncio.to_thread(mortal.wait_ready)
+    assert await serves(mortal)
+    await asyncio.to_thread(mortal.wait_idle, 2.0)
+
+
+async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mortal: Stack) -> None:
+    tokens = 0
+    async with AsyncBatonClient(mortal.target) as baton:
+        async for event in baton.generate([8, 9, 10], max_tokens=300, ignore_eos=True):
+            tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+            if tokens == 20:
+                mortal.processes["prefill-0"].kill()
+                mortal.processes["prefill-1"].kill()
+    assert tokens == 300
+
+    mortal.start(["prefill-0", "prefill-1"])
+    await asyncio.to_thread(mortal.wait_ready)
+    assert await serves(mortal)
+    await asyncio.to_thread(mortal.wait_idle, 2.0)
+
+
+async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal: Stack) -> None:
+    """Many long prompts are queued, computed and read when it dies. Every call is answered, with the right tokens."""
+    prompts = [[3 + (i * 7 + j) % 500 for j in range(1500)] for i in range(12)]
+    async with AsyncBatonClient(mortal.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
+        undisturbed = [await baton.complete(prompt, max_tokens=4, ignore_eos=True) for prompt in prompts[:2]]
+        calls = [
+            asyncio.create_task(baton.complete(prompt, max_tokens=4, ignore_eos=True, cache_salt="again"))
+            for prompt in prompts
+        ]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        mortal.processes["prefill-0"].kill()
+        assert not all(call.done() for call in calls), "everything was done before the kill"
+        answers = await asyncio.gather(*calls)
+
+    assert [answer.choices[0].token_ids for answer in answers[:2]] == [u.choices[0].token_ids for u in undisturbed]
+    mortal.processes["prefill-0"].start()
+    await asyncio.to_thread(mortal.wait_ready)
+    await asyncio.to_thread(mortal.wait_idle, 2.0)

@@ -1,0 +1,53 @@
+"""Processes may start in any order, and Redis may die once they know each other."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from client import AsyncBatonClient
+from service.redis_server import start_redis_server
+from tests.e2e.stack import Stack, make_stack
+
+
+async def serves(stack: Stack) -> bool:
+    async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
+        answer = await baton.complete([5, 6, 7], max_tokens=4, ignore_eos=True)
+    return len(answer.choices[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("first", ["router", "decode-0", "prefill-0"])
+async def test_any_process_may_be_first_and_redis_last(tiny_llama: Path, tmp_path: Path, first: str) -> None:
+    stack = make_stack(tmp_path, tiny_llama)
+    assert stack.redis is not None
+    port = int(stack.redis.url.rpartition(":")[2].partition("/")[0])
+    stack.redis.stop()
+    others = [name for name in stack.processes if name != first]
+    random.Random(first).shuffle(others)
+    try:
+        stack.start([first])
+        stack.wait_for(lambda: "INFO" in stack.processes[first].text(), 60, f"sign of life from {first}")
+        stack.start(others)
+        stack.redis = start_redis_server(port)
+        await asyncio.to_thread(stack.wait_ready)
+        assert await serves(stack)
+    finally:
+        stack.stop()
+
+
+async def test_requests_go_on_without_redis(tiny_llama: Path, tmp_path: Path) -> None:
+    stack = make_stack(tmp_path, tiny_llama)
+    try:
+        stack.start()
+        await asyncio.to_thread(stack.wait_ready)
+        assert stack.redis is not None
+        stack.redis.process.kill()
+        stack.redis.process.wait()
+        await asyncio.to_thread(stack.wait_for, lambda: not stack.status().registry_connected, 10, "loss of Redis seen")
+        assert await serves(stack)
+        status = stack.status()
+        assert status.ready
+        assert len([worker for worker in status.workers if worker.connected]) == 2
+    finally:
+        stack.stop()

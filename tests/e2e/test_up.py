@@ -1,0 +1,121 @@
+"""`baton up` as a user runs it: from nothing to an answer, a worker's death, and a clean end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.redis_server import free_port
+from tests.e2e.conftest import REPOSITORY
+
+READY_S = 90.0
+STOP_S = 30.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Up:
+    """A running `baton up` with the demo model, and the command line against it."""
+
+    def __init__(self, log: Path) -> None:
+        self.port, self.admin_port = free_port(), free_port()
+        self.log = log
+        command = [sys.executable, "-m", "cli", "up", "--port", str(self.port), "--admin-port", str(self.admin_port)]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--kv-memory", "128MiB"], stdout=output, stderr=output, cwd=REPOSITORY
+            )
+
+    def baton(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+
+    def ask(self, *arguments: str) -> list[dict[str, object]]:
+        done = self.baton(*arguments, "--json", "--target", f"127.0.0.1:{self.port}")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def worker_pids(self) -> dict[str, int]:
+        done = self.baton("status", "--json", "--admin", f"127.0.0.1:{self.admin_port}")
+        status = json.loads(done.stdout)
+        return {worker["worker_id"]: worker["pid"] for worker in status["workers"] if worker["connected"]}
+
+    def wait_for(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} within {within_s:g} s:\n{self.log.read_text()[-5000:]}"
+            assert self.process.poll() is None, self.log.read_text()[-5000:]
+            time.sleep(0.1)  # a poll between two looks, bounded above
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("up") / "up.log")
+    try:
+        running.wait_for(lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_chat_streams_an_answer_that_two_processes_made(up: Up) -> None:
+    events = up.ask("chat", "What is a block table?")
+    last = events[-1]
+    timings = last["timings"]
+    assert [event["event"] for event in events][0 :: len(events) - 1] == ["started", "finished"]
+    assert "".join(str(event.get("text", "")) for event in events).startswith("A block table maps the logical blocks")
+    assert last["finish_reason"] == "stop"
+    assert isinstance(timings, dict)
+    assert timings["prefill_pid"] != timings["decode_pid"]
+    assert timings["transport"] == "shared_memory"
+    assert timings["transfer_bytes"] > 0
+
+
+def test_json_deltas_are_contiguous(up: Up) -> None:
+    deltas = [
+        e
+        for e in up.ask("generate", "--token-ids", "5,17,30", "--max-tokens", "9", "--ignore-eos")
+        if e["event"] == "delta"
+    ]
+    tokens = [token for delta in deltas for token in delta["token_ids"]]  # type: ignore[attr-defined]
+    assert len(tokens) == 9
+    assert deltas[0]["offset"] == 0
+
+
+def test_bad_input_is_an_error_event_and_a_non_zero_exit(up: Up) -> None:
+    done = up.baton("generate", "hi", "--temperature", "nan", "--json", "--target", f"127.0.0.1:{up.port}")
+    event = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode != 0
+    assert (event["event"], event["code"], event["field"]) == ("error", "INVALID_ARGUMENT", "sampling.temperature")
+
+
+def test_a_killed_worker_is_restarted_and_serves_again(up: Up) -> None:
+    before = up.worker_pids()
+    os.kill(before["decode-0"], signal.SIGKILL)
+    up.wait_for(lambda: up.worker_pids().get("decode-0", before["decode-0"]) != before["decode-0"], 60, "restart")
+    assert up.ask("chat", "What is TTFT?")[-1]["finish_reason"] == "stop"
+
+
+def test_trace_shows_the_last_requests(up: Up) -> None:
+    up.ask("chat", "What is prefill?")
+    done = up.baton("trace", "--last", "1")
+    assert done.returncode == 0, done.stderr
+    assert "TTFT" in done.stdout
+    assert "token 1 to 2" in done.stdout
+
+
+def test_sigterm_drains_and_leaves_nothing(up: Up) -> None:
+    """Last: it ends the stack that the tests above share."""
+    pids = [up.process.pid, *up.worker_pids().values()]
+    shared = set(SHARED_MEMORY.iterdir())
+    up.process.terminate()
+    assert up.process.wait(STOP_S) == 0, up.log.read_text()[-5000:]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert set(SHARED_MEMORY.iterdir()) <= shared
+    assert "Traceback" not in up.log.read_text()

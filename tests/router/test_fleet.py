@@ -1,0 +1,109 @@
+"""Sessions follow membership: workers come, leave, and are lost between two moments."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from router.cluster import Cluster
+from router.events import Failed, FailureReason
+from router.fleet import Fleet
+from router.placement import Placement
+from router.request import PreparedRequest, Sampling
+from router.session import SessionTiming
+from router.session_wire import Tag
+from service.worker_record import WorkerRecord, WorkerRole
+from tests.router.fake_worker import FakePair
+
+TIMING = SessionTiming(grace_s=0.05)
+WAIT_S = 5.0
+
+
+class ChangingMembership:
+    """A list that a test changes."""
+
+    def __init__(self, *workers: WorkerRecord) -> None:
+        self.current = workers
+        self.connected = True
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def change(self, *workers: WorkerRecord) -> None:
+        """Returns when the change has been acted on."""
+        self.current = workers
+        self._taken.clear()
+        self._changed.set()
+        async with asyncio.timeout(WAIT_S):
+            await self._taken.wait()
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        while True:
+            yield self.current
+            self._taken.set()
+            await self._changed.wait()
+            self._changed.clear()
+
+
+def records(pair: FakePair) -> tuple[WorkerRecord, WorkerRecord]:
+    return (
+        WorkerRecord("prefill-0", WorkerRole.PREFILL, pair.prefill.endpoint),
+        WorkerRecord("decode-0", WorkerRole.DECODE, pair.decode.endpoint),
+    )
+
+
+class Followed:
+    """A fleet that follows a membership while it is entered."""
+
+    def __init__(self, membership: ChangingMembership) -> None:
+        self.cluster = Cluster()
+        self._changed = asyncio.Event()
+        self.fleet = Fleet(self.cluster, TIMING, self._changed.set)
+        self._membership = membership
+
+    async def __aenter__(self) -> "Followed":
+        self._task = asyncio.create_task(self.fleet.follow(self._membership))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def connected(self, *wanted: bool) -> None:
+        """Waits until the workers are connected as wanted, in order."""
+        async with asyncio.timeout(WAIT_S):
+            while [worker.connected for worker in self.cluster.workers] != list(wanted):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def test_a_worker_that_leaves_the_registry_stays_while_its_session_is_up(pair: FakePair) -> None:
+    prefill, decode = records(pair)
+    membership = ChangingMembership(prefill, decode)
+    async with Followed(membership) as followed:
+        await followed.connected(True, True)
+        await membership.change(prefill)
+        await followed.connected(True, True)
+        await pair.decode.stop()
+        await followed.connected(True)
+
+
+async def test_a_worker_that_comes_later_is_connected(pair: FakePair) -> None:
+    prefill, decode = records(pair)
+    membership = ChangingMembership(prefill)
+    async with Followed(membership) as followed:
+        await followed.connected(True)
+        await membership.change(prefill, decode)
+        await followed.connected(True, True)
+
+
+async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pair: FakePair) -> None:
+    async with Followed(ChangingMembership(*records(pair))) as followed:
+        await followed.connected(True, True)
+        placement = Placement(pair.prefill.endpoint, "127.0.0.1:1", 0, 0, 0, 0, 1, 1)
+        inbox = followed.fleet.open(7, placement)
+        sampling = Sampling(1, 0.0, 0, 1.0, 0.0, 0, (), 1)
+        request = PreparedRequest(None, (1,), (), sampling, b"f", 4)  # type: ignore[arg-type]
+        followed.fleet.dispatch(Tag(7, bytes(16), 1000, ""), request, placement)
+        arrival = await inbox.take()
+        assert isinstance(arrival.event, Failed)
+        assert (arrival.event.endpoint, arrival.event.reason) == ("127.0.0.1:1", FailureReason.WORKER_LOST)

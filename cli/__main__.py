@@ -2,6 +2,7 @@
 
 import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -47,6 +48,9 @@ def up(
     namespace: Annotated[
         str | None, typer.Option(help="Which cluster on a Redis that several share; default: baton-PORT.")
     ] = None,
+    trace_file: Annotated[
+        Path | None, typer.Option(help="Where traces are appended; default: a new file in runtime/.")
+    ] = None,
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves.")] = 600,
 ) -> None:
     """Start router, workers and Redis on this machine; Ctrl-C drains and stops them."""
@@ -68,6 +72,7 @@ def up(
             transport=transport,
             log_format=log_format,
             namespace=namespace,
+            trace_file=trace_file,
             startup_timeout_s=startup_timeout,
         )
     )

@@ -5,4 +5,3 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What a run leaves behind for a person to look at; not under version control.
 RUNTIME = ROOT / "runtime"
-TRACE_FILE = RUNTIME / "traces.jsonl"

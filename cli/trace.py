@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 from cli.errors import CommandFailed
-from cli.paths import TRACE_FILE
+from cli.paths import RUNTIME
+from cli.trace_files import newest_trace_file
 from cli.trace_report import as_object, read_spans, report_lines, requests_in
 
 
 def show_traces(file: str | None, last: int, as_json: bool) -> int:
     """Raises CommandFailed where there is no trace to show."""
-    path = Path(file) if file is not None else TRACE_FILE
+    path = Path(file) if file is not None else newest_trace_file(RUNTIME)
+    if path is None:
+        raise CommandFailed("no traces yet: `baton up` writes them")
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             requests = requests_in(read_spans(lines))[-last:]

@@ -14,13 +14,14 @@ from cli.core_plan import plan_cores
 from cli.devices import DeviceChoice, inspect_machine
 from cli.errors import CommandFailed
 from cli.model_source import ModelSource, find_model
-from cli.paths import ROOT, RUNTIME, TRACE_FILE
+from cli.paths import ROOT, RUNTIME
 from cli.process_plan import LOOPBACK, UpSettings, plan_processes
 from cli.processes import ChildProcess, LineWriter, ProcessSpec
 from cli.readiness import NotReady, wait_until_serving
 from cli.redis_source import RedisSource, choose_redis
 from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
+from cli.trace_files import begin_trace_file
 from client import AsyncAdminClient, BatonClientError, RetryPolicy
 from service.redis_server import free_port
 
@@ -45,6 +46,7 @@ class UpOptions:
     transport: str
     log_format: str
     namespace: str | None
+    trace_file: Path | None
     startup_timeout_s: float
 
 
@@ -80,9 +82,8 @@ def run_up(options: UpOptions) -> int:
         log_format=options.log_format,
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
-        trace_file=TRACE_FILE,
+        trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
     )
-    _keep_one_old_trace(TRACE_FILE)
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
 
 
@@ -210,10 +211,3 @@ def _require_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
-
-
-def _keep_one_old_trace(path: Path) -> None:
-    """Every run begins a new file, so that traces do not grow without end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        path.replace(path.with_suffix(".old.jsonl"))

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _TRANSFER_ID_BYTES = 16
 _ATTEMPTS = 2
+_RETRY_PAUSE_S = 0.1  # for the loss of a worker, seen by its peer first, to be seen here too
 _MAX_TIME_LEFT_MS = 2**32 - 1
 
 
@@ -59,6 +60,7 @@ class Generation:
         self._deadline_s = deadline_s
         self._traceparent = traceparent
         self._begun = False
+        self._avoided_prefill: frozenset[str] = frozenset()
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
@@ -75,6 +77,9 @@ class Generation:
                 if last or self._begun or failure.failed.reason not in RETRYABLE:
                     raise error_of(failure.failed, self._request.valid.request_id) from failure
                 logger.info("another attempt: %s", failure)
+                if self.timeline.placement is not None:
+                    self._avoided_prefill |= {self.timeline.placement.prefill}
+                await asyncio.sleep(_RETRY_PAUSE_S)
             except InconsistentOutput as error:
                 logger.exception("a worker broke the protocol")
                 raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
@@ -103,6 +108,7 @@ class Generation:
             max_tokens=request.sampling.max_tokens,
             choices=request.sampling.n,
             turn=attempt_id,
+            avoided_prefill=self._avoided_prefill,
         )
         try:
             async with asyncio.timeout(self._time_left_s()):

@@ -36,6 +36,7 @@ class PlacementRequest:
     max_tokens: int  # per choice
     choices: int
     turn: int = 0  # counts requests: equal workers take turns
+    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request; taken only if there is no other
 
     @property
     def worst_blocks(self) -> int:
@@ -79,6 +80,7 @@ def place(request: PlacementRequest, workers: Sequence[WorkerView]) -> Placement
     decode = [worker for worker in suited if worker.role is WorkerRole.DECODE]
     if not prefill:
         return NoRoom.NO_PREFILL_WORKER
+    prefill = [worker for worker in prefill if worker.endpoint not in request.avoided_prefill] or prefill
     if not decode:
         return NoRoom.NO_DECODE_WORKER
     with_credit = [worker for worker in decode if _has_credit(worker, request)]

@@ -109,7 +109,7 @@ class Stages:
     route_ms: float
     prefill_queue_ms: float
     prefill_ms: float
-    return_ms: float
+    return_ms: float  # to prefill and back, and from its answer to the first token going out
     transfer_exposed_ms: float
     decode_admission_ms: float
     first_step_ms: float
@@ -127,12 +127,19 @@ def stages(timeline: Timeline, now: float) -> Stages:
         # All waiting on the worker: before the first chunk, and between chunks while others are computed.
         prefill_queue_ms=max(prefill.queue_ms, prefill.total_ms - sum(prefill.chunk_ms)) if prefill else 0.0,
         prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
-        return_ms=_between_ms(timeline.sent_s, timeline.first_step_s) - prefill.total_ms if prefill else 0.0,
+        return_ms=under_way_ms(timeline) + _between_ms(timeline.first_step_s, timeline.first_token_s),
         transfer_exposed_ms=landed.exposed_ms if landed else 0.0,
         decode_admission_ms=landed.admission_ms if landed else 0.0,
         first_step_ms=landed.first_step_ms if landed else 0.0,
         token_gap_ms=_between_ms(timeline.first_step_s, timeline.second_token_s),
     )
+
+
+def under_way_ms(timeline: Timeline) -> float:
+    """To prefill and back, without what was spent there."""
+    if timeline.prefill is None:
+        return 0.0
+    return _between_ms(timeline.sent_s, timeline.first_step_s) - timeline.prefill.total_ms
 
 
 def _between_ms(begin_s: float | None, end_s: float | None) -> float:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from router.events import Landed
 from router.request import Operation, PreparedRequest
 from router.response import Summary
-from router.timeline import GapSummary, Stages, Timeline, stages
+from router.timeline import GapSummary, Stages, Timeline, stages, under_way_ms
 from service.telemetry import Attributes, AttributeValue, FinishedSpan, SpanEvent, SpanKind, Telemetry, WallClock
 from service.trace_context import TraceContext, new_trace
 
@@ -106,7 +106,7 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
     if timeline.prefill is None or timeline.first_step_s is None:
         return
     # The way there and the way back are known only together: half of them each.
-    begin_s = timeline.sent_s + max(0.0, measured.return_ms) / 2e3
+    begin_s = timeline.sent_s + max(0.0, under_way_ms(timeline)) / 2e3
     # All waiting is drawn before the first chunk; some of it may have been between chunks.
     end_s = begin_s + measured.prefill_queue_ms / 1e3
     yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": timeline.prefill.queue_ms})
@@ -114,7 +114,7 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
         begin_s, end_s = end_s, end_s + chunk_ms / 1e3
         yield _Stage("prefill.chunk", begin_s, end_s)
     return_attributes: Attributes = {"baton.return_ms": measured.return_ms}
-    yield _Stage("return", end_s, timeline.first_step_s, return_attributes)
+    yield _Stage("return", end_s, timeline.first_token_s or timeline.first_step_s, return_attributes)
 
 
 def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:

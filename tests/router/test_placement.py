@@ -44,6 +44,12 @@ def test_a_hit_ends_before_the_block_of_the_last_prompt_token(prompt_tokens: int
     assert request.hit_tokens(replace(PREFILL, hit_blocks=2)) == hit_tokens
 
 
+def test_a_prefill_worker_that_failed_the_request_is_taken_only_without_another() -> None:
+    request = PlacementRequest(F, 32, 64, 1, 1, avoided_prefill=frozenset({"p0"}))
+    assert placed(request, PREFILL, DECODE).prefill == "p0"
+    assert placed(request, PREFILL, replace(PREFILL, endpoint="p1", tokens_in_flight=9999), DECODE).prefill == "p1"
+
+
 def test_equal_workers_take_turns() -> None:
     prefill = [replace(PREFILL, endpoint=f"p{i}") for i in range(3)]
     taken = [placed(replace(REQUEST, turn=turn), *prefill, DECODE).prefill for turn in range(6)]

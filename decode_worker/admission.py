@@ -22,7 +22,7 @@ class Admission:
         """Waits until all earlier requests have their pages and this one's are free.
 
         A caller that is cancelled must abort the request on the engine: the pages may just have been taken.
-        Raises: RequestTooLong.
+        Raises: RequestRefused, RequestTooLong.
         """
         self.waiting += 1
         try:

@@ -1,18 +1,19 @@
 """The engine of a decode worker: pages reserved, landed prompts activated, one batch of tokens out per step."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.decode_scheduler import DecodeRequest, DecodeScheduler, Reservation, SequenceStep
-from engine.engine import Engine
+from engine.engine import Engine, PlanRunner
 from engine.engine_thread import EngineThread, StepTiming
 from engine.pages import PageCounts
-from engine.runner import Runner
 from engine.sequence import FirstToken
 
 StepHandler = Callable[[Sequence[SequenceStep], StepTiming], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class DecodeLoop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: PlanRunner,
         scheduler: DecodeScheduler,
         on_steps: StepHandler,
         on_fault: Callable[[BaseException], None],
@@ -38,8 +39,15 @@ class DecodeLoop:
     ) -> None:
         events = asyncio.get_running_loop()
 
+        def hand_over(outcomes: Sequence[SequenceStep], timing: StepTiming) -> None:
+            try:
+                on_steps(outcomes, timing)
+            except Exception as fault:
+                logger.exception("the outcome of a step could not be taken in")
+                on_fault(fault)
+
         def deliver(outcomes: Sequence[SequenceStep], timing: StepTiming) -> None:
-            events.call_soon_threadsafe(on_steps, outcomes, timing)
+            events.call_soon_threadsafe(hand_over, outcomes, timing)
 
         def fail(fault: BaseException) -> None:
             events.call_soon_threadsafe(on_fault, fault)
@@ -77,9 +85,12 @@ class DecodeLoop:
         """The KV of the whole prompt has landed: its sequences join the batch at the next step."""
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
-    def abort(self, request_id: int) -> Future[bool]:
-        """Frees a request in whatever phase. No copy into its pages may be under way."""
-        return self._thread.call(self._scheduler.abort, request_id)
+    def abort(self, request_id: int) -> None:
+        """Frees a request in whatever phase, before any later call is carried out; an unknown one is free already.
+
+        No copy into its pages may be under way.
+        """
+        self._thread.post(self._scheduler.abort, request_id)
 
     def _observe(self) -> DecodeLoad:
         scheduler = self._scheduler

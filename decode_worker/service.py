@@ -11,17 +11,19 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
 from decode_worker.admission import Admission
 from decode_worker.loop import DecodeLoop
 from decode_worker.transfer import Pull, TransferFailed, TransferReader
+from decode_worker.wire import END_REASONS, page_counts, sampling_params
 from engine.decode_scheduler import DecodeRequest, SequenceStep
 from engine.engine_thread import StepTiming
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken, RequestRefused
+from engine.sequence import FirstToken, RequestRefused
 from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
@@ -30,13 +32,8 @@ from service.session_hub import RouterSession, SessionHub
 logger = logging.getLogger(__name__)
 Session = RouterSession[session_pb2.ConnectResponse]
 LOADING_RETRY_S = 0.5
+CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies to end
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
-
-END_REASONS = {
-    None: session_pb2.END_REASON_UNSPECIFIED,
-    EndReason.STOP: session_pb2.END_REASON_STOP,
-    EndReason.LENGTH: session_pb2.END_REASON_LENGTH,
-}
 
 
 @dataclass(eq=False)
@@ -47,6 +44,7 @@ class Answer:
     session: Session
     attempt_id: int
     task: "asyncio.Task[None] | None" = None
+    deadline: asyncio.TimerHandle | None = None
     pull: Pull | None = None
     cached_tokens: int = 0
     landed_at: float = 0.0  # monotonic seconds; when the copy was validated
@@ -65,6 +63,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         )
         self._answers: dict[int, Answer] = {}
         self._by_attempt: dict[tuple[bytes, int], Answer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # those of `_answers`, and cancelled ones that wait out a copy
         self._request_ids = itertools.count(1)
         self._attached = False
         self.draining = False
@@ -88,8 +87,15 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         if not self._attached:
             raise Unavailable("the engine is still loading", "LOADING", LOADING_RETRY_S)
         connection = serve_connection(self._hub, self._epoch, request_iterator, self._welcome, self._on_command)
-        async for message in connection:
-            yield message
+        async with aclosing(connection):
+            async for message in connection:
+                yield message
+
+    async def close(self) -> None:
+        """Ends all sessions, and with them every request that is left; waits for their copies, bounded."""
+        await self._hub.close(CLOSE_TIMEOUT_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
         welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
@@ -107,6 +113,9 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
                 logger.warning("a router sent %s to a decode worker", other)
 
     def _on_start(self, session: Session, command: session_pb2.Start) -> None:
+        if (session.router_id, command.attempt_id) in self._by_attempt:
+            logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
+            return
         answer = Answer(next(self._request_ids), session, command.attempt_id)
         self._answers[answer.request_id] = answer
         self._by_attempt[session.router_id, answer.attempt_id] = answer
@@ -115,7 +124,17 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         elif not self._fits(command):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, "the decode worker cannot take this request")
         else:
-            answer.task = asyncio.create_task(self._run(answer, command))
+            answer.deadline = asyncio.get_running_loop().call_later(
+                command.time_left_ms / 1e3,
+                self._fail,
+                answer,
+                session_pb2.FAILURE_REASON_DEADLINE,
+                "the deadline passed",
+            )
+            answer.task = asyncio.create_task(self._run(answer, command), name=f"answer {answer.request_id}")
+            self._tasks.add(answer.task)
+            answer.task.add_done_callback(self._tasks.discard)
+            answer.task.add_done_callback(partial(self._on_run_ended, answer))
 
     def _fits(self, command: session_pb2.Start) -> bool:
         model = self._worker.model
@@ -124,18 +143,20 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
 
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
         """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
-        reason, message = session_pb2.FAILURE_REASON_UNSPECIFIED, ""
         try:
-            async with asyncio.timeout(command.time_left_ms / 1e3):
-                await self._land(answer, command)
-        except TimeoutError:
-            reason, message = session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed before decoding began"
+            await self._land(answer, command)
         except TransferFailed as error:
-            reason, message = session_pb2.FAILURE_REASON_TRANSFER, str(error)
+            self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
-            reason, message = session_pb2.FAILURE_REASON_INVALID, str(error)
-        if reason:
-            self._fail(answer, reason, message)
+            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+
+    def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
+        """What nobody foresaw still ends the request, and is seen."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("request %d failed", answer.request_id, exc_info=error)
+        if error is not None or task.cancelled():
+            self._fail(answer, session_pb2.FAILURE_REASON_UNSPECIFIED, "internal error of the decode worker")
 
     async def _land(self, answer: Answer, command: session_pb2.Start) -> None:
         request = DecodeRequest(
@@ -146,6 +167,8 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         )
         reservation = await self._admission.reserve(request)
         pull = await self._reader.pull(command.prefill_endpoint, command.transfer_id, reservation)
+        if sorted(first.choice for first in pull.first_tokens) != list(range(request.params.n)):
+            raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         answer.pull = pull
         answer.cached_tokens = reservation.cached_blocks * self._worker.model.block_size
         answer.landed_at = time.monotonic()
@@ -172,10 +195,10 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
                 answer.pull = None
             outputs[answer.session].append(self._output(answer, step))
             if step.end is not None:
+                ended = True  # a choice gives back its pages and its place, even where others go on
                 answer.running_choices.discard(step.choice)
                 if not answer.running_choices:
                     self._forget(answer)
-                    ended = True
         for session, batch in outputs.items():
             self._send(session, session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(outputs=batch)))
         if ended:
@@ -215,8 +238,8 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             self._free(answer)
 
     def _free(self, answer: Answer) -> None:
-        freed = asyncio.wrap_future(self._loop.abort(answer.request_id))
-        freed.add_done_callback(lambda _: self._admission.room_may_have_grown())
+        self._loop.abort(answer.request_id)
+        self._admission.room_may_have_grown()  # who asks now, asks after the abort
 
     def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
         if answer.request_id not in self._answers:
@@ -228,6 +251,8 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
     def _forget(self, answer: Answer) -> None:
         self._answers.pop(answer.request_id, None)
         self._by_attempt.pop((answer.session.router_id, answer.attempt_id), None)
+        if answer.deadline is not None:
+            answer.deadline.cancel()
 
     def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
         message.epoch = self._epoch
@@ -245,30 +270,10 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             report = session_pb2.Report(
                 limit_blocks=load.pages.total // shares,
                 limit_slots=self._worker.total_slots // shares,
-                pages=session_pb2.PageCounts(
-                    total=load.pages.total,
-                    free=load.pages.free,
-                    cached=load.pages.cached,
-                    held=load.pages.held,
-                    held_by_sequences=load.held_by_sequences,
-                    held_by_transfers=load.held_by_transfers,
-                ),
+                pages=page_counts(load),
                 waiting_requests=self._admission.waiting,
                 running_sequences=load.running_sequences,
                 draining=self.draining,
                 steps=self._loop.steps,
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
-
-
-def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        stop_token_ids=frozenset(sampling.stop_token_ids),
-        n=sampling.n,
-    )

@@ -5,6 +5,7 @@ was read stayed pinned throughout. Cancelling a pull waits for the copy under wa
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from engine.sequence import EndReason, FirstToken
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
 
+logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -58,20 +60,16 @@ class TransferReader:
 
     async def pull(self, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
         """Copies the blocks that `reservation` lacks. Raises: TransferFailed."""
-        peer = await self._peer(endpoint)
         try:
-            return await self._pull_from(peer, endpoint, transfer_id, reservation)
+            return await self._pull_once(endpoint, transfer_id, reservation)
         except PoolReplaced:
-            self._peers.forget(endpoint, peer)
-            return await self._pull_from(await self._peer(endpoint), endpoint, transfer_id, reservation)
+            return await self._pull_once(endpoint, transfer_id, reservation)
 
-    async def _peer(self, endpoint: str) -> Peer:
+    async def _pull_once(self, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
         try:
-            return await self._peers.get(endpoint)
+            peer = await self._peers.borrow(endpoint)
         except PeerFailed as error:
             raise TransferFailed(str(error)) from error
-
-    async def _pull_from(self, peer: Peer, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
         progress = Progress()
         confirmed = replaced = False
         stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, pool_id=peer.pool_id))
@@ -80,10 +78,10 @@ class TransferReader:
             confirmed = await self._confirm(peer, transfer_id)
         except grpc.aio.AioRpcError as error:
             replaced = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            if replaced or error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._peers.forget(peer)
             if replaced:
                 raise PoolReplaced(f"another process has come to {endpoint}") from error
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._peers.forget(endpoint, peer)
             raise TransferFailed(
                 f"the transfer from {endpoint} broke: {error.code().name} {error.details()}"
             ) from error
@@ -91,12 +89,18 @@ class TransferReader:
             raise TransferFailed(str(error)) from error
         finally:
             stream.cancel()
-            if not (confirmed or replaced):
+            if confirmed or replaced:
+                self._peers.give_back(peer)
+            else:
                 self._give_up(peer, transfer_id)
         if not confirmed:
             raise TransferFailed(f"the KV read from {endpoint} was stale")
         exposed_ms = (time.monotonic() - progress.last_watermark) * 1e3
         return Pull(first_tokens, progress.copied_bytes, progress.copy_s * 1e3, exposed_ms, peer.transport.name)
+
+    async def close(self) -> None:
+        """Waits until the sources were told of what was given up; bounded by the timeout of that call."""
+        await asyncio.gather(*self._closing)
 
     async def _follow(
         self,
@@ -139,8 +143,10 @@ class TransferReader:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)
             try:
                 await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
-            except grpc.aio.AioRpcError:
-                return  # the source is gone or will find out by its lease
+            except grpc.aio.AioRpcError as error:
+                logger.info("%s was not told that a reader gave up: %s", peer.endpoint, error.code().name)
+            finally:
+                self._peers.give_back(peer)
 
         task = asyncio.get_running_loop().create_task(close())
         self._closing.add(task)

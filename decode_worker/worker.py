@@ -1,6 +1,7 @@
 """Puts a decode worker together: checkpoint, pool, engine, pulls and sessions."""
 
 import asyncio
+import logging
 import os
 import secrets
 import sys
@@ -29,6 +30,7 @@ from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess
 from service.worker_record import WorkerRole
 
+logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
 SERVICE_NAMES = (session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,)
@@ -54,6 +56,7 @@ class DecodeWorker:
         self._peers = Peers(
             description, self._storage, PullThread(config.transfer_cores), config.transport, config.pair_timeout_s
         )
+        self._reader = TransferReader(self._peers)
         self._loop: DecodeLoop | None = None
 
     @property
@@ -76,11 +79,10 @@ class DecodeWorker:
         runner = await asyncio.to_thread(self._prepared.load, self._storage, progress=False)
         pool = BlockPool(self._prepared.total_blocks)
         scheduler = DecodeScheduler(pool, self._config.block_size, self._config.max_sequences)
-        self._loop = DecodeLoop(
-            runner, scheduler, self._service.on_steps, on_fault, thread_preparation(self._config.cores, runner)
-        )
+        prepare = thread_preparation(self._config.cores, self._prepared.options.device, runner)
+        self._loop = DecodeLoop(runner, scheduler, self._service.on_steps, on_fault, prepare)
         await self._loop.start()
-        self._service.attach(self._loop, TransferReader(self._peers))
+        self._service.attach(self._loop, self._reader)
 
     def report(self) -> None:
         self._service.report()
@@ -89,9 +91,12 @@ class DecodeWorker:
         self._service.draining = True
 
     async def stop(self) -> None:
+        """Sessions first, whose requests and copies go with them; then the links; the engine last."""
+        await self._service.close()
+        await self._reader.close()
         await self._peers.close()
-        if self._loop is not None:
-            await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S)
+        if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
+            logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
 
 
 def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:

@@ -44,7 +44,7 @@ class StepTiming:
 class Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: "Future[Any]"
+    future: "Future[Any] | None"  # None: nobody waits for it, and it may not fail
 
 
 class EngineStopped(RuntimeError):
@@ -55,8 +55,8 @@ class EngineThread(Generic[Outcome, Observation]):
     """Runs an engine on a thread of its own.
 
     `on_step` is called on the engine's thread after every step that computed something, and must only pass on what it
-    is given. `on_fault` is called once if a step raises: the process cannot go on and should end loudly. `observe`
-    makes, on the thread, the picture of the engine that others may read at any time as `observed`.
+    is given. `on_fault` is called once if a step or a posted call raises: the process cannot go on and should end
+    loudly. `observe` makes, on the thread, the picture of the engine that others may read at any time as `observed`.
     """
 
     def __init__(
@@ -102,6 +102,15 @@ class EngineThread(Generic[Outcome, Observation]):
             self._calls.put(Call(function, arguments, cast("Future[Any]", future)))
         return future
 
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        """As `call`, for what cannot fail and has no answer: should it raise, the engine is at fault.
+
+        Does nothing once the engine has stopped.
+        """
+        with self._accepting:
+            if not self._stopped:
+                self._calls.put(Call(function, arguments, None))
+
     def _run(self) -> None:
         try:
             self._prepare()
@@ -125,17 +134,19 @@ class EngineThread(Generic[Outcome, Observation]):
             wait = False
             if call is None:
                 return False
-            if call.future.set_running_or_notify_cancel():
-                self._carry_out(call)
+            if call.future is None:
+                call.function(*call.arguments)
+            elif call.future.set_running_or_notify_cancel():
+                self._carry_out(call, call.future)
 
     @staticmethod
-    def _carry_out(call: Call) -> None:
+    def _carry_out(call: Call, future: "Future[Any]") -> None:
         try:
             result = call.function(*call.arguments)
         except Exception as error:  # noqa: BLE001 -- it belongs to the caller, who gets it through the future
-            call.future.set_exception(error)
+            future.set_exception(error)
         else:
-            call.future.set_result(result)
+            future.set_result(result)
 
     def _step(self) -> bool:
         started = time.monotonic()
@@ -154,5 +165,5 @@ class EngineThread(Generic[Outcome, Observation]):
                 call = self._calls.get_nowait()
             except queue.Empty:
                 return
-            if call is not None and call.future.set_running_or_notify_cancel():
+            if call is not None and call.future is not None and call.future.set_running_or_notify_cancel():
                 call.future.set_exception(EngineStopped("the engine has stopped"))

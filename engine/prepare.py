@@ -101,13 +101,15 @@ def has_bf16_arithmetic() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def thread_preparation(cores: frozenset[int] | None, runner: Runner) -> Callable[[], None]:
+def thread_preparation(cores: frozenset[int] | None, device: torch.device, runner: Runner) -> Callable[[], None]:
     """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model."""
 
     def prepare() -> None:
         if cores is not None:
             os.sched_setaffinity(0, cores)
             torch.set_num_threads(len(cores))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels are launched on the thread's current device
         runner.warm_up()
 
     return prepare

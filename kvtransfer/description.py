@@ -6,7 +6,6 @@ from pathlib import Path
 
 from kvtransfer.errors import PairingRefused
 
-
 POOL_ID_BYTES = 16
 
 

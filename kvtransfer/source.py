@@ -38,6 +38,7 @@ class SourceState(Generic[FirstToken]):
     announced: bool
     blocks: tuple[int, ...]  # physical block of each logical block that is complete
     first_tokens: tuple[FirstToken, ...] | None  # None until finished
+    finished_at: float | None  # monotonic seconds; None until finished
     dropped: bool  # no transfer, or no longer one; its other fields say nothing then
 
     @property
@@ -68,6 +69,7 @@ class _Transfer(Generic[FirstToken]):
     ends_at: float | None = None  # None: no lease is running
     blocks: list[int] = field(default_factory=list)
     first_tokens: tuple[FirstToken, ...] | None = None
+    finished_at: float | None = None
 
 
 class SourceTable(Generic[FirstToken]):
@@ -115,6 +117,7 @@ class SourceTable(Generic[FirstToken]):
         """No more blocks will come. Raises UnknownTransfer, also when it has ended."""
         transfer = self._computing(transfer_id)
         transfer.first_tokens = tuple(first_tokens)
+        transfer.finished_at = now
         self._renew_unread(transfer, now)
 
     def open(self, transfer_id: bytes, now: float) -> OpenVerdict:
@@ -171,9 +174,13 @@ class SourceTable(Generic[FirstToken]):
         """How far the transfer is. One that has ended, however it did, reads as dropped."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
-            return SourceState(announced=False, blocks=(), first_tokens=None, dropped=True)
+            return SourceState(announced=False, blocks=(), first_tokens=None, finished_at=None, dropped=True)
         return SourceState(
-            transfer.request_id is not None, tuple(transfer.blocks), transfer.first_tokens, dropped=False
+            transfer.request_id is not None,
+            tuple(transfer.blocks),
+            transfer.first_tokens,
+            transfer.finished_at,
+            dropped=False,
         )
 
     def _computing(self, transfer_id: bytes) -> _Transfer[FirstToken]:

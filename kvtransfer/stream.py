@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvtransfer.errors import BlockOutOfRange, CopyBroken
@@ -25,23 +26,27 @@ class BlockLink(Protocol):
 
 
 class StreamTransport:
-    """`pool` is our own: uint8, one dimension, on CPU. `link` belongs to whoever made it."""
+    """`pool` is our own: uint8, one dimension, on any device. `link` belongs to whoever made it."""
 
     name = "grpc"
 
     def __init__(self, link: BlockLink, pool: torch.Tensor, block_bytes: int) -> None:
         self._link = link
-        self._pool = pool.numpy()
+        self._pool = pool
+        # On CPU numpy copies: they stay on the calling thread, while torch would spread them over its compute threads.
+        self._array = pool.numpy() if pool.device.type == "cpu" else None
         self._block_bytes = block_bytes
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Raises CopyBroken; BlockOutOfRange, before anything is asked for."""
-        own_blocks = self._pool.size // self._block_bytes
+        own_blocks = self._pool.numel() // self._block_bytes
         for pair in pairs:
             if not 0 <= pair.destination < own_blocks:
                 raise BlockOutOfRange(f"{pair} is not within {own_blocks} own blocks")
         for run in split_runs(pairs, _logically_adjacent):
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
+        if self._pool.device.type == "cuda":
+            torch.cuda.current_stream(self._pool.device).synchronize()  # a copy has ended when the device says so
         return len(pairs) * self._block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -72,8 +77,14 @@ class StreamTransport:
             block, within = divmod(offset, self._block_bytes)
             part = data[: self._block_bytes - within]
             start = run[block].destination * self._block_bytes + within
-            np.copyto(self._pool[start : start + part.size], part)
+            self._put(start, part)
             data, offset = data[part.size :], offset + part.size
+
+    def _put(self, start: int, part: npt.NDArray[np.uint8]) -> None:
+        if self._array is not None:
+            np.copyto(self._array[start : start + part.size], part)
+        else:
+            self._pool[start : start + part.size].copy_(torch.from_numpy(part.copy()))  # torch knows no read-only array
 
 
 def _logically_adjacent(left: BlockPair, right: BlockPair) -> bool:

@@ -1,17 +1,18 @@
 """The engine of a prefill worker: prompts in, chunks and first tokens out, pages pinned until released."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.engine import Engine
+from engine.engine import Engine, PlanRunner
 from engine.engine_thread import EngineThread, StepTiming
 from engine.pages import PageCounts
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
-from engine.runner import Runner
 
 ProgressHandler = Callable[[Sequence[PrefillProgress], StepTiming], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class PrefillLoop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: PlanRunner,
         scheduler: PrefillScheduler,
         on_progress: ProgressHandler,
         on_fault: Callable[[BaseException], None],
@@ -39,8 +40,15 @@ class PrefillLoop:
     ) -> None:
         events = asyncio.get_running_loop()
 
+        def hand_over(outcomes: Sequence[PrefillProgress], timing: StepTiming) -> None:
+            try:
+                on_progress(outcomes, timing)
+            except Exception as fault:
+                logger.exception("the outcome of a step could not be taken in")
+                on_fault(fault)
+
         def deliver(outcomes: Sequence[PrefillProgress], timing: StepTiming) -> None:
-            events.call_soon_threadsafe(on_progress, outcomes, timing)
+            events.call_soon_threadsafe(hand_over, outcomes, timing)
 
         def fail(fault: BaseException) -> None:
             events.call_soon_threadsafe(on_fault, fault)
@@ -71,16 +79,12 @@ class PrefillLoop:
         return self._thread.observed
 
     def add(self, request: PrefillRequest) -> Future[None]:
-        """Queues a prompt. The future raises RequestTooLong."""
+        """Queues a prompt. The future raises RequestRefused, RequestTooLong."""
         return self._thread.call(self._scheduler.add, request)
 
-    def release(self, request_id: int) -> None:
-        """The transfer has ended: unpins the pages."""
-        self._thread.call(self._scheduler.release, request_id)
-
     def abort(self, request_id: int) -> None:
-        """Forgets a prompt in whatever phase; an unknown one is forgotten already."""
-        self._thread.call(self._scheduler.abort, request_id)
+        """Forgets a prompt in whatever phase and frees its pages; an unknown one is forgotten already."""
+        self._thread.post(self._scheduler.abort, request_id)
 
     def _observe(self) -> PrefillLoad:
         scheduler = self._scheduler

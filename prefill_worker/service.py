@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,10 +18,10 @@ import grpc
 
 from engine.engine_thread import StepTiming
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason
+from engine.sequence import RequestRefused
 from prefill_worker.loop import PrefillLoop
-from prefill_worker.transfer import TransferSource
+from prefill_worker.transfer import TRANSFER_ID_BYTES, TransferSource
+from prefill_worker.wire import END_REASONS, page_counts, sampling_params
 from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
@@ -29,13 +30,8 @@ from service.session_hub import RouterSession, SessionHub
 logger = logging.getLogger(__name__)
 Session = RouterSession[session_pb2.ConnectResponse]
 LOADING_RETRY_S = 0.5
+CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
-
-END_REASONS = {
-    None: session_pb2.END_REASON_UNSPECIFIED,
-    EndReason.STOP: session_pb2.END_REASON_STOP,
-    EndReason.LENGTH: session_pb2.END_REASON_LENGTH,
-}
 
 
 @dataclass(eq=False)
@@ -85,8 +81,13 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         if not self._attached:
             raise Unavailable("the engine is still loading", "LOADING", LOADING_RETRY_S)
         connection = serve_connection(self._hub, self._epoch, request_iterator, self._welcome, self._on_command)
-        async for message in connection:
-            yield message
+        async with aclosing(connection):
+            async for message in connection:
+                yield message
+
+    async def close(self) -> None:
+        """Ends all sessions, and with them every prompt that is left."""
+        await self._hub.close(CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
         welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
@@ -104,15 +105,19 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
                 logger.warning("a router sent %s to a prefill worker", other)
 
     def _on_prefill(self, session: Session, command: session_pb2.Prefill) -> None:
+        if (session.router_id, command.attempt_id) in self._by_attempt:
+            logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
+            return
         prompt = Prompt(next(self._request_ids), session, command.attempt_id, command.transfer_id, time.monotonic())
+        if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
+            # not `_fail`, which would end a transfer of that id that is someone else's
+            self._send_failed(prompt, session_pb2.FAILURE_REASON_TRANSFER, "its reader gave up, or its id is in use")
+            return
         self._prompts[prompt.request_id] = prompt
         self._by_attempt[session.router_id, prompt.attempt_id] = prompt
         refusal = self._refusal(command)
         if refusal is not None:
             self._fail(prompt, refusal, "the prefill worker cannot take this prompt")
-            return
-        if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
-            self._fail(prompt, session_pb2.FAILURE_REASON_TRANSFER, "the reader gave up before the prompt arrived")
             return
         prompt.deadline = asyncio.get_running_loop().call_later(
             command.time_left_ms / 1e3, self._fail, prompt, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
@@ -132,12 +137,16 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         model = self._worker.model
         length = len(command.token_ids)
         fits = 0 < length < model.max_model_len and max(command.token_ids) < model.vocab_size
-        return None if fits and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
+        can_be_read = len(command.transfer_id) == TRANSFER_ID_BYTES
+        return None if fits and can_be_read and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
 
     def _on_added(self, prompt: Prompt, added: "asyncio.Future[None]") -> None:
         error = None if added.cancelled() else added.exception()
-        if error is not None:
+        if isinstance(error, RequestRefused):
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+        elif error is not None:
+            logger.error("a prompt could not be queued", exc_info=error)
+            self._fail(prompt, session_pb2.FAILURE_REASON_UNSPECIFIED, "internal error of the prefill worker")
 
     def on_progress(self, progress: Sequence[PrefillProgress], timing: StepTiming) -> None:
         """A step has ended: called on the event loop, in the order of the steps."""
@@ -151,9 +160,9 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
             if advance.failed:
                 self._fail(prompt, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this prompt are not finite")
                 continue
-            if advance.first is not None:
-                self._send_first_step(prompt, advance)
             self._transfers.advance(prompt.transfer_id, advance.new_blocks, advance.first)
+            if advance.first is not None:
+                self._send_first_step(prompt, advance)  # last: it may end the session, and the prompt with it
 
     def _send_first_step(self, prompt: Prompt, advance: PrefillProgress) -> None:
         outputs = [
@@ -191,6 +200,9 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         if prompt.request_id not in self._prompts:
             return
         self._abandon(prompt)
+        self._send_failed(prompt, reason, message)
+
+    def _send_failed(self, prompt: Prompt, reason: "session_pb2.FailureReason", message: str) -> None:
         failed = session_pb2.Failed(attempt_id=prompt.attempt_id, reason=reason, message=message)
         self._send(prompt.session, session_pb2.ConnectResponse(failed=failed))
 
@@ -215,14 +227,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
             report = session_pb2.Report(
                 limit_blocks=load.pages.total,
                 limit_slots=0,
-                pages=session_pb2.PageCounts(
-                    total=load.pages.total,
-                    free=load.pages.free,
-                    cached=load.pages.cached,
-                    held=load.pages.held,
-                    held_by_sequences=load.held_by_sequences,
-                    held_by_transfers=load.held_by_transfers,
-                ),
+                pages=page_counts(load),
                 waiting_requests=load.waiting_requests,
                 running_sequences=load.running_sequences,
                 pending_tokens=load.pending_tokens,
@@ -230,16 +235,3 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
                 steps=self._loop.steps,
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
-
-
-def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        stop_token_ids=frozenset(sampling.stop_token_ids),
-        n=sampling.n,
-    )

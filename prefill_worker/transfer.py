@@ -15,12 +15,13 @@ from kvtransfer.description import PoolDescription, check_compatible
 from kvtransfer.errors import PairingRefused
 from kvtransfer.source import OpenVerdict, SourceState, SourceTable
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from service.errors import FailedPrecondition, InvalidArgument, NotFound
+from service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
 TRANSFER_ID_BYTES = 16
+STOPPING_RETRY_S = 0.5
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
@@ -41,6 +42,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._storage = storage
         self._on_ended = on_ended
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that somebody has open
+        self._closed = False
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
         """A prompt has arrived. False if its reader has given up already."""
@@ -60,6 +62,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         """The prompt is gone: whoever reads it must not use what it has."""
         self._table.drop(transfer_id, time.monotonic())
         self._wake(transfer_id)
+
+    def close(self) -> None:
+        """The worker stops: whoever still follows a transfer is told that it is gone."""
+        self._closed = True
+        for changed in self._changes.values():
+            changed.set()
 
     async def sweep(self) -> None:
         """Ends what has waited too long, until cancelled."""
@@ -94,12 +102,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise InvalidArgument("transfer_id", f"must be {TRANSFER_ID_BYTES} bytes")
         if request.pool_id != self._description.pool_id:
             raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
+        if self._closed:
+            raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
             raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
         changed = self._changes[transfer_id] = asyncio.Event()
         sent_blocks, finished = 0, False
         try:
-            while not (state := self._table.snapshot(transfer_id)).dropped:
+            while not self._closed and not (state := self._table.snapshot(transfer_id)).dropped:
                 changed.clear()
                 if state.watermark_blocks > sent_blocks or (state.finished and not finished):
                     yield _watermark(state, sent_blocks)
@@ -132,7 +142,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def _readable(self, asked: kv_transfer_pb2.TransferRange) -> tuple[int, ...]:
         state = self._table.snapshot(asked.transfer_id)
         if state.dropped:
-            raise NotFound("transfer", asked.transfer_id.hex())
+            raise NotFound("transfer", "that id")
         end = asked.first_block + asked.num_blocks
         if end > len(state.blocks):
             raise InvalidArgument("range", f"ends at block {end}, the watermark is {len(state.blocks)}")

@@ -1,6 +1,7 @@
 """Puts a prefill worker together: checkpoint, pool, engine, transfers and sessions."""
 
 import asyncio
+import logging
 import os
 import secrets
 import sys
@@ -26,9 +27,10 @@ from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
 from service.registry import open_registry, take_epoch
 from service.server import Listener, run, serve
-from service.worker_process import WorkerProcess
+from service.worker_process import WorkerProcess, end_on_error
 from service.worker_record import WorkerRole
 
+logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 TOMBSTONE_S = 60.0  # longer than any command of a request may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
@@ -87,12 +89,12 @@ class PrefillWorker:
         runner = await asyncio.to_thread(self._prepared.load, self._storage, progress=False)
         pool = BlockPool(self._prepared.total_blocks)
         scheduler = PrefillScheduler(pool, self._config.block_size, self._config.chunk_tokens)
-        self._loop = PrefillLoop(
-            runner, scheduler, self._service.on_progress, on_fault, thread_preparation(self._config.cores, runner)
-        )
+        prepare = thread_preparation(self._config.cores, self._prepared.options.device, runner)
+        self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, prepare)
         await self._loop.start()
         self._service.attach(self._loop, self._transfers)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
+        end_on_error(self._sweep, on_fault)
 
     def report(self) -> None:
         self._service.report()
@@ -101,10 +103,13 @@ class PrefillWorker:
         self._service.draining = True
 
     async def stop(self) -> None:
+        """Sessions first, whose prompts go with them; then the readers; the engine and its memory last."""
+        await self._service.close()
+        self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._loop is not None:
-            await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S)
+        if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
+            logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
         if self._shared_pool is not None:
             self._shared_pool.close()
 

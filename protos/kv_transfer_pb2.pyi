@@ -64,10 +64,12 @@ class OpenResponse(_message.Message):
     def __init__(self, watermark_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[TransferEnd, _Mapping]] = ...) -> None: ...
 
 class TransferEnd(_message.Message):
-    __slots__ = ("first_tokens",)
+    __slots__ = ("first_tokens", "age_ms")
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
-    def __init__(self, first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
+    age_ms: float
+    def __init__(self, first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., age_ms: _Optional[float] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("choice", "token_id", "ended")

@@ -4,14 +4,15 @@ Knows the order of things but no protobuf: messages are anything with the fields
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
-from service.errors import InvalidArgument
-from service.session_channel import Received
+from service.errors import InvalidArgument, Unavailable
+from service.session_channel import Received, SessionViolation
 from service.session_hub import Outbox, RouterSession, SessionHub, SessionMessage
 
 HELLO_TIMEOUT_S = 5.0
+RETRY_S = 0.5
 ROUTER_ID_BYTES = 16
 
 
@@ -47,31 +48,42 @@ async def serve_connection(
     commands: AsyncIterator[Command],
     welcome: Callable[[bool, int], Message],
     on_command: Callable[[RouterSession[Message], Command], None],
-) -> AsyncIterator[Message]:
+) -> AsyncGenerator[Message, None]:
     """Serves one connection and yields what is to be written to it.
 
     `welcome(resumed, received)` makes the first message. `on_command` gets every command once, in order, and must not
-    wait. Raises: InvalidArgument for a connection that does not begin with a greeting in time.
+    wait. Raises: InvalidArgument for a connection that does not begin with a greeting in time, or acknowledges what was
+    never sent; Unavailable while the worker stops.
     """
     greeting = await _greeting(commands)
+    if hub.closed:
+        raise Unavailable("the worker is stopping", "STOPPING", RETRY_S)
     session, resumed = hub.connect(greeting.router_id, resumes=greeting.resumes_epoch == epoch)
     outbox = session.outbox
     if outbox is None:
         raise RuntimeError("a session that has just connected has an outbox")
-    session.channel.acknowledge(greeting.received if resumed else 0)
-    session.tell(welcome(resumed, session.channel.last_received))
-    for kept in session.channel.unacknowledged():
-        outbox.put(kept.message)
-    reader = asyncio.create_task(_read(session, outbox, commands, on_command))
+    reader = asyncio.create_task(_read(session, outbox, commands, on_command))  # runs once this function waits
     try:
+        _acknowledge(session, greeting.received if resumed else 0)
+        first = welcome(resumed, session.channel.last_received)
+        outbox.put(first)
+        for kept in session.channel.unacknowledged():
+            outbox.put(kept.message)
         async for message in outbox.drain():
             yield message
         if reader.done():
             reader.result()  # what went wrong while reading ends the connection loudly
     finally:
+        hub.disconnect(session, outbox)  # before any wait: whoever is cancelled twice has still done this
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
-        hub.disconnect(session, outbox)
+
+
+def _acknowledge(session: RouterSession[Message], number: int) -> None:
+    try:
+        session.channel.acknowledge(number)
+    except SessionViolation as violation:
+        raise InvalidArgument("acknowledged", str(violation)) from violation
 
 
 async def _greeting(commands: AsyncIterator[Command]) -> Greeting:
@@ -94,7 +106,9 @@ async def _read(
     """Takes in commands until the router hangs up, then closes the outbox, which ends the connection."""
     try:
         async for command in commands:
-            session.channel.acknowledge(command.acknowledged)
+            if outbox.closed:
+                return  # the session goes on in a newer connection, or has ended: it takes no more from here
+            _acknowledge(session, command.acknowledged)
             if command.number == 0:
                 continue
             match session.channel.receive(command.number):

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from service.session_channel import SessionChannel, SessionOverflow
@@ -27,29 +27,47 @@ Message = TypeVar("Message", bound=SessionMessage)
 
 
 class Outbox(Generic[Message]):
-    """What one connection has still to write. Closed when the connection ends or a newer one replaces it."""
+    """What one connection has still to write. Of news only the newest is kept."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
+        self._news: Message | None = None
         self._changed = asyncio.Event()
-        self._closed = False
+        self._finishing = False
+        self.closed = False
 
     def put(self, message: Message) -> None:
         self._messages.append(message)
         self._changed.set()
 
+    def put_news(self, message: Message) -> None:
+        self._news = message
+        self._changed.set()
+
+    def finish(self) -> None:
+        """Ends the connection when everything is written."""
+        self._finishing = True
+        self._changed.set()
+
     def close(self) -> None:
-        self._closed = True
+        """Ends the connection; what is not written stays unwritten."""
+        self.closed = True
         self._changed.set()
 
     async def drain(self) -> AsyncIterator[Message]:
-        """Messages in order, until closed."""
-        while not self._closed:
-            while self._messages:
+        """Messages in order, and news between them, until closed or finished."""
+        while not self.closed:
+            if self._messages:
                 yield self._messages.popleft()
+            if self._news is not None and not self.closed:
+                news, self._news = self._news, None
+                yield news
+            if self._messages or self._news is not None or self.closed:
+                continue
+            if self._finishing:
+                return
             self._changed.clear()
-            if not self._messages and not self._closed:
-                await self._changed.wait()
+            await self._changed.wait()
 
 
 @dataclass(eq=False)
@@ -61,29 +79,27 @@ class RouterSession(Generic[Message]):
     outbox: Outbox[Message] | None = None
     expiry: asyncio.TimerHandle | None = None
     ended: bool = False
-    attempts: set[int] = field(default_factory=set)  # requests of this router on this worker, for the worker's use
 
     def send(self, message: Message) -> None:
         """Raises SessionOverflow if the router has left too much unacknowledged."""
         if self.ended:
             return
         message.number = self.channel.number(message)
-        self._write(message)
-
-    def tell(self, message: Message) -> None:
-        self._write(message)
-
-    def _write(self, message: Message) -> None:
         if self.outbox is not None:
             message.acknowledged = self.channel.last_received
             self.outbox.put(message)
+
+    def tell(self, message: Message) -> None:
+        if self.outbox is not None:
+            message.acknowledged = self.channel.last_received
+            self.outbox.put_news(message)
 
 
 class SessionHub(Generic[Message]):
     """All routers of one worker.
 
-    `on_end` is called once for a session that will not come back (grace over, router restarted, or overflow): its
-    requests are to be aborted.
+    `on_end` is called once for a session that will not come back (grace over, router restarted, overflow, or the
+    worker stops): its requests are to be aborted.
     """
 
     def __init__(
@@ -96,6 +112,9 @@ class SessionHub(Generic[Message]):
         self._max_unacknowledged = max_unacknowledged
         self._on_end = on_end
         self._sessions: dict[bytes, RouterSession[Message]] = {}
+        self._connections: set[Outbox[Message]] = set()
+        self._disconnected = asyncio.Event()
+        self.closed = False
 
     @property
     def sessions(self) -> tuple[RouterSession[Message], ...]:
@@ -117,11 +136,14 @@ class SessionHub(Generic[Message]):
         if session.outbox is not None:
             session.outbox.close()
         session.outbox = Outbox()
+        self._connections.add(session.outbox)
         return session, resumed
 
     def disconnect(self, session: RouterSession[Message], outbox: Outbox[Message]) -> None:
         """A connection has ended. The session waits for the next one unless it was replaced already."""
         outbox.close()
+        self._connections.discard(outbox)
+        self._disconnected.set()
         if session.outbox is not outbox:
             return
         session.outbox = None
@@ -148,3 +170,18 @@ class SessionHub(Generic[Message]):
         if self._sessions.get(session.router_id) is session:
             del self._sessions[session.router_id]
         self._on_end(session)
+
+    async def close(self, timeout_s: float) -> None:
+        """The worker stops: lets the connections write what they have, for so long, and ends every session."""
+        self.closed = True
+        for outbox in self._connections:
+            outbox.finish()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._connections:
+                    self._disconnected.clear()
+                    await self._disconnected.wait()
+        except TimeoutError:
+            logger.warning("%d connections did not take their last messages in time", len(self._connections))
+        for session in self.sessions:
+            self.end(session, "the worker stops")

@@ -35,6 +35,18 @@ class Worker(Protocol):
     async def stop(self) -> None: ...
 
 
+def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException], None]) -> None:
+    """For a task that nobody awaits: an error in it must not pass unseen."""
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            logger.error("%s failed", task.get_name(), exc_info=fault)
+            on_fault(fault)
+
+    task.add_done_callback(ended)
+
+
 class WorkerProcess:
     """A `service.server.Process` for one worker."""
 
@@ -44,20 +56,24 @@ class WorkerProcess:
         self._epoch = epoch
         self._registration: Registration | None = None
         self._reports: asyncio.Task[None] | None = None
+        self._lost = False  # the engine is gone: what is open will never be done
 
     @property
     def listeners(self) -> Sequence[Listener]:
         return (self._worker.listener,)
 
     async def start(self, running: Running) -> None:
+        endpoint = f"{self._config.advertised_host}:{running.ports[0]}"  # wrong ones show before the model is loaded
+
         def on_fault(fault: BaseException) -> None:
-            logger.critical("the engine is lost, the process ends: %s", fault)
+            logger.critical("the worker is lost, the process ends: %s", fault)
+            self._lost = True
             running.stop(exit_code=1)
 
         await self._worker.start(on_fault)
         self._reports = asyncio.create_task(self._report(), name="reports")
+        end_on_error(self._reports, on_fault)
         await running.health.set_serving(True)
-        endpoint = f"{self._config.advertised_host}:{running.ports[0]}"
         registry = open_registry(self._config.redis_url, self._config.namespace)
         if registry is not None:
             record = WorkerRecord(
@@ -68,17 +84,19 @@ class WorkerProcess:
         logger.info("%s serves %s at %s", self._config.worker_id, self._config.model_name, endpoint)
 
     async def drain(self) -> None:
-        """No new work; returns when what was taken is done."""
+        """No new work; returns when what was taken is done, or when it cannot be any more."""
         self._worker.begin_drain()
-        while self._worker.busy:
+        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book tells nobody
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
-        if self._registration is not None:
-            await self._registration.close()
-        if self._reports is not None:
-            self._reports.cancel()
-        await self._worker.stop()
+        try:
+            if self._registration is not None:
+                await self._registration.close()
+        finally:
+            if self._reports is not None:
+                self._reports.cancel()
+            await self._worker.stop()
 
     async def _report(self) -> None:
         while True:

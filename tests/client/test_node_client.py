@@ -1,54 +1,28 @@
 """The Node example, which knows nothing of Baton but protos/baton.proto, against the fake service."""
 
 import json
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from tests.fixtures.tools import tool
+
 if TYPE_CHECKING:
     from tests.client.conftest import Events, FakeBaton
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "node"
-INSTALL_TIMEOUT_S = 180
 RUN_TIMEOUT_S = 30
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="session")
-def node() -> str:
-    return tool("node")
-
-
-@pytest.fixture(scope="session")
-def script(node: str) -> Path:
-    """A copy of the example with its packages beside it, outside the sources; kept between runs."""
-    lock = (EXAMPLE / "package-lock.json").read_bytes()
-    folder = ROOT / ".cache" / f"node-client-{sha256(lock).hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json", "generate.mjs"):
-        shutil.copyfile(EXAMPLE / name, folder / name)
-    if not (folder / "installed").exists():
-        command = [tool("npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
-        if done.returncode:
-            pytest.fail(f"`npm ci` in {folder} failed; it needs the npm registry once:\n{done.stderr}")
-        (folder / "installed").touch()
-    return folder / "generate.mjs"
-
-
 @pytest.fixture
-def command(node: str, script: Path, baton: "FakeBaton") -> list[str]:
-    return [node, str(script), "--proto", str(ROOT / "protos" / "baton.proto"), "--target", baton.target]
+def command(node_client: list[str], baton: "FakeBaton") -> list[str]:
+    return [*node_client, "--target", baton.target]
 
 
 @pytest.fixture
@@ -57,13 +31,6 @@ def run(command: list[str]) -> Run:
         return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
 
     return run
-
-
-def tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.fail(f"{name} is not installed; on Debian: apt install nodejs npm (Node 18.3 or newer)")
-    return found
 
 
 def test_the_text_streams_to_the_terminal(run: Run, baton: "FakeBaton") -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from client import AdminClient, BatonClientError, ClusterStatus
 from service.redis_server import RedisServer, free_port, start_redis_server

@@ -1,0 +1,47 @@
+"""The stages of a trace add up to what the client waited, and the trace is one."""
+
+import asyncio
+import json
+from collections import defaultdict
+from typing import Any
+
+from client import AsyncBatonClient
+from tests.e2e.stack import Stack
+
+REQUESTS = 20
+TRACE_WRITTEN_S = 10.0
+TTFT = ("router_queue", "route", "prefill_queue", "prefill", "return")
+TOKEN_GAP = ("transfer_exposed", "decode_admission", "first_step")
+STAGES = {"router.queue", "route.select", "prefill.queue", "prefill.chunk", "return", "kv.transfer", "decode"}
+
+
+def holds(root: dict[str, Any], total: str, parts: tuple[str, ...]) -> bool:
+    measured = root[f"baton.{total}_ms"]
+    return abs(sum(root[f"baton.{part}_ms"] for part in parts) - measured) <= max(2.0, 0.03 * measured)
+
+
+def spans_by_trace(stack: Stack) -> dict[str, list[dict[str, Any]]]:
+    traces: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in stack.trace_file.read_text().splitlines():
+        span = json.loads(line)
+        traces[span["trace_id"]].append(span)
+    return traces
+
+
+async def test_both_sums_hold_for_most_requests_of_an_idle_stack(stack: Stack) -> None:
+    """Most, not all: a scheduler's whim between two processes belongs to no stage, and this machine may be shared."""
+    before = set(spans_by_trace(stack)) if stack.trace_file.exists() else set()
+    async with AsyncBatonClient(stack.target, timeout_s=30) as baton:
+        for index in range(REQUESTS):
+            await baton.complete([3 + index] * 100, max_tokens=5, ignore_eos=True)
+    await asyncio.to_thread(
+        stack.wait_for, lambda: len(spans_by_trace(stack).keys() - before) == REQUESTS, TRACE_WRITTEN_S, "traces"
+    )
+    traces = {key: spans for key, spans in spans_by_trace(stack).items() if key not in before}
+    roots = [span["attributes"] for spans in traces.values() for span in spans if span["parent_span_id"] is None]
+
+    assert len(roots) == REQUESTS
+    assert all({span["name"] for span in spans} >= STAGES for spans in traces.values())
+    for total, parts in (("ttft", TTFT), ("token_gap", TOKEN_GAP)):
+        right = sum(holds(root, total, parts) for root in roots)
+        assert right > REQUESTS // 2, (total, [root for root in roots if not holds(root, total, parts)])

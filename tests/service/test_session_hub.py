@@ -1,0 +1,140 @@
+"""Sessions of a worker: they outlive connections for a while, and end once."""
+
+import asyncio
+from dataclasses import dataclass
+
+from service.session_hub import Outbox, RouterSession, SessionHub
+
+ROUTER = b"r" * 16
+
+
+@dataclass
+class Note:
+    text: str = ""
+    number: int = 0
+    acknowledged: int = 0
+
+
+Session = RouterSession[Note]
+
+
+class Hub(SessionHub[Note]):
+    """Remembers the sessions that ended."""
+
+    def __init__(self, grace_s: float = 10.0, max_unacknowledged: int = 3) -> None:
+        self.ended: list[Session] = []
+        super().__init__(grace_s, max_unacknowledged, self.ended.append)
+
+
+async def written(outbox: Outbox[Note]) -> list[str]:
+    """Everything up to the end of a connection."""
+    async with asyncio.timeout(5):
+        return [note.text async for note in outbox.drain()]
+
+
+def connected(hub: Hub, resumes: bool = False) -> tuple[Session, Outbox[Note]]:
+    session, _ = hub.connect(ROUTER, resumes)
+    assert session.outbox is not None
+    return session, session.outbox
+
+
+async def test_messages_come_in_order_and_of_news_only_the_newest() -> None:
+    outbox: Outbox[Note] = Outbox()
+    for text in ("1", "2"):
+        outbox.put(Note(text))
+        outbox.put_news(Note(f"news {text}"))
+    outbox.finish()
+    assert await written(outbox) == ["1", "news 2", "2"]
+
+
+async def test_a_closed_outbox_writes_nothing_more() -> None:
+    outbox: Outbox[Note] = Outbox()
+    outbox.put(Note("1"))
+    outbox.close()
+    assert await written(outbox) == []
+
+
+async def test_a_waiting_connection_hears_of_a_message() -> None:
+    outbox: Outbox[Note] = Outbox()
+    writing = asyncio.create_task(written(outbox))
+    await asyncio.sleep(0)
+    outbox.put(Note("1"))
+    outbox.finish()
+    assert await writing == ["1"]
+
+
+async def test_numbers_go_on_while_the_router_is_away() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("1"))
+    hub.disconnect(session, outbox)
+    hub.send(session, Note("2"))
+    again, resumed = hub.connect(ROUTER, resumes=True)
+    assert again is session and resumed and session.expiry is None
+    assert [kept.number for kept in session.channel.unacknowledged()] == [1, 2]
+    await hub.close(0.0)
+
+
+async def test_a_session_ends_once_when_its_grace_is_over() -> None:
+    hub = Hub(grace_s=0.001)
+    session, outbox = connected(hub)
+    hub.disconnect(session, outbox)
+    async with asyncio.timeout(5):
+        while not hub.ended:
+            await asyncio.sleep(0.001)
+    hub.end(session, "again")
+    assert hub.ended == [session] and hub.sessions == ()
+
+
+async def test_a_router_that_begins_anew_ends_its_old_session() -> None:
+    hub = Hub()
+    old, outbox = connected(hub)
+    new, resumed = hub.connect(ROUTER, resumes=False)
+    assert new is not old and not resumed and hub.ended == [old] and outbox.closed
+    hub.disconnect(old, outbox)  # the old connection notices later, and changes nothing
+    assert new.outbox is not None and hub.sessions == (new,) and old.expiry is None
+    await hub.close(0.0)
+
+
+async def test_a_newer_connection_replaces_the_old_one() -> None:
+    hub = Hub()
+    session, first = connected(hub)
+    _, second = connected(hub, resumes=True)
+    assert first.closed and not second.closed
+    hub.disconnect(session, first)
+    assert session.outbox is second and session.expiry is None
+    await hub.close(0.0)
+
+
+async def test_a_router_that_acknowledges_nothing_loses_its_session() -> None:
+    hub = Hub(max_unacknowledged=2)
+    session, outbox = connected(hub)
+    for _ in range(3):
+        hub.send(session, Note())
+    assert hub.ended == [session] and outbox.closed
+    hub.send(session, Note())  # whoever still has it sends into the void
+    assert session.channel.last_sent == 2
+
+
+async def test_close_lets_connections_finish_and_then_ends_every_session() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("last"))
+
+    async def connection() -> list[str]:
+        notes = await written(outbox)
+        assert not session.ended
+        hub.disconnect(session, outbox)
+        return notes
+
+    writing = asyncio.create_task(connection())
+    await hub.close(5.0)
+    assert await writing == ["last"]
+    assert hub.closed and hub.ended == [session] and hub.sessions == ()
+
+
+async def test_close_does_not_wait_for_ever() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    await hub.close(0.001)
+    assert hub.ended == [session] and outbox.closed

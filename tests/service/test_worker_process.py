@@ -1,0 +1,107 @@
+"""The life of a worker process around an engine that a test plays."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.health import Health
+from service.server import Listener, Running
+from service.worker_config import WorkerConfig
+from service.worker_process import WorkerProcess
+from service.worker_record import WorkerRole
+
+
+class FakeWorker:
+    role = WorkerRole.DECODE
+    fingerprint = b"f" * 32
+    listener = Listener("127.0.0.1", 0, lambda server: None, ())
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.reports = 0
+        self.draining = self.stopped = self.started = False
+        self.report_error: Exception | None = None
+        self.on_fault: Callable[[BaseException], None] = lambda fault: None
+
+    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        self.started = True
+        self.on_fault = on_fault
+
+    def report(self) -> None:
+        self.reports += 1
+        if self.report_error is not None:
+            raise self.report_error
+
+    def begin_drain(self) -> None:
+        self.draining = True
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+async def started(worker: FakeWorker, **config: Any) -> tuple[WorkerProcess, Running]:
+    health = Health(())
+    running = Running((1234,), health)
+    process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m"), **config), worker, epoch=1)
+    await process.start(running)
+    return process, running
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_worker_serves_once_it_has_started_and_reports_until_it_stops() -> None:
+    worker = FakeWorker()
+    process, running = await started(worker)
+    assert running.health.serving
+    await until(lambda: worker.reports >= 1)
+    await process.stop()
+    assert worker.stopped and not running.stopping.is_set()
+
+
+async def test_drain_waits_for_what_is_open() -> None:
+    worker = FakeWorker()
+    process, _ = await started(worker)
+    worker.busy = True
+    draining = asyncio.create_task(process.drain())
+    await until(lambda: worker.draining)
+    assert not draining.done()
+    worker.busy = False
+    async with asyncio.timeout(5):
+        await draining
+    await process.stop()
+
+
+async def test_a_lost_engine_ends_the_process_without_waiting_for_what_can_never_end() -> None:
+    worker = FakeWorker()
+    process, running = await started(worker)
+    worker.busy = True
+    worker.on_fault(RuntimeError("the device is gone"))
+    assert running.stopping.is_set() and running.exit_code == 1
+    async with asyncio.timeout(5):
+        await process.drain()
+    await process.stop()
+
+
+async def test_an_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    worker = FakeWorker()
+    worker.report_error = ValueError("no such load")
+    process, running = await started(worker)
+    await until(running.stopping.is_set)
+    assert running.exit_code == 1 and "no such load" in caplog.text
+    await process.stop()
+
+
+async def test_a_wildcard_address_needs_a_name_before_anything_is_loaded() -> None:
+    worker = FakeWorker()
+    with pytest.raises(ValueError, match="--advertise"):
+        await started(worker, host="0.0.0.0")
+    assert not worker.started
+    process, _ = await started(worker, host="0.0.0.0", advertise="node-1")
+    await process.stop()

@@ -221,7 +221,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             bytes=pull.bytes,
             copy_ms=pull.copy_ms,
             exposed_ms=pull.exposed_ms,
-            admission_ms=(timing.started - answer.landed_at) * 1e3,
+            admission_ms=pull.late_ms + (timing.started - answer.landed_at) * 1e3,
             first_step_ms=timing.duration_ms,
             transport=pull.transport,
             cached_tokens=answer.cached_tokens,

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import grpc
 
@@ -37,7 +38,8 @@ class Pull:
     first_tokens: tuple[FirstToken, ...]
     bytes: int
     copy_ms: float
-    exposed_ms: float  # from the last watermark's arrival to the validated end
+    exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
+    late_ms: float  # from the first token's sampling to the Open: the request was waiting for pages
     transport: str
 
 
@@ -45,10 +47,24 @@ class Pull:
 class Progress:
     """What one pull has seen and copied so far."""
 
+    opened: float  # monotonic seconds
+
     source_blocks: list[int] = field(default_factory=list)  # physical, in logical order
     copied_bytes: int = 0
     copy_s: float = 0.0
-    last_watermark: float = 0.0  # monotonic seconds
+    last_watermark: float = 0.0  # when it arrived, monotonic seconds
+    last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
+
+    def timings_ms(self, validated: float) -> tuple[float, float]:
+        """(exposed, late). What the first token waited before the Open is not the transfer's."""
+        late_s = max(0.0, self.last_age_s - (self.last_watermark - self.opened))
+        exposed_s = validated - self.last_watermark + self.last_age_s - late_s
+        return exposed_s * 1e3, late_s * 1e3
+
+
+class Arrival(NamedTuple):
+    message: kv_transfer_pb2.OpenResponse
+    at: float  # monotonic seconds
 
 
 class TransferReader:
@@ -70,7 +86,7 @@ class TransferReader:
             peer = await self._peers.borrow(endpoint)
         except PeerFailed as error:
             raise TransferFailed(str(error)) from error
-        progress = Progress()
+        progress = Progress(opened=time.monotonic())
         confirmed = replaced = False
         stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, pool_id=peer.pool_id))
         try:
@@ -95,8 +111,9 @@ class TransferReader:
                 self._give_up(peer, transfer_id)
         if not confirmed:
             raise TransferFailed(f"the KV read from {endpoint} was stale")
-        exposed_ms = (time.monotonic() - progress.last_watermark) * 1e3
-        return Pull(first_tokens, progress.copied_bytes, progress.copy_s * 1e3, exposed_ms, peer.transport.name)
+        exposed_ms, late_ms = progress.timings_ms(time.monotonic())
+        copy_ms = progress.copy_s * 1e3
+        return Pull(first_tokens, progress.copied_bytes, copy_ms, exposed_ms, late_ms, peer.transport.name)
 
     async def close(self) -> None:
         """Waits until the sources were told of what was given up; bounded by the timeout of that call."""
@@ -111,25 +128,40 @@ class TransferReader:
         progress: Progress,
     ) -> tuple[FirstToken, ...]:
         """Copies blocks as they are finished; returns with the last watermark's first tokens."""
-        async for message in stream:
-            progress.last_watermark = time.monotonic()
-            first_new = max(len(progress.source_blocks), reservation.cached_blocks)
-            progress.source_blocks.extend(message.blocks)
-            if len(progress.source_blocks) > len(reservation.blocks):
-                raise TransferFailed("the source has more blocks than the prompt")
-            pairs = [
-                BlockPair(index, progress.source_blocks[index], reservation.blocks[index])
-                for index in range(first_new, len(progress.source_blocks))
-            ]
-            if pairs:
-                copied = await self._peers.copy(peer, transfer_id, pairs)
-                progress.copied_bytes += copied.bytes
-                progress.copy_s += copied.seconds
-            if message.HasField("end"):
-                if len(progress.source_blocks) != len(reservation.blocks):
-                    raise TransferFailed("the source ended before the prompt did")
-                return tuple(_first_token(first) for first in message.end.first_tokens)
+        arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
+        # read ahead of the copies: a message that waited for one would look as if it had come late
+        reading = asyncio.create_task(_read(stream, arrivals))
+        try:
+            while (arrival := await arrivals.get()) is not None:
+                await self._copy_new(peer, transfer_id, reservation, progress, arrival.message)
+                if arrival.message.HasField("end"):
+                    return _landed(reservation, progress, arrival)
+            await reading  # raises what ended the stream
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
         raise TransferFailed("the source closed before its last watermark")
+
+    async def _copy_new(
+        self,
+        peer: Peer,
+        transfer_id: bytes,
+        reservation: Reservation,
+        progress: Progress,
+        message: kv_transfer_pb2.OpenResponse,
+    ) -> None:
+        first_new = max(len(progress.source_blocks), reservation.cached_blocks)
+        progress.source_blocks.extend(message.blocks)
+        if len(progress.source_blocks) > len(reservation.blocks):
+            raise TransferFailed("the source has more blocks than the prompt")
+        pairs = [
+            BlockPair(index, progress.source_blocks[index], reservation.blocks[index])
+            for index in range(first_new, len(progress.source_blocks))
+        ]
+        if pairs:
+            copied = await self._peers.copy(peer, transfer_id, pairs)
+            progress.copied_bytes += copied.bytes
+            progress.copy_s += copied.seconds
 
     async def _confirm(self, peer: Peer, transfer_id: bytes) -> bool:
         """Everything was read; was it pinned throughout? The answer also unpins it."""
@@ -151,6 +183,23 @@ class TransferReader:
         task = asyncio.get_running_loop().create_task(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "asyncio.Queue[Arrival | None]") -> None:
+    """Notes when each message came; None is the end."""
+    try:
+        async for message in stream:
+            arrivals.put_nowait(Arrival(message, time.monotonic()))
+    finally:
+        arrivals.put_nowait(None)
+
+
+def _landed(reservation: Reservation, progress: Progress, last: Arrival) -> tuple[FirstToken, ...]:
+    """Takes in the last watermark once all of its blocks are copied."""
+    if len(progress.source_blocks) != len(reservation.blocks):
+        raise TransferFailed("the source ended before the prompt did")
+    progress.last_watermark, progress.last_age_s = last.at, last.message.end.age_ms / 1e3
+    return tuple(_first_token(first) for first in last.message.end.first_tokens)
 
 
 def _first_token(first: kv_transfer_pb2.FirstToken) -> FirstToken:

@@ -173,7 +173,8 @@ def _watermark(state: SourceState[FirstToken], sent_blocks: int) -> kv_transfer_
         kv_transfer_pb2.FirstToken(choice=first.choice, token_id=first.token_id, ended=first.end is not None)
         for first in state.first_tokens
     ]
-    end = kv_transfer_pb2.TransferEnd(first_tokens=first_tokens)
+    age_ms = 0.0 if state.finished_at is None else (time.monotonic() - state.finished_at) * 1e3
+    end = kv_transfer_pb2.TransferEnd(first_tokens=first_tokens, age_ms=age_ms)
     return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks, end=end)
 
 

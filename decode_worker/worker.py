@@ -15,8 +15,9 @@ from decode_worker.loop import DecodeLoop
 from decode_worker.peers import Peers
 from decode_worker.service import DecodeService
 from decode_worker.transfer import TransferReader
-from engine.check_kernels import require_own_kernels
+from engine.check_kernels import ForeignKernelsError, require_own_kernels
 from engine.decode_scheduler import DecodeScheduler
+from engine.model_config import ModelError
 from engine.pages import BlockPool
 from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
 from kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
@@ -25,12 +26,12 @@ from protos import session_pb2, session_pb2_grpc
 from service.affinity import pin_process
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
-from service.registry import open_registry, take_epoch
 from service.server import Listener, run, serve
-from service.worker_process import WorkerProcess
+from service.worker_process import WorkerProcess, take_worker_epoch
 from service.worker_record import WorkerRole
 
 logger = logging.getLogger(__name__)
+WRONG_CONFIGURATION = 2
 STOP_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
 SERVICE_NAMES = (session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,)
@@ -119,8 +120,17 @@ def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.Wo
 
 
 def main(config: DecodeConfig) -> int:
+    """Returns the exit code: 2 for what another attempt would not change."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
-    require_own_kernels()
+    try:
+        require_own_kernels()
+        return _run(config)
+    except (ForeignKernelsError, ModelError) as error:
+        logger.critical("%s", error)
+        return WRONG_CONFIGURATION
+
+
+def _run(config: DecodeConfig) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if config.cores is not None:
         # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
@@ -138,5 +148,6 @@ async def _main(config: DecodeConfig) -> int:
         config.max_model_len,
     )
     prepared = await asyncio.to_thread(prepare_model, options)
-    epoch = await take_epoch(open_registry(config.redis_url, config.namespace))
+    logger.info("%s", prepared)
+    epoch = await take_worker_epoch(config)
     return await serve(WorkerProcess(config, DecodeWorker(config, prepared, epoch), epoch))

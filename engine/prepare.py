@@ -17,6 +17,7 @@ from engine.model_config import ModelConfig, ModelError, read_model_config
 from engine.runner import Runner
 from engine.weights import load_model, model_fingerprint
 
+LEAST_BLOCKS = 2  # one for a prompt, one to go on
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -52,6 +53,14 @@ class PreparedModel:
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
+    def __str__(self) -> str:
+        pool = f"{self.total_blocks} KV blocks of {self.layout.block_tokens} tokens ({self.pool_bytes / 2**20:.0f} MiB)"
+        at_once = self.total_blocks * self.layout.block_tokens / self.max_model_len
+        return (
+            f"{self.config.family} in {self.dtype_name} on {self.options.device}, {pool}, "
+            f"requests of up to {self.max_model_len} tokens ({at_once:.1f} of that length at once)"
+        )
+
     def load(self, storage: torch.Tensor, progress: bool) -> Runner:
         """Loads the weights and lays the pool over `storage` (uint8, [pool_bytes], on the options' device)."""
         model = load_model(self.options.folder, self.dtype, self.options.device, progress)
@@ -69,8 +78,13 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     wanted = longest if options.max_model_len is None else options.max_model_len
     if wanted > config.max_positions:
         raise ModelError(f"max-model-len is {wanted} tokens; the model has positions for {config.max_positions}")
-    if wanted > room_tokens or room_tokens < options.block_tokens * 2:
-        needed_bytes = -(-max(wanted, 2 * options.block_tokens) // options.block_tokens) * layout.block_bytes
+    if total_blocks < LEAST_BLOCKS:
+        raise ModelError(
+            f"kv-memory of {options.kv_memory_bytes} bytes holds {total_blocks} blocks of {layout.block_bytes} bytes; "
+            f"at least {LEAST_BLOCKS} are needed"
+        )
+    if wanted > room_tokens:
+        needed_bytes = -(-wanted // options.block_tokens) * layout.block_bytes
         raise ModelError(
             f"max-model-len of {wanted} tokens needs {needed_bytes} bytes of kv-memory; "
             f"{options.kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each)"

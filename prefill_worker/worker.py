@@ -10,11 +10,13 @@ from collections.abc import Callable
 import grpc
 import torch
 
-from engine.check_kernels import require_own_kernels
+from engine.check_kernels import ForeignKernelsError, require_own_kernels
+from engine.model_config import ModelError
 from engine.pages import BlockPool
 from engine.prefill_scheduler import PrefillScheduler
 from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
 from kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
+from kvtransfer.errors import SharedMemoryUnavailable
 from kvtransfer.memory import SharedPool
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
@@ -25,12 +27,12 @@ from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_p
 from service.affinity import pin_process
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
-from service.registry import open_registry, take_epoch
 from service.server import Listener, run, serve
-from service.worker_process import WorkerProcess, end_on_error
+from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 
 logger = logging.getLogger(__name__)
+WRONG_CONFIGURATION = 2
 STOP_TIMEOUT_S = 5.0
 TOMBSTONE_S = 60.0  # longer than any command of a request may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
@@ -48,8 +50,7 @@ class PrefillWorker:
     def __init__(self, config: PrefillConfig, prepared: PreparedModel, epoch: int) -> None:
         self._config = config
         self._prepared = prepared
-        shared = config.device == "cpu" and config.transport != "grpc"
-        self._shared_pool = SharedPool.create(prepared.pool_bytes) if shared else None
+        self._shared_pool = shared_pool(config, prepared)
         self._storage = self._shared_pool.tensor if self._shared_pool else private_pool(prepared)
         self._service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
         self._transfers = TransferSource(
@@ -114,6 +115,19 @@ class PrefillWorker:
             self._shared_pool.close()
 
 
+def shared_pool(config: PrefillConfig, prepared: PreparedModel) -> SharedPool | None:
+    """A pool that peers may map, where that is wanted and possible."""
+    if config.device != "cpu" or config.transport == "grpc":
+        return None
+    try:
+        return SharedPool.create(prepared.pool_bytes)
+    except SharedMemoryUnavailable as error:
+        if config.transport == "shared_memory":
+            raise
+        logger.warning("KV will leave over grpc, the slow way: %s", error)
+        return None
+
+
 def private_pool(prepared: PreparedModel) -> torch.Tensor:
     """A pool that no other process can map."""
     return torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=prepared.options.device)
@@ -138,8 +152,17 @@ def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.W
 
 
 def main(config: PrefillConfig) -> int:
+    """Returns the exit code: 2 for what another attempt would not change."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
-    require_own_kernels()
+    try:
+        require_own_kernels()
+        return _run(config)
+    except (ForeignKernelsError, ModelError) as error:
+        logger.critical("%s", error)
+        return WRONG_CONFIGURATION
+
+
+def _run(config: PrefillConfig) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if config.cores is not None:
         pin_process(config.cores)
@@ -156,5 +179,6 @@ async def _main(config: PrefillConfig) -> int:
         config.max_model_len,
     )
     prepared = await asyncio.to_thread(prepare_model, options)
-    epoch = await take_epoch(open_registry(config.redis_url, config.namespace))
+    logger.info("%s", prepared)
+    epoch = await take_worker_epoch(config)
     return await serve(WorkerProcess(config, PrefillWorker(config, prepared, epoch), epoch))

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from service.registry import Registration, open_registry
+from service.registry import Registration, open_registry, take_epoch
 from service.server import Listener, Running
 from service.worker_config import WorkerConfig
 from service.worker_record import WorkerRecord, WorkerRole
@@ -45,6 +45,16 @@ def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException],
             on_fault(fault)
 
     task.add_done_callback(ended)
+
+
+async def take_worker_epoch(config: WorkerConfig) -> int:
+    """A fencing epoch for this life of the worker."""
+    registry = open_registry(config.redis_url, config.namespace)
+    try:
+        return await take_epoch(registry)
+    finally:
+        if registry is not None:
+            await registry.close()
 
 
 class WorkerProcess:

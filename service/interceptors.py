@@ -7,7 +7,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -52,8 +52,9 @@ def _guarded(behaviour: Behaviour, method: str) -> Behaviour:
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with _call_scope(context, method):
-                async for response in behaviour(request, context):
+            # closed with the call: a stream that ends while it is being written is cleaned up at once
+            async with _call_scope(context, method), aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
                     yield response
 
         return generate

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,11 +135,14 @@ def make_stack(
     model: Path,
     prefill: int = 1,
     decode: int = 1,
-    transport: str = "auto",
+    transports: Mapping[str, str] | None = None,
     worker_flags: Sequence[str] = (),
     with_redis: bool = True,
 ) -> Stack:
-    """Lays out a stack without starting its processes; Redis runs already if wanted."""
+    """Lays out a stack without starting its processes; Redis runs already if wanted.
+
+    `transports` says by worker what `--transport` is; for the others it is auto.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     stack = Stack(folder, free_port(), free_port())
     registry: list[str] = []
@@ -151,7 +154,8 @@ def make_stack(
         for index in range(count):
             name, port = f"{role}-{index}", free_port()
             command = [sys.executable, "-m", f"{role}_worker", "--worker-id", name, "--port", str(port), *registry]
-            command += ["--model", str(model), "--model-name", model.name, "--transport", transport, *worker_flags]
+            command += ["--model", str(model), "--model-name", model.name, *worker_flags]
+            command += ["--transport", (transports or {}).get(name, "auto")]
             stack.processes[name] = StackProcess(name, command, folder / f"{name}.log")
             members.append(f"{role}@127.0.0.1:{port}")
     command = [sys.executable, "-m", "router", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]

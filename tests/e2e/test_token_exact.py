@@ -40,17 +40,31 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Oracle(folder, prompts, [generate(model, prompt) for prompt in prompts])
 
 
-@pytest.fixture(scope="module", params=["shared_memory", "grpc"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@dataclass(frozen=True)
+class Layout:
+    """How many workers, and by which transport each decode worker is to be served."""
+
+    prefill: int
+    transports: dict[str, str]
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (2, 2)], ids=["1P1D", "2P2D"])
-def running(
-    request: pytest.FixtureRequest, oracle: Oracle, transport: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stack]:
-    prefill, decode = request.param
-    yield from run(make_stack(tmp_path_factory.mktemp("stack"), oracle.folder, prefill, decode, transport))
+LAYOUTS = {
+    "1P1D shared_memory": Layout(1, {"decode-0": "shared_memory"}),
+    "1P1D grpc": Layout(1, {"decode-0": "grpc"}),
+    "2P2D both": Layout(2, {"decode-0": "shared_memory", "decode-1": "grpc"}),
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture(scope="module")
+def running(oracle: Oracle, layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("stack")
+    decode = len(layout.transports)
+    yield from run(make_stack(folder, oracle.folder, layout.prefill, decode, transports=layout.transports))
 
 
 def generate(model: torch.nn.Module, prompt: Sequence[int]) -> list[int]:
@@ -74,26 +88,25 @@ async def complete_all(target: str, prompts: Sequence[Sequence[int]], at_once: b
         return [await call for call in calls]
 
 
-async def test_answers_equal_transformers_alone_and_together(running: Stack, oracle: Oracle, transport: str) -> None:
+async def test_answers_equal_transformers_alone_and_together(running: Stack, oracle: Oracle, layout: Layout) -> None:
     alone = await complete_all(running.target, oracle.prompts[: len(LENGTHS)], at_once=False)
     together = await complete_all(running.target, oracle.prompts, at_once=True)
 
     assert [list(done.choices[0].token_ids) for done in alone] == oracle.answers[: len(LENGTHS)]
     assert [list(done.choices[0].token_ids) for done in together] == oracle.answers
-    check_two_processes_took_part(running, [*alone, *together], transport)
+    check_who_took_part(running, [*alone, *together], layout)
     running.wait_idle(within_s=2.0)
 
 
-def check_two_processes_took_part(running: Stack, answers: Sequence[Completion], transport: str) -> None:
+def check_who_took_part(running: Stack, answers: Sequence[Completion], layout: Layout) -> None:
     """Every answer was prefilled and decoded by processes that we started, and its KV came by the way asked for."""
-    pids = {
-        role: {p.pid for name, p in running.processes.items() if name.startswith(role)}
-        for role in ("prefill", "decode")
-    }
+    names = {process.pid: name for name, process in running.processes.items()}
+    transported_bytes = dict.fromkeys(layout.transports.values(), 0)
     for answer in answers:
-        assert answer.timings.prefill_pid in pids["prefill"]
-        assert answer.timings.decode_pid in pids["decode"]
-        assert answer.timings.transport == transport
-    assert any(answer.timings.transfer_bytes > 0 for answer in answers)
-    assert {answer.timings.decode_pid for answer in answers} == pids["decode"], "a decode worker got no work"
-    assert {answer.timings.prefill_pid for answer in answers} == pids["prefill"], "a prefill worker got no work"
+        assert names[answer.timings.prefill_pid].startswith("prefill")
+        decode = names[answer.timings.decode_pid]
+        assert answer.timings.transport == layout.transports[decode]
+        transported_bytes[answer.timings.transport] += answer.timings.transfer_bytes
+    assert all(transported_bytes.values()), transported_bytes
+    took_part = {names[pid] for answer in answers for pid in (answer.timings.prefill_pid, answer.timings.decode_pid)}
+    assert took_part == set(names.values()) - {"router"}, "a worker got no work"

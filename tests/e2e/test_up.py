@@ -41,7 +41,7 @@ class Up:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def worker_pids(self) -> dict[str, int]:
-        done = self.baton("status", "--json", "--target", f"127.0.0.1:{self.admin_port}")
+        done = self.baton("status", "--json", "--admin", f"127.0.0.1:{self.admin_port}")
         status = json.loads(done.stdout)
         return {worker["worker_id"]: worker["pid"] for worker in status["workers"] if worker["connected"]}
 

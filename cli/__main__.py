@@ -1,6 +1,7 @@
 """The commands and their flags. What a command does lies in the module of its name, imported when it is called."""
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,7 @@ import typer
 from cli import options
 from cli.devices import DeviceChoice
 from cli.errors import CommandFailed
-from cli.options import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET
+from cli.options import DEFAULT_TARGET
 
 app = typer.Typer(
     name="baton",
@@ -34,7 +35,10 @@ def up(
     ] = None,
     device: Annotated[DeviceChoice, typer.Option(help="What workers compute on.")] = DeviceChoice.AUTO,
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="Weights and KV; auto: as the checkpoint has it.")
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(
+            help="Of weights and KV. auto: the checkpoint's own, but float32 on a CPU without bf16 arithmetic."
+        ),
     ] = "auto",
     block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32,
     max_model_len: Annotated[
@@ -99,7 +103,10 @@ def generate(
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
 ) -> None:
-    """Continue a prompt, streaming. With --system it is put through the model's chat template."""
+    """Continue a text as it stands, streaming. A chat model wants `chat` instead, or it babbles.
+
+    With --system the prompt is put through the model's chat template too.
+    """
     from cli.ask import generate as run_generate
 
     if (prompt is None) == (token_ids is None):
@@ -146,11 +153,15 @@ def chat(
 
 
 @app.command()
-def status(json: options.Json = False, target: options.AdminTarget = DEFAULT_ADMIN_TARGET) -> None:
+def status(
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+    admin: options.Admin = None,
+) -> None:
     """Workers, pages and load. Exit code 3 where the router answers but is not ready."""
     from cli.status import show_status
 
-    raise typer.Exit(show_status(target, json))
+    raise typer.Exit(show_status(admin or options.admin_target_of(target), json))
 
 
 @app.command()
@@ -196,7 +207,12 @@ def test(context: typer.Context) -> None:
 def version() -> None:
     """The version of Baton and of what it computes with."""
     for package in ("baton-serve", "torch", "transformers", "grpcio"):
-        print(f"{package} {installed_version(package)}")
+        try:
+            found = installed_version(package)
+        except PackageNotFoundError:
+            # A checkout that runs without an installation, or an image that leaves out what it does not need.
+            found = "(not installed)"
+        print(f"{package} {found}")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
+from cli.rounding import round_milliseconds
 from client import BatonClientError, Delta, Event, Finished, InvalidRequest, Started
 
 
@@ -96,7 +97,7 @@ def event_as_object(event: Event) -> dict[str, object]:
     if event.usage is not None:
         content["usage"] = asdict(event.usage)
     if event.timings is not None:
-        content["timings"] = asdict(event.timings)
+        content["timings"] = round_milliseconds(asdict(event.timings))
     return content
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
 from cli.answer_output import AnswerOutput, JsonOutput, TextOutput, show_answer
+from cli.failures import explained
 from client import BatonClient, BatonClientError, Event, GenerateOptions, Message
 
 
@@ -13,14 +14,14 @@ def generate(target: str, prompt: str | Sequence[int], system: str | None, optio
     with BatonClient(target) as client:
         if system is not None and isinstance(prompt, str):
             messages = _conversation(system, prompt)
-            return _show(lambda: client.chat(messages, **options), _output(options, json))
-        return _show(lambda: client.generate(prompt, **options), _output(options, json))
+            return _show(lambda: client.chat(messages, **options), _output(options, json), target)
+        return _show(lambda: client.generate(prompt, **options), _output(options, json), target)
 
 
 def chat_once(target: str, message: str, system: str | None, options: GenerateOptions, json: bool) -> int:
     messages = _conversation(system, message)
     with BatonClient(target) as client:
-        return _show(lambda: client.chat(messages, **options), _output(options, json))
+        return _show(lambda: client.chat(messages, **options), _output(options, json), target)
 
 
 def chat_loop(target: str, system: str | None, options: GenerateOptions) -> int:
@@ -39,21 +40,21 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions) -> int:
                 print(end="\n" if prompt else "")
                 return 0
             if question:
-                history = _turn(client, [*history, Message("user", question)], options) or history
+                history = _turn(client, [*history, Message("user", question)], options, target) or history
 
 
-def _turn(client: BatonClient, messages: list[Message], options: GenerateOptions) -> list[Message] | None:
+def _turn(client: BatonClient, messages: list[Message], options: GenerateOptions, target: str) -> list[Message] | None:
     """The conversation with its answer; None where there was none, so that the question is forgotten too."""
     output = TextOutput(choices=1)
     try:
-        answered = _show(lambda: client.chat(messages, **options), output) == 0
+        answered = _show(lambda: client.chat(messages, **options), output, target) == 0
     except KeyboardInterrupt:
         output.end()
         answered = bool(output.text)
     return [*messages, Message("assistant", output.text)] if answered else None
 
 
-def _show(ask: Callable[[], Generator[Event, None, None]], output: AnswerOutput) -> int:
+def _show(ask: Callable[[], Generator[Event, None, None]], output: AnswerOutput, target: str) -> int:
     """The exit code. A request that the client itself refuses is shown like one that the server refuses."""
     try:
         events = ask()
@@ -61,7 +62,7 @@ def _show(ask: Callable[[], Generator[Event, None, None]], output: AnswerOutput)
         output.fail(error)
         return 1
     with closing(events):
-        return 0 if show_answer(events, output) else 1
+        return 0 if show_answer(explained(events, target), output) else 1
 
 
 def _conversation(system: str | None, message: str) -> list[Message]:

@@ -1,5 +1,6 @@
 """From what the user calls a model to a folder with a checkpoint: a folder, a hub id, or the demo model."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
     if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
         raise ModelNotUsable(f"--model {given}: there is no such folder, and a hub id looks like owner/name")
     return ModelSource(_download(given), given)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether `chat` will work with this checkpoint. What is wrong with its files is for the router to say."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
 def _demo_model(root: Path, scratch: Path) -> ModelSource:

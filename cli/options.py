@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from client import GenerateOptions
 
 DEFAULT_TARGET = "127.0.0.1:50051"
-DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 
 
 class TokenIdList(tuple[int, ...]):
@@ -40,8 +39,10 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-Target = Annotated[str, typer.Option(help="Router to talk to, host:port.")]
-AdminTarget = Annotated[str, typer.Option(help="Admin port of the router, host:port.")]
+Target = Annotated[str, typer.Option(help="Public port of the router, host:port.")]
+Admin = Annotated[
+    str | None, typer.Option(help="Admin port of the router, host:port; default: the port after that of --target.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model; default: the one that is served.")]
 System = Annotated[str | None, typer.Option(help="System message before the conversation.")]
@@ -67,6 +68,14 @@ KvMemory = Annotated[
     int | None,
     typer.Option(parser=_bytes, metavar="512MiB", help="KV pool of each worker; default: a share of the memory."),
 ]
+
+
+def admin_target_of(target: str) -> str:
+    """`host:50051` -> `host:50052`, which is where `baton up` puts the admin port unless told otherwise."""
+    host, _, port = target.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise typer.BadParameter(f"{target!r} is not host:port; --admin names the admin port", param_hint="--target")
+    return f"{host}:{int(port) + 1}"
 
 
 def sampling_options(

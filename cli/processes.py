@@ -36,6 +36,8 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     # Cores to pin before it starts; empty: it pins itself, or nothing does.
     cores: tuple[int, ...] = ()
+    # Lines of its output that contain one of these say nothing and are left out.
+    noise: tuple[str, ...] = ()
 
 
 class LineWriter:
@@ -79,7 +81,7 @@ class ChildProcess:
             start_new_session=True,
         )
         pumps = [
-            asyncio.create_task(_pump(stream, spec.name, writer))
+            asyncio.create_task(_pump(stream, spec, writer))
             for stream, writer in ((process.stdout, output), (process.stderr, errors))
             if stream is not None
         ]
@@ -106,7 +108,7 @@ class ChildProcess:
                 os.kill(self._process.pid, number)
 
 
-async def _pump(stream: asyncio.StreamReader, name: str, writer: LineWriter) -> None:
+async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineWriter) -> None:
     """Whole lines only. Of a line redrawn with carriage returns (a progress bar) the last state is kept."""
     rest = b""
     while chunk := await stream.read(CHUNK_BYTES):
@@ -116,9 +118,15 @@ async def _pump(stream: asyncio.StreamReader, name: str, writer: LineWriter) -> 
         if len(rest) > CHUNK_BYTES:
             lines, rest = [*lines, rest], b""
         for line in lines:
-            writer.write(f"{name:<9} | {_last_state(line)}")
+            _pass_on(line, spec, writer)
     if rest.strip():
-        writer.write(f"{name:<9} | {_last_state(rest)}")
+        _pass_on(rest, spec, writer)
+
+
+def _pass_on(line: bytes, spec: ProcessSpec, writer: LineWriter) -> None:
+    text = _last_state(line)
+    if not any(noise in text for noise in spec.noise):
+        writer.write(f"{spec.name:<9} | {text}")
 
 
 def _last_state(line: bytes) -> str:

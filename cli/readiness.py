@@ -1,12 +1,14 @@
 """Asks a process for its health (grpc.health.v1), once or until it serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from client import ClusterStatus
 
 CALL_TIMEOUT_S = 2.0
 POLL_S = 0.1
@@ -55,6 +57,16 @@ async def wait_until_serving(
                 said, next_word = word, loop.time() + say_after_s
             await asyncio.sleep(POLL_S)
     raise NotReady(f"the router is {health.value} after {timeout_s:g} s")
+
+
+def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
+    """What a start waits for, given the ids of the workers that were started. Pure."""
+    connected = {worker.worker_id for worker in status.workers if worker.connected}
+    missing = [worker for worker in workers if worker not in connected]
+    if not missing:
+        return status.detail
+    without = "" if status.registry_connected else "; Redis does not answer"
+    return f"waiting for {', '.join(missing)}, not connected yet: a worker connects when its model is loaded{without}"
 
 
 async def _check(stub: Any, timeout_s: float) -> Health:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cli.errors import CommandFailed
 from cli.processes import ProcessSpec, Stage
-from service.redis_server import RedisServerError, find_redis_server, free_port, redis_command, redis_url
+from service.redis_server import NOISE, RedisServerError, find_redis_server, free_port, redis_command, redis_url
 
 REDIS_GRACE_S = 5.0
 
@@ -32,4 +32,5 @@ def choose_redis(given_url: str | None, cores: tuple[int, ...]) -> RedisSource:
         raise CommandFailed(str(error)) from error
     port = free_port()
     command = tuple(redis_command(program, port))
-    return RedisSource(redis_url(port), ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores))
+    spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores, noise=NOISE)
+    return RedisSource(redis_url(port), spec)

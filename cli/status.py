@@ -4,18 +4,19 @@ import json
 from dataclasses import asdict
 
 from cli.errors import CommandFailed
+from cli.failures import for_people
 from client import AdminClient, BatonClientError, ClusterStatus, RetryPolicy, WorkerStatus
 
 MIN_COLUMNS = 140
 
 
-def show_status(target: str, as_json: bool) -> int:
+def show_status(admin_target: str, as_json: bool) -> int:
     """Exit code 0 where the router is ready, 3 where it answers but is not. Raises CommandFailed."""
     try:
-        with AdminClient(target, retry=RetryPolicy(attempts=1)) as admin:
+        with AdminClient(admin_target, retry=RetryPolicy(attempts=1)) as admin:
             status = admin.status()
     except BatonClientError as error:
-        raise CommandFailed(f"no status from {target}: {error.message}; is `baton up` running?") from error
+        raise CommandFailed(for_people(error, f"{admin_target} (admin port)").message) from error
     if as_json:
         print(json.dumps(asdict(status)))
     else:
@@ -44,22 +45,18 @@ def _print_table(status: ClusterStatus) -> None:
 
 
 def headline(status: ClusterStatus) -> str:
-    """One line: ready or why not, the model, requests."""
+    """One line: ready or what is missing, the model, requests."""
     models = sorted({worker.model.name for worker in status.workers if worker.model.name})
-    parts = ["ready" if status.ready else "not ready", *models]
-    parts.append(f"{status.active_requests} requests, {status.queued_requests} of them waiting for room")
-    if not status.registry_connected:
-        parts.append("registry not connected")
-    if status.detail:
-        parts.append(status.detail)
-    return " · ".join(parts)
+    requests = f"{status.active_requests} requests, {status.queued_requests} of them waiting for room"
+    state = "not ready" if not status.ready else "degraded" if status.detail else "ready"
+    return " · ".join((f"{state}: {status.detail}" if status.detail else state, *models, requests))
 
 
 def row(worker: WorkerStatus) -> tuple[str, ...]:
-    """Cells of one worker; a dash where it has not reported. Pages: free + cached + computing + in transfer."""
+    """Cells of one worker; a dash where nothing is known now. Pages: free + cached + computing + in transfer."""
     start = (worker.worker_id, _state(worker), worker.endpoint, str(worker.pid), str(worker.in_flight_requests))
     load = worker.load
-    if load is None:
+    if load is None or not worker.connected:
         return (*start, *("-",) * 8)
     pages = load.pages
     counts = (load.waiting_requests, load.running_sequences, load.pending_tokens, pages.total, pages.free, pages.cached)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cli.rounding import round_milliseconds, round_ms
+
 TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 GAP_PARTS = ("transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
 TOLERANCE_MS = 2.0
@@ -143,17 +145,17 @@ def as_object(request: RequestTrace) -> dict[str, object]:
         "trace_id": request.root.trace_id,
         "name": request.root.name,
         "error": request.root.is_error,
-        "duration_ms": request.root.duration_ms,
+        "duration_ms": round_ms(request.root.duration_ms),
         "ttft": _sum_object(request.ttft),
         "token_gap": _sum_object(request.first_gap),
-        "tbt_ms": {name: request.milliseconds(f"tbt_{name}_ms") for name in ("p50", "p99", "max")},
-        "attributes": dict(request.root.attributes),
+        "tbt_ms": {name: _rounded(request.milliseconds(f"tbt_{name}_ms")) for name in ("p50", "p99", "max")},
+        "attributes": round_milliseconds(request.root.attributes),
         "stages": [
             {
                 "name": stage.name,
-                "start_ms": (stage.start_ns - request.root.start_ns) / 1e6,
-                "duration_ms": stage.duration_ms,
-                "attributes": dict(stage.attributes),
+                "start_ms": round_ms((stage.start_ns - request.root.start_ns) / 1e6),
+                "duration_ms": round_ms(stage.duration_ms),
+                "attributes": round_milliseconds(stage.attributes),
             }
             for stage in request.stages
         ],
@@ -164,19 +166,29 @@ def _sum_line(name: str, whole: Sum | None) -> str:
     if whole is None:
         return f"  {name:<13} -"
     parts = " + ".join(f"{part.removesuffix('_ms').replace('_', ' ')} {ms:.2f}" for part, ms in whole.parts_ms.items())
-    verdict = "holds" if whole.holds else "DOES NOT HOLD"
-    return f"  {name:<13} {whole.measured_ms:.2f} ms = {parts}  (off by {whole.deviation_ms:+.2f} ms: {verdict})"
+    return f"  {name:<13} {whole.measured_ms:.2f} ms = {parts}  ({_verdict(whole)})"
+
+
+def _verdict(whole: Sum) -> str:
+    off_ms = abs(whole.deviation_ms)
+    if whole.holds:
+        return f"adds up to within {off_ms:.1f} ms"
+    return f"{off_ms:.1f} ms unaccounted for" if whole.deviation_ms < 0 else f"{off_ms:.1f} ms counted twice"
 
 
 def _sum_object(whole: Sum | None) -> dict[str, object] | None:
     if whole is None:
         return None
     return {
-        "measured_ms": whole.measured_ms,
-        "parts_ms": dict(whole.parts_ms),
-        "deviation_ms": whole.deviation_ms,
+        "measured_ms": round_ms(whole.measured_ms),
+        "parts_ms": round_milliseconds(whole.parts_ms),
+        "deviation_ms": round_ms(whole.deviation_ms),
         "holds": whole.holds,
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round_ms(value)
 
 
 def _waterfall_line(root: Span, stage: Span) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from cli.core_plan import plan_cores
 from cli.devices import DeviceChoice, inspect_machine
 from cli.errors import CommandFailed
-from cli.model_source import ModelSource, find_model
+from cli.model_source import ModelSource, find_model, has_chat_template
+from cli.options import DEFAULT_TARGET, admin_target_of
 from cli.paths import ROOT, RUNTIME
 from cli.process_plan import LOOPBACK, UpSettings, plan_processes
-from cli.processes import ChildProcess, LineWriter, ProcessSpec
-from cli.readiness import NotReady, wait_until_serving
+from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from cli.readiness import NotReady, wait_until_serving, waiting_for
 from cli.redis_source import RedisSource, choose_redis
 from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
@@ -98,9 +99,11 @@ class _Up:
         self._output = LineWriter(sys.stdout)
         self._errors = LineWriter(sys.stderr)
         self._ended = asyncio.Event()
+        self._workers: list[str] = []
 
     async def run(self) -> int:
         specs = [*([self._redis.spec] if self._redis.spec else []), *plan_processes(self._settings)]
+        self._workers = [spec.name for spec in specs if spec.stage is Stage.WORKER]
         supervisor = Supervisor(specs, self._start_child, self._say)
         self._handle_signals(supervisor)
         self._announce()
@@ -153,11 +156,11 @@ class _Up:
         return await ChildProcess.start(spec, self._output, self._errors)
 
     async def _explain(self) -> str:
-        """Why the router is not ready yet, in its own words."""
+        """What the start waits for."""
         once = RetryPolicy(attempts=1)
         async with AsyncAdminClient(f"{LOOPBACK}:{self._settings.admin_port}", retry=once) as admin:
             try:
-                return (await admin.status(timeout_s=STATUS_TIMEOUT_S)).detail
+                return waiting_for(self._workers, await admin.status(timeout_s=STATUS_TIMEOUT_S))
             except BatonClientError:
                 return "the router does not answer yet"
 
@@ -181,16 +184,18 @@ class _Up:
 
     def _announce_ready(self, seconds: float) -> None:
         settings, target = self._settings, self._router_target
-        elsewhere = "" if settings.port == 50051 else f" --target {target}"
-        admin = "" if settings.admin_port == 50052 else f" --target {LOOPBACK}:{settings.admin_port}"
+        elsewhere = "" if target == DEFAULT_TARGET else f" --target {target}"
+        admin = f"{LOOPBACK}:{settings.admin_port}"
+        # As `status` would find it from --target by itself.
+        found = admin == admin_target_of(target)
         question = "generate 'Once upon a time' --max-tokens 32"
-        if self._source.is_demo:
+        if has_chat_template(self._source.folder):
             question = "chat 'What is a block table?'"
         self._say(f"ready in {seconds:.1f} s")
         self._say(f"  endpoint  {target}   (gRPC, baton.v1.BatonService)")
-        self._say(f"  admin     {LOOPBACK}:{settings.admin_port}")
+        self._say(f"  admin     {admin}")
         self._say(f"  try       {_command()} {question}{elsewhere}")
-        self._say(f"            {_command()} status{admin}")
+        self._say(f"            {_command()} status{elsewhere if found else f' --admin {admin}'}")
 
     def _say(self, text: str) -> None:
         self._output.write(f"{'baton':<9} | {text}")

@@ -1,6 +1,6 @@
 """The operator's servicer: workers, pages and load as this router sees them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +35,23 @@ class AdminServicer:
         self, message: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.GetStatusResponse:
         connected = self.registry_connected()
-        degraded = "" if connected else "the registry does not answer; membership is as last seen"
+        gaps = [self.readiness.detail, *_missing(self.cluster.workers)]
+        if not connected:
+            gaps.append("the registry does not answer; membership is as last seen")
         return admin_pb2.GetStatusResponse(
             ready=self.readiness.ready,
-            detail=self.readiness.detail or degraded,
+            detail="; ".join(gap for gap in gaps if gap),
             registry_connected=connected,
             workers=[_worker_status(worker) for worker in self.cluster.workers],
             active_requests=self.dispatcher.active,
             queued_requests=self.queue.waiting,
         )
+
+
+def _missing(workers: Sequence[Worker]) -> list[str]:
+    """Roles that nobody fills now. The router may call itself ready: a lost connection has a moment to come back."""
+    filled = {worker.role for worker in workers if worker.connected}
+    return [f"no {role.value} worker is connected" for role in _ROLES if role not in filled]
 
 
 def _worker_status(worker: Worker) -> admin_pb2.WorkerStatus:

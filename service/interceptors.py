@@ -72,15 +72,26 @@ async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
     # generator is closed from another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
-    request_id = metadata.get(REQUEST_ID_KEY) or secrets.token_hex(8)
-    current_request_id.set(request_id)
+    current_request_id.set(metadata.get(REQUEST_ID_KEY) or None)
     try:
         yield
     except grpc.aio.AbortError:
         raise
     except BatonError as error:
+        _identify_request()
         logger.info("%s: %s %s", method, error.code.name, error.message)
         await abort_with(context, error)
     except Exception:
+        request_id = _identify_request()
         logger.exception("%s failed", method)
-        await abort_with(context, Internal("UNEXPECTED", current_request_id.get() or request_id))
+        await abort_with(context, Internal("UNEXPECTED", request_id))
+
+
+def _identify_request() -> str:
+    """The id of the call that failed: its own, or a new one where it was refused before it got any.
+
+    Not drawn for every call: most are no requests (a worker's sessions), and those that are get their id further in.
+    """
+    request_id = current_request_id.get() or f"req-{secrets.token_hex(8)}"
+    current_request_id.set(request_id)
+    return request_id

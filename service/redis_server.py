@@ -13,6 +13,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+NOISE = (
+    "overcommit",  # about saving to disk, which ours never does
+    "is starting oO0Oo",
+    "just started",
+    "Configuration loaded",
+    "Server initialized",
+    "Received SIGTERM",
+    "User requested shutdown",
+    "ready to exit",
+)
+"""Parts of the lines that Redis or Valkey, by version, writes at every start and end even at `--loglevel warning`."""
+
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
 

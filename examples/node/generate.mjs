@@ -2,7 +2,8 @@
 //
 //   npm ci --ignore-scripts
 //   node generate.mjs --target 127.0.0.1:50051 --max-tokens 50 "Once upon a time"
-//   node generate.mjs --json "Once upon a time"      one JSON object per event
+//   node generate.mjs --chat "What is a block table?"    through the chat template of the model
+//   node generate.mjs --json "Once upon a time"          one JSON object per event
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import grpc from "@grpc/grpc-js";
@@ -11,6 +12,7 @@ import protoLoader from "@grpc/proto-loader";
 const { values: options, positionals } = parseArgs({
   allowPositionals: true,
   options: {
+    chat: { type: "boolean", default: false },
     target: { type: "string", default: "127.0.0.1:50051" },
     proto: { type: "string", default: fileURLToPath(new URL("../../protos/baton.proto", import.meta.url)) },
     "max-tokens": { type: "string" },
@@ -21,7 +23,7 @@ const { values: options, positionals } = parseArgs({
   },
 });
 if (positionals.length !== 1) {
-  console.error('usage: node generate.mjs [--target host:port] [--json] [--max-tokens N] "prompt"');
+  console.error('usage: node generate.mjs [--chat] [--target host:port] [--json] [--max-tokens N] "prompt"');
   process.exit(2);
 }
 
@@ -37,7 +39,10 @@ if (options.temperature !== undefined) sampling.temperature = Number(options.tem
 if (options.seed !== undefined) sampling.seed = options.seed;
 
 const deadline = new Date(Date.now() + 1000 * Number(options["timeout-s"]));
-const call = client.Generate({ text: positionals[0], sampling }, { deadline });
+const [prompt] = positionals;
+const call = options.chat
+  ? client.Chat({ messages: [{ role: "user", content: prompt }], sampling }, { deadline })
+  : client.Generate({ text: prompt, sampling }, { deadline });
 process.once("SIGINT", () => call.cancel());
 
 const nextOffset = new Map(); // of each choice

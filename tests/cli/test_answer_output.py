@@ -19,7 +19,7 @@ from client import (
     Usage,
 )
 
-TIMINGS = Timings(5.0, 9.0, 1.0, 0.1, 0.2, 3.0, 0.7, 0.4, 0.1, 0.9, 4096, "shared_memory", 11, 12)
+TIMINGS = Timings(5.0, 9.1234567, 1.0, 0.1, 0.2, 3.0, 0.7, 0.4, 0.1, 0.9, 4096, "shared_memory", 11, 12)
 STARTED = Started("r1", "tiny", 3, 7)
 LAST = Finished(0, FinishReason.LENGTH, None, Usage(3, 2, 0), TIMINGS)
 
@@ -62,7 +62,8 @@ def test_json_has_one_object_per_event() -> None:
     assert delta == {"event": "delta", "index": 0, "offset": 0, "token_ids": [1, 2], "text": "é"}
     assert (finished["event"], finished["index"], finished["finish_reason"]) == ("finished", 0, "length")
     assert finished["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}
-    assert (finished["timings"]["ttft_ms"], finished["timings"]["transfer_bytes"]) == (5.0, 4096)
+    timings = finished["timings"]
+    assert (timings["ttft_ms"], timings["total_ms"], timings["transfer_bytes"]) == (5.0, 9.123, 4096)
 
 
 def test_usage_and_timings_are_only_on_the_last_finished() -> None:

@@ -3,13 +3,16 @@
 import re
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import cli.__main__
 import cli.ask
 import cli.checks
+import cli.status
 import cli.up
 from cli.__main__ import app
 from cli.devices import DeviceChoice
@@ -97,6 +100,7 @@ def test_a_dash_reads_the_prompt_from_standard_input(asked: Recorder) -> None:
         (["up", "--kv-memory", "3 bags"], "not an amount of memory"),
         (["up", "--prefill", "0"], "--prefill"),
         (["up", "--dtype", "int3"], "--dtype"),
+        (["status", "--target", "somewhere"], "not host:port"),
     ],
 )
 def test_flags_that_make_no_sense_are_named(asked: Recorder, arguments: Sequence[str], complaint: str) -> None:
@@ -115,6 +119,40 @@ def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatc
     run("chat", "Hello")
     assert loop.calls == [("127.0.0.1:50051", "Be brief", {})]
     assert once.calls == [("127.0.0.1:50051", "Hello", None, {}, False)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "admin"),
+    [
+        ([], "127.0.0.1:50052"),
+        (["--target", "host:7000"], "host:7001"),
+        (["--target", "[::1]:7000"], "[::1]:7001"),
+        (["--target", "host:7000", "--admin", "other:1"], "other:1"),
+    ],
+)
+def test_status_finds_the_admin_port_after_the_public_one(
+    monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], admin: str
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cli.status, "show_status", recorder)
+    assert run("status", *arguments).exit_code == 0
+    assert recorder.calls == [(admin, False)]
+
+
+def test_version_of_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(cli.__main__, "installed_version", nowhere)
+    result = run("version")
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == "baton-serve (not installed)"
+
+
+def test_help_says_what_auto_is_and_which_command_chat_models_want() -> None:
+    texts = [re.sub(r"[\s│]+", " ", run(command, "--help").output) for command in ("up", "generate")]
+    assert "float32 on a CPU without bf16 arithmetic" in texts[0]
+    assert "A chat model wants `chat`" in texts[1]
 
 
 def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest.MonkeyPatch) -> None:

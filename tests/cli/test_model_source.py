@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.model_source import ModelNotUsable, find_model
+from cli.model_source import ModelNotUsable, find_model, has_chat_template
 from cli.tiny_checkpoint import write_tiny_checkpoint
 
 
@@ -84,3 +84,18 @@ def test_transformers_loads_the_random_checkpoint_whole(tmp_path: Path) -> None:
     text = "Zoë: <|im_end|>"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert len(tokenizer) == model.config.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("chat_template.jinja", "{{ messages }}", True),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', True),
+        ("tokenizer_config.json", '{"bos_token": "<s>"}', False),
+        ("tokenizer_config.json", "not json", False),
+        ("config.json", "{}", False),
+    ],
+)
+def test_a_chat_template_lies_in_either_place(tmp_path: Path, name: str, content: str, expected: bool) -> None:
+    (tmp_path / name).write_text(content)
+    assert has_chat_template(tmp_path) is expected

@@ -13,14 +13,17 @@ from cli import child
 from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 
 
-def spec(*command: str, cores: tuple[int, ...] = ()) -> ProcessSpec:
-    return ProcessSpec("worker-0", command, Stage.WORKER, grace_s=5.0, environment={"WORD": "hello"}, cores=cores)
+def spec(*command: str, cores: tuple[int, ...] = (), noise: tuple[str, ...] = ()) -> ProcessSpec:
+    environment = {"WORD": "hello"}
+    return ProcessSpec("worker-0", command, Stage.WORKER, 5.0, environment, cores=cores, noise=noise)
 
 
-async def output_of(code: str, cores: tuple[int, ...] = ()) -> tuple[int, list[str], list[str]]:
+async def output_of(
+    code: str, cores: tuple[int, ...] = (), noise: tuple[str, ...] = ()
+) -> tuple[int, list[str], list[str]]:
     output, errors = io.StringIO(), io.StringIO()
     process = await ChildProcess.start(
-        spec(sys.executable, "-c", code, cores=cores), LineWriter(output), LineWriter(errors)
+        spec(sys.executable, "-c", code, cores=cores, noise=noise), LineWriter(output), LineWriter(errors)
     )
     exit_code = await asyncio.wait_for(process.wait(), 20)
     return exit_code, output.getvalue().splitlines(), errors.getvalue().splitlines()
@@ -29,6 +32,11 @@ async def output_of(code: str, cores: tuple[int, ...] = ()) -> tuple[int, list[s
 async def test_both_streams_are_passed_on_under_the_name_of_the_child() -> None:
     code = "import os, sys; print(os.environ['WORD']); print('bad', file=sys.stderr); sys.exit(7)"
     assert await output_of(code) == (7, ["worker-0  | hello"], ["worker-0  | bad"])
+
+
+async def test_noise_is_left_out_and_the_rest_passed_on() -> None:
+    code = "print('1 WARNING Memory overcommit!'); print('2 Failed listening'); print('3 overcommit', end='')"
+    assert (await output_of(code, noise=("overcommit",)))[1] == ["worker-0  | 2 Failed listening"]
 
 
 async def test_a_last_line_without_an_end_is_not_lost() -> None:

@@ -3,7 +3,8 @@
 import grpc
 import pytest
 
-from cli.readiness import Health, NotReady, check_health, wait_until_serving
+from cli.readiness import Health, NotReady, check_health, wait_until_serving, waiting_for
+from client import ClusterStatus, Model, WorkerStatus
 from service.health import Health as HealthService
 from service.redis_server import free_port
 
@@ -53,3 +54,25 @@ async def test_waits_over_a_process_that_is_not_there_yet_until_it_serves() -> N
 async def test_gives_up_when_the_time_is_over_and_says_how_far_it_came() -> None:
     with pytest.raises(NotReady, match=r"unreachable after 0\.3 s"):
         await wait_until_serving(f"127.0.0.1:{free_port()}", 0.3, print, silent)
+
+
+def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus:
+    workers = tuple(
+        WorkerStatus(
+            *(name, "decode", "127.0.0.1:1", 1, 1, is_connected),
+            *("", Model("tiny", 1, 1, "float32", 32), "", 0, 0, 0, None),
+        )
+        for name, is_connected in connected
+    )
+    return ClusterStatus(False, "the canary is on its way", registry, 0, 0, workers)
+
+
+def test_a_start_waits_for_the_workers_that_are_not_connected() -> None:
+    expected = ["prefill-0", "decode-0", "decode-1"]
+    said = waiting_for(expected, status(("decode-0", True), ("decode-1", False)))
+    assert said.startswith("waiting for prefill-0, decode-1, not connected yet")
+    assert waiting_for(expected, status(registry=False)).endswith("Redis does not answer")
+
+
+def test_with_all_workers_connected_a_start_waits_for_what_the_router_says() -> None:
+    assert waiting_for(["decode-0"], status(("decode-0", True))) == "the canary is on its way"

@@ -1,12 +1,19 @@
 """The table of `baton status`."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 import cli.status
 from cli.errors import CommandFailed
 from cli.status import headline, row, show_status
 from client import ClusterStatus, Load, Model, PageCounts, WorkerStatus
+from client.responses import cluster_status_from
+from router.admin_service import AdminServicer
+from router.cluster import Worker
 from service.redis_server import free_port
+from service.worker_record import WorkerRole
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
 LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000)
@@ -30,8 +37,8 @@ def worker(load: Load | None = LOAD, connected: bool = True) -> WorkerStatus:
     )
 
 
-def status(ready: bool = True, detail: str = "", registry: bool = True) -> ClusterStatus:
-    return ClusterStatus(ready, detail, registry, 3, 1, (worker(),))
+def status(ready: bool = True, detail: str = "") -> ClusterStatus:
+    return ClusterStatus(ready, detail, True, 3, 1, (worker(),))
 
 
 def test_a_row_shows_load_and_who_holds_pages() -> None:
@@ -42,14 +49,45 @@ def test_a_row_shows_load_and_who_holds_pages() -> None:
 
 
 def test_a_worker_that_has_not_reported_has_dashes() -> None:
-    assert row(worker(load=None, connected=False))[1] == "lost"
     assert row(worker(load=None))[5:] == ("-",) * 8
 
 
-def test_the_headline_says_ready_or_why_not() -> None:
-    assert headline(status()) == "ready · tiny · 3 requests, 1 of them waiting for room"
-    lost = headline(status(ready=False, detail="no decode worker", registry=False))
-    assert lost.startswith("not ready") and lost.endswith("registry not connected · no decode worker")
+def test_what_a_lost_worker_had_is_not_shown() -> None:
+    cells = row(worker(connected=False))
+    assert (cells[1], cells[5:]) == ("lost", ("-",) * 8)
+
+
+def test_the_headline_says_ready_or_what_is_missing() -> None:
+    rest = " · tiny · 3 requests, 1 of them waiting for room"
+    missing = "no decode worker is connected"
+    assert headline(status()) == "ready" + rest
+    assert headline(status(detail=missing)) == f"degraded: {missing}{rest}"
+    assert headline(status(ready=False, detail=missing)) == f"not ready: {missing}{rest}"
+
+
+@pytest.mark.parametrize(
+    ("connected", "registry", "detail"),
+    [
+        ((WorkerRole.PREFILL, WorkerRole.DECODE), True, ""),
+        ((WorkerRole.PREFILL,), True, "no decode worker is connected"),
+        ((), True, "no prefill worker is connected; no decode worker is connected"),
+        ((WorkerRole.PREFILL, WorkerRole.DECODE), False, "the registry does not answer; membership is as last seen"),
+    ],
+)
+async def test_a_router_that_is_ready_says_what_it_lacks(
+    connected: tuple[WorkerRole, ...], registry: bool, detail: str
+) -> None:
+    workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
+    servicer: Any = AdminServicer(
+        SimpleNamespace(workers=workers),  # type: ignore[arg-type]
+        SimpleNamespace(waiting=0),  # type: ignore[arg-type]
+        SimpleNamespace(ready=True, detail=""),  # type: ignore[arg-type]
+        SimpleNamespace(active=0),  # type: ignore[arg-type]
+        lambda: registry,
+    )
+    answer = cluster_status_from(await servicer.GetStatus(None, None))
+    assert (answer.ready, answer.detail) == (True, detail)
+    assert headline(answer).startswith("ready ·" if not detail else f"degraded: {detail} ·")
 
 
 @pytest.mark.parametrize(("ready", "code"), [(True, 0), (False, 3)])
@@ -76,5 +114,7 @@ class FakeAdmin:
 
 
 def test_nobody_there_is_said_with_what_to_do() -> None:
-    with pytest.raises(CommandFailed, match="is `baton up` running"):
-        show_status(f"127.0.0.1:{free_port()}", as_json=False)
+    target = f"127.0.0.1:{free_port()}"
+    with pytest.raises(CommandFailed) as caught:
+        show_status(target, as_json=False)
+    assert str(caught.value) == f"no answer from {target} (admin port); is `baton up` running?"

@@ -1,13 +1,14 @@
 """What `baton trace` reads out of a trace file."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from cli.errors import CommandFailed
 from cli.trace import show_traces
-from cli.trace_report import RequestTrace, Span, read_spans, report_lines, requests_in
+from cli.trace_report import RequestTrace, Span, as_object, read_spans, report_lines, requests_in
 
 STAGES = {
     "baton.total_ms": 100.0,
@@ -67,6 +68,22 @@ def test_a_sum_that_is_off_by_more_than_two_milliseconds_does_not_hold(measured_
     assert ttft.holds is holds
 
 
+@pytest.mark.parametrize(
+    ("measured_ms", "verdict"), [(41.64, "(2.6 ms unaccounted for)"), (36.0, "(3.0 ms counted twice)")]
+)
+def test_a_sum_that_misses_says_by_how_much_and_json_keeps_the_verdict(measured_ms: float, verdict: str) -> None:
+    found = request(ttft_ms=measured_ms)
+    assert report_lines(found)[1].endswith(verdict)
+    ttft = as_object(found)["ttft"]
+    assert isinstance(ttft, dict) and ttft["holds"] is False
+
+
+def test_times_in_json_have_three_decimals() -> None:
+    text = json.dumps(as_object(request(ttft_ms=40.123456789, tbt_p50_ms=1.23456, decode_admission_ms=3.00049)))
+    assert not re.search(r"\.\d{4}", text)
+    assert '"measured_ms": 40.123,' in text
+
+
 def test_a_long_time_may_be_off_by_three_percent() -> None:
     long, longer = request(ttft_ms=1010.0, prefill_ms=1028.0).ttft, request(ttft_ms=1000.0, prefill_ms=1028.0).ttft
     assert long is not None and longer is not None
@@ -89,8 +106,8 @@ def test_the_report_names_sums_tbt_and_stages_in_order_of_time() -> None:
     (found,) = requests_in(read_spans(lines))
     text = report_lines(found)
     assert "40.00 ms = router queue 5.00 + route 1.00" in text[1]
-    assert "(off by -1.00 ms: holds)" in text[1]
-    assert "(off by +0.00 ms: holds)" in text[2]
+    assert text[1].endswith("(adds up to within 1.0 ms)")
+    assert text[2].endswith("(adds up to within 0.0 ms)")
     assert text[3].split() == ["TBT", "p50", "1.50", "p99", "3.00", "max", "9.00", "ms"]
     assert [row.split()[0] for row in text[4:]] == ["router.queue", "kv.transfer", "decode"]
     assert "1.00 MiB by grpc" in text[5]

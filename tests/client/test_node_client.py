@@ -42,6 +42,14 @@ def test_the_text_streams_to_the_terminal(run: Run, baton: "FakeBaton") -> None:
     assert not sampling.HasField("top_p")
 
 
+def test_chat_sends_a_message_of_the_user(run: Run, baton: "FakeBaton") -> None:
+    done = run("--chat", "--max-tokens", "3", "hi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+    (request,) = baton.requests
+    assert [(message.role, message.content) for message in request.messages] == [("user", "hi")]
+    assert request.sampling.max_tokens == 3
+
+
 def test_json_has_one_object_per_event(run: Run) -> None:
     events = [json.loads(line) for line in run("--json", "hi").stdout.splitlines()]
     assert [event["event"] for event in events] == ["started", "delta", "delta", "finished"]

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from service.errors import Unavailable
+from service.errors import InvalidArgument, Unavailable
 from service.trace_context import current_request_id, current_trace, new_trace
 
 UNARY = "/baton.test.Test/Unary"
@@ -92,14 +92,39 @@ async def test_a_stream_keeps_its_trace_from_message_to_message(start_server: An
     assert [message async for message in call] == [trace.trace_id.encode()] * 2
 
 
-async def test_calls_without_identifiers_get_a_request_id_each(start_server: Any) -> None:
+async def test_a_call_without_identifiers_has_none_until_it_gets_one(start_server: Any) -> None:
     async def tell(request: bytes, context: Any) -> bytes:
         return f"{current_trace.get()} {current_request_id.get()}".encode()
 
     channel = await start_server(unary=tell)
-    first, second = [await channel.unary_unary(UNARY)(b"") for _ in range(2)]
-    assert first.startswith(b"None ")
-    assert first != second
+    assert await channel.unary_unary(UNARY)(b"") == b"None None"
+
+
+@pytest.mark.parametrize("own", [None, "req-own"])
+async def test_a_refusal_is_logged_under_the_id_of_its_request_or_a_new_one(
+    start_server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    async def refuse(request: bytes, context: Any) -> bytes:
+        if own is not None:
+            current_request_id.set(own)
+        raise InvalidArgument("text", "is empty")
+
+    logged: list[str | None] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.name == "service.interceptors":
+            logged.append(current_request_id.get())
+        return True
+
+    monkeypatch.setattr(caplog.handler, "filters", [note])
+    caplog.set_level(logging.INFO, "service.interceptors")
+    channel = await start_server(unary=refuse)
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary(UNARY)(b"")
+    first, second = logged
+    assert first is not None and first.startswith("req-")
+    assert (first == second) == (own is not None)
 
 
 async def test_cancellation_reaches_the_behaviour_and_is_no_error(

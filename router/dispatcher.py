@@ -16,7 +16,7 @@ from router.response import Finished, ResponseEvent, Started, Summary, Timings, 
 from router.served_model import ServedModel
 from router.timeline import stages
 from router.tracing import RequestRecord, Tracer
-from router.validation import Drawn, check_model, validate
+from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, check_model, validate
 from service.errors import BatonError, DeadlineExceeded, ResourceExhausted, Unavailable
 from service.trace_context import TraceContext, current_request_id
 
@@ -118,8 +118,8 @@ class Dispatcher:
 
     async def _prepare(self, request: GenerationRequest, served: ServedModel) -> PreparedRequest:
         drawn = Drawn(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
+        current_request_id.set(request.request_id[:MAX_REQUEST_ID_CHARACTERS] or drawn.request_id)  # refusals too
         valid = validate(request, served.defaults, served.vocab_size, served.max_model_len, drawn)
-        current_request_id.set(valid.request_id)
         return await served.prepare(valid)
 
     def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:

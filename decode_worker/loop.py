@@ -1,19 +1,17 @@
 """The engine of a decode worker: pages reserved, landed prompts activated, one batch of tokens out per step."""
 
-import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.decode_scheduler import DecodeRequest, DecodeScheduler, Reservation, SequenceStep
 from engine.engine import Engine, PlanRunner
-from engine.engine_thread import EngineThread, StepTiming
+from engine.engine_loop import EngineLoop
+from engine.engine_thread import StepTiming
 from engine.pages import PageCounts
 from engine.sequence import FirstToken
 
 StepHandler = Callable[[Sequence[SequenceStep], StepTiming], None]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +24,7 @@ class DecodeLoad:
     running_sequences: int
 
 
-class DecodeLoop:
-    """Runs the engine on its thread and delivers steps on the event loop that built this object."""
-
+class DecodeLoop(EngineLoop[SequenceStep, DecodeLoad]):
     def __init__(
         self,
         runner: PlanRunner,
@@ -37,45 +33,8 @@ class DecodeLoop:
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
     ) -> None:
-        events = asyncio.get_running_loop()
-
-        def hand_over(outcomes: Sequence[SequenceStep], timing: StepTiming) -> None:
-            try:
-                on_steps(outcomes, timing)
-            except Exception as fault:
-                logger.exception("the outcome of a step could not be taken in")
-                on_fault(fault)
-
-        def deliver(outcomes: Sequence[SequenceStep], timing: StepTiming) -> None:
-            events.call_soon_threadsafe(hand_over, outcomes, timing)
-
-        def fail(fault: BaseException) -> None:
-            events.call_soon_threadsafe(on_fault, fault)
-
         self._scheduler = scheduler
-        self._thread: EngineThread[SequenceStep, DecodeLoad] = EngineThread(
-            Engine(runner, scheduler),
-            on_step=deliver,
-            on_fault=fail,
-            observe=self._observe,
-            prepare=prepare,
-        )
-
-    async def start(self) -> None:
-        """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
-        self._thread.start()
-        await asyncio.wrap_future(self._thread.call(lambda: None))
-
-    def stop(self, timeout_s: float) -> bool:
-        return self._thread.stop(timeout_s)
-
-    @property
-    def steps(self) -> int:
-        return self._thread.steps
-
-    @property
-    def load(self) -> DecodeLoad:
-        return self._thread.observed
+        super().__init__(Engine(runner, scheduler), on_steps, on_fault, self._observe, prepare)
 
     def reserve(self, request: DecodeRequest) -> "Future[Reservation | None]":
         """Takes pages for a prompt; None when there is no room now. The future raises RequestTooLong."""

@@ -1,18 +1,16 @@
 """The engine of a prefill worker: prompts in, chunks and first tokens out, pages pinned until released."""
 
-import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.engine import Engine, PlanRunner
-from engine.engine_thread import EngineThread, StepTiming
+from engine.engine_loop import EngineLoop
+from engine.engine_thread import StepTiming
 from engine.pages import PageCounts
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
 
 ProgressHandler = Callable[[Sequence[PrefillProgress], StepTiming], None]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +25,7 @@ class PrefillLoad:
     pending_tokens: int
 
 
-class PrefillLoop:
-    """Runs the engine on its thread and delivers progress on the event loop that built this object."""
-
+class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
     def __init__(
         self,
         runner: PlanRunner,
@@ -38,45 +34,8 @@ class PrefillLoop:
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
     ) -> None:
-        events = asyncio.get_running_loop()
-
-        def hand_over(outcomes: Sequence[PrefillProgress], timing: StepTiming) -> None:
-            try:
-                on_progress(outcomes, timing)
-            except Exception as fault:
-                logger.exception("the outcome of a step could not be taken in")
-                on_fault(fault)
-
-        def deliver(outcomes: Sequence[PrefillProgress], timing: StepTiming) -> None:
-            events.call_soon_threadsafe(hand_over, outcomes, timing)
-
-        def fail(fault: BaseException) -> None:
-            events.call_soon_threadsafe(on_fault, fault)
-
         self._scheduler = scheduler
-        self._thread: EngineThread[PrefillProgress, PrefillLoad] = EngineThread(
-            Engine(runner, scheduler),
-            on_step=deliver,
-            on_fault=fail,
-            observe=self._observe,
-            prepare=prepare,
-        )
-
-    async def start(self) -> None:
-        """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
-        self._thread.start()
-        await asyncio.wrap_future(self._thread.call(lambda: None))
-
-    def stop(self, timeout_s: float) -> bool:
-        return self._thread.stop(timeout_s)
-
-    @property
-    def steps(self) -> int:
-        return self._thread.steps
-
-    @property
-    def load(self) -> PrefillLoad:
-        return self._thread.observed
+        super().__init__(Engine(runner, scheduler), on_progress, on_fault, self._observe, prepare)
 
     def add(self, request: PrefillRequest) -> Future[None]:
         """Queues a prompt. The future raises RequestRefused, RequestTooLong."""

@@ -1,0 +1,67 @@
+"""An engine on its thread, as an event loop sees it: calls go in, the outcomes of steps come back as callbacks."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from engine.engine_thread import EngineThread, Steps, StepTiming
+
+Outcome = TypeVar("Outcome")
+Load = TypeVar("Load")
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop(Generic[Outcome, Load]):
+    """Base of the workers' loops, which add the calls of their scheduler.
+
+    `on_outcomes` and `on_fault` are called on the event loop that builds this object. `observe` makes, on the engine's
+    thread, what `load` then shows.
+    """
+
+    def __init__(
+        self,
+        engine: Steps[Outcome],
+        on_outcomes: Callable[[Sequence[Outcome], StepTiming], None],
+        on_fault: Callable[[BaseException], None],
+        observe: Callable[[], Load],
+        prepare: Callable[[], None],
+    ) -> None:
+        events = asyncio.get_running_loop()
+
+        def hand_over(outcomes: Sequence[Outcome], timing: StepTiming) -> None:
+            try:
+                on_outcomes(outcomes, timing)
+            except Exception as fault:
+                logger.exception("the outcome of a step could not be taken in")
+                on_fault(fault)
+
+        self._thread: EngineThread[Outcome, Load] = EngineThread(
+            engine,
+            on_step=lambda outcomes, timing: _post(events, hand_over, outcomes, timing),
+            on_fault=lambda fault: _post(events, on_fault, fault),
+            observe=observe,
+            prepare=prepare,
+        )
+
+    async def start(self) -> None:
+        """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
+        self._thread.start()
+        await asyncio.wrap_future(self._thread.call(lambda: None))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the step it is in. Returns whether it ended in time."""
+        return self._thread.stop(timeout_s)
+
+    @property
+    def steps(self) -> int:
+        return self._thread.steps
+
+    @property
+    def load(self) -> Load:
+        """The engine as it was between its last two steps."""
+        return self._thread.observed
+
+
+def _post(events: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    events.call_soon_threadsafe(function, *arguments)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.block_table import BlockTable, acquire
 from engine.decode_state import Choice, Reserved, Running, WorstCase, worst_case
 from engine.pages import BlockPool, OutOfBlocks
-from engine.plan import BlockCopy, Chunk, ChunkResult, Drawn, NonFinite, Plan, Sample
+from engine.plan import BlockCopy, Chunk, ChunkResult, Drawn, NonFinite, Plan, Sample, TokenLogprob
 from engine.sequence import (
     EndReason,
     FirstToken,
@@ -50,6 +50,7 @@ class SequenceStep:
     logprob: float
     end: EndReason | None
     failed: bool = False
+    top: tuple[TokenLogprob, ...] = ()
 
 
 class DecodeScheduler:
@@ -100,7 +101,7 @@ class DecodeScheduler:
         prompt_blocks = blocks_for(len(reserved.request.token_ids), self._block_tokens)
         tables = [reserved.table, *(reserved.table.fork(prompt_blocks) for _ in going_on[1:])]
         choices = {
-            token.choice: Choice(token.choice, table, token.token_id, tokens=1)
+            token.choice: Choice(token.choice, table, token.token_id, 1, first_history(reserved.request, token))
             for token, table in zip(going_on, tables, strict=True)
         }
         self._running[request_id] = Running(reserved.request, reserved.worst_case, choices)
@@ -110,10 +111,11 @@ class DecodeScheduler:
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
         for running in self._running.values():
+            prompt_tokens = len(running.request.token_ids)
             for choice in running.choices.values():
-                start = len(running.request.token_ids) + choice.tokens - 1
+                start = prompt_tokens + choice.tokens - 1
                 copies.extend(self._make_room(choice.table, start))
-                sample = Sample(choice.index, running.request.params)
+                sample = Sample(choice.index, running.request.params, choice.history, prompt_tokens)
                 chunk = Chunk(running.request.request_id, (choice.last_token,), start, choice.table.blocks, (sample,))
                 chunks.append(chunk)
         return Plan(tuple(chunks), tuple(copies)) if chunks else None
@@ -214,7 +216,10 @@ class DecodeScheduler:
             token_id=drawn.token_id,
             logprob=drawn.logprob,
             end=end_reason(request.params, drawn.token_id, choice.tokens),
+            top=drawn.top,
         )
+        if request.params.needs_history:
+            choice.history.append(drawn.token_id)
         choice.last_token = drawn.token_id
         choice.tokens += 1
         if step.end is not None:
@@ -226,3 +231,8 @@ class DecodeScheduler:
         del running.choices[choice.index]
         if not running.choices:
             del self._running[running.request.request_id]
+
+
+def first_history(request: Request, first: FirstToken) -> list[int]:
+    """Prompt and token 0, if the request's sampling looks back at all."""
+    return [*request.token_ids, first.token_id] if request.params.needs_history else []

@@ -31,6 +31,7 @@ class Choice:
     table: BlockTable
     last_token: int
     tokens: int  # made so far, token 0 included
+    history: list[int]  # prompt and answer; empty unless the request's sampling needs it
 
 
 @dataclass(slots=True)

@@ -12,10 +12,16 @@ from engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One token to draw from the logits of a chunk's last token."""
+    """One token to draw from the logits of a chunk's last token.
+
+    Where `params.needs_history`, `history` is the prompt and then all tokens of this choice so far: as many as the
+    position of the token that is drawn. It is read while the plan runs; a list may grow afterwards.
+    """
 
     choice: int
     params: SamplingParams
+    history: Sequence[int] = ()
+    prompt_tokens: int = 0  # of `history`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +58,27 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A sampled token and the log-probability the model gave it (before temperature and filters)."""
+class TokenLogprob:
+    """A token that might have been drawn, and the log-probability the model gave it."""
 
     token_id: int
     logprob: float
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """A sampled token and the log-probability the model gave it (before penalties, temperature and filters)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()  # the `params.logprobs` likeliest first; of equal ones the smaller id first
+
+
+@dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The logits of this chunk were not finite: its request fails, its KV is never published."""
+    """The logits of this chunk were not finite, or no token was left to draw once its request's masks and biases were
+    applied: its request fails, its KV is never published.
+    """
 
 
 ChunkResult = tuple[Drawn, ...] | NonFinite

@@ -161,7 +161,7 @@ class PrefillScheduler:
     def _admit(self, request: Request) -> Prompt | None:
         needed = blocks_for(len(request.token_ids), self._block_tokens)
         try:
-            acquired = acquire(self.pool, reusable_hashes(request, self._block_tokens), needed)
+            acquired = acquire(self.pool, self._cacheable(request), needed)
         except OutOfBlocks:
             return None
         cached_tokens = acquired.cached_blocks * self._block_tokens
@@ -169,6 +169,10 @@ class PrefillScheduler:
         del self._waiting[request.request_id]
         self._computing[request.request_id] = prompt
         return prompt
+
+    def _cacheable(self, request: Request) -> tuple[bytes, ...]:
+        """Blocks that need no computing if they are here; none where the logits of all prompt tokens are asked for."""
+        return () if request.params.prompt_logprobs is not None else reusable_hashes(request, self._block_tokens)
 
     def _advance(self, prompt: Prompt, chunk: Chunk, drawn: tuple[Drawn, ...]) -> PrefillProgress:
         prompt.computed_tokens = chunk.end
@@ -198,12 +202,25 @@ def next_chunk(prompt: Prompt, budget_tokens: int) -> Chunk:
     request, start = prompt.request, prompt.computed_tokens
     token_ids = request.token_ids[start : start + budget_tokens]
     done = start + len(token_ids) == len(request.token_ids)
-    samples = tuple(Sample(choice, request.params) for choice in range(request.params.n)) if done else ()
+    samples = first_samples(request) if done else ()
     return Chunk(request.request_id, token_ids, start, prompt.table.blocks, samples)
+
+
+def first_samples(request: Request) -> tuple[Sample, ...]:
+    """Token 0 of every choice; they share one history, the prompt, if the request's sampling looks back at all."""
+    params = request.params
+    history = request.token_ids if params.needs_history else ()
+    return tuple(Sample(choice, params, history, len(request.token_ids)) for choice in range(params.n))
 
 
 def first_tokens(chunk: Chunk, drawn: tuple[Drawn, ...]) -> tuple[FirstToken, ...]:
     return tuple(
-        FirstToken(sample.choice, token.token_id, token.logprob, end_reason(sample.params, token.token_id, offset=0))
+        FirstToken(
+            sample.choice,
+            token.token_id,
+            token.logprob,
+            end=end_reason(sample.params, token.token_id, offset=0),
+            top=token.top,
+        )
         for sample, token in zip(chunk.samples, drawn, strict=True)
     )

@@ -1,15 +1,19 @@
-"""Tokens from logits. Order and meaning of the filters are those of transformers: temperature, top-k, top-p, min-p."""
+"""Tokens from logits, for a whole batch at once. A row's tokens do not depend on the rows beside it."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from engine.logits_processors import adjust
+from engine.logprobs import described
 from engine.plan import ChunkResult, Drawn, NonFinite, Sample
-from engine.sampling_params import SamplingParams
+from engine.sampler_filters import filtered, is_narrow, pick
 from engine.uniform import uniform
+
+# Elements of one float64 tensor of the filters, unless a single row is larger.
+CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operation and the next
+DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little beside the KV pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,71 +24,96 @@ class Row:
     position: int
 
 
-class Candidates(NamedTuple):
-    """Tokens that the filters left, by ascending id."""
+@dataclass(slots=True)
+class Distribution:
+    """Samples of one row that are drawn from the same distribution: same parameters, same tokens before."""
 
-    token_ids: torch.Tensor  # int64 [candidates]
-    cumulative: torch.Tensor  # float64 [candidates], unnormalised weights summed up
+    row: int
+    sample: Sample  # one of them
+    places: list[int] = field(default_factory=list)  # in the row's samples
+    numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
+    token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[ChunkResult]:
-    """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other."""
+    """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other.
+
+    Raises: HistoryMissing for a sample whose scheduler left it out.
+    """
     finite = torch.isfinite(logits).all(-1).tolist()
-    normaliser = logits.logsumexp(-1)
-    best = logits.argmax(-1)
-    best_logprobs = (logits.gather(1, best[:, None])[:, 0] - normaliser).tolist()
-    best_ids = best.tolist()
+    best = logits.argmax(-1).tolist()
+    drawn = [[best[index]] * len(row.samples) if finite[index] else None for index, row in enumerate(rows)]
 
-    results: list[ChunkResult] = []
-    for index, row in enumerate(rows):
-        if not finite[index]:
-            results.append(NonFinite())
+    special = [each for index, row in enumerate(rows) if finite[index] for each in _distributions(index, row)]
+    _draw(logits, special)
+    for distribution in special:
+        token_ids = drawn[distribution.row]
+        if not distribution.token_ids:
+            drawn[distribution.row] = None
+        elif token_ids is not None:
+            for place, token_id in zip(distribution.places, distribution.token_ids, strict=True):
+                token_ids[place] = token_id
+    return _results(logits, rows, drawn)
+
+
+def _distributions(index: int, row: Row) -> Iterator[Distribution]:
+    """Those of a row that the likeliest token does not answer. Samples of one kind stand next to each other."""
+    current: Distribution | None = None
+    for place, wanted in enumerate(row.samples):
+        params = wanted.params
+        if params.greedy and not params.adjusts_logits:
             continue
-        candidates: dict[SamplingParams, Candidates] = {}
-        drawn: list[Drawn] = []
-        for wanted in row.samples:
-            if wanted.params.greedy:
-                drawn.append(Drawn(best_ids[index], best_logprobs[index]))
-                continue
-            if wanted.params not in candidates:
-                candidates[wanted.params] = filtered(logits[index], wanted.params)
-            number = uniform(wanted.params.seed, wanted.choice, row.position)
-            token_id = pick(candidates[wanted.params], number)
-            drawn.append(Drawn(token_id, float(logits[index, token_id] - normaliser[index])))
-        results.append(tuple(drawn))
-    return results
+        if current is None or params is not current.sample.params or wanted.history is not current.sample.history:
+            if current is not None:
+                yield current
+            current = Distribution(index, wanted)
+        current.places.append(place)
+        if not params.greedy:
+            current.numbers.append(uniform(params.seed, wanted.choice, row.position))
+    if current is not None:
+        yield current
 
 
-def filtered(logits: torch.Tensor, params: SamplingParams) -> Candidates:
-    """Candidates of one row, float32 `[vocab]`, all finite; temperature is not 0. Ties at the top-k boundary stay."""
-    if 0 < params.top_k < len(logits):
-        threshold = logits.topk(params.top_k).values[-1]
-        token_ids = torch.nonzero(logits >= threshold)[:, 0]
-    else:
-        token_ids = torch.arange(len(logits), device=logits.device)
-    wide = logits[token_ids].double()
-    scaled = (wide - wide.max()) / params.temperature  # at most 0, so that no temperature overflows
-    if params.top_p < 1.0:
-        kept = _nucleus(scaled, params.top_p)
-        token_ids, scaled = token_ids[kept], scaled[kept]
-    if params.min_p > 0.0:
-        kept = scaled >= math.log(params.min_p)
-        token_ids, scaled = token_ids[kept], scaled[kept]
-    return Candidates(token_ids, scaled.exp().cumsum(0))
+def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
+    """Fills in the tokens of all distributions: those that are filtered alike together, in bounded scratch memory."""
+    elements = CPU_SCRATCH_ELEMENTS if logits.device.type == "cpu" else DEVICE_SCRATCH_ELEMENTS
+    at_once = max(1, elements // logits.shape[-1])
+    greedy = [each for each in distributions if each.sample.params.greedy]
+    random = [each for each in distributions if not each.sample.params.greedy]
+    narrow = [each for each in random if is_narrow(each.sample.params)]
+    wide = [each for each in random if not is_narrow(each.sample.params)]
+    for alike in (greedy, narrow, wide):
+        for start in range(0, len(alike), at_once):
+            _draw_alike(logits, alike[start : start + at_once])
 
 
-def _nucleus(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Which tokens make up the likeliest `top_p` of the mass, bool like `scaled`; the likeliest always does."""
-    ascending = scaled.sort(stable=True)
-    below = ascending.values.softmax(0).cumsum(0)
-    outside = below <= 1.0 - top_p
-    outside[-1] = False
-    return torch.ones_like(scaled, dtype=torch.bool).scatter_(0, ascending.indices, ~outside)
+def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
+    adjusted = logits[[each.row for each in distributions]]  # a copy
+    adjust(adjusted, [each.sample for each in distributions])
+    largest = adjusted.max(-1)
+    alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
+    if distributions[0].sample.params.greedy:
+        for each, token_id, lives in zip(distributions, largest.indices.tolist(), alive, strict=True):
+            each.token_ids = [token_id] * len(each.places) if lives else []
+        return
+    living = [each for each, lives in zip(distributions, alive, strict=True) if lives]
+    if not living:
+        return
+    if len(living) < len(distributions):
+        adjusted = adjusted[torch.tensor(alive, device=logits.device)]
+    most = max(len(each.numbers) for each in living)
+    numbers = [each.numbers + [0.0] * (most - len(each.numbers)) for each in living]
+    candidates = filtered(adjusted, [each.sample.params for each in living])
+    picked = pick(candidates, torch.tensor(numbers, dtype=torch.float64, device=logits.device))
+    for each, token_ids in zip(living, picked.tolist(), strict=True):
+        each.token_ids = token_ids[: len(each.numbers)]
 
 
-def pick(candidates: Candidates, number: float) -> int:
-    """The candidate whose share of [0, 1) holds `number`: inverse of the cumulative distribution, in order of id."""
-    total = float(candidates.cumulative[-1])
-    target = min(number * total, math.nextafter(total, 0.0))  # rounding up to the total would find nobody
-    index = torch.searchsorted(candidates.cumulative, target, right=True)
-    return int(candidates.token_ids[index])
+def _results(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[list[int] | None]) -> list[ChunkResult]:
+    of_rows = [index for index, token_ids in enumerate(drawn) for _ in token_ids or ()]
+    token_ids = [token_id for of_row in drawn for token_id in of_row or ()]
+    counts = [
+        wanted.params.logprobs for row, of_row in zip(rows, drawn, strict=True) if of_row for wanted in row.samples
+    ]
+    told: Iterator[Drawn] = iter(described(logits, of_rows, token_ids, counts))
+    return [NonFinite() if of_row is None else tuple(next(told) for _ in of_row) for of_row in drawn]

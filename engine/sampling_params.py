@@ -1,13 +1,17 @@
 """How tokens are chosen, with every default already resolved."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request; the same for all its choices.
 
-    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to go on past them.
+    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to go on past them. Token ids
+    that the model does not have are of no effect. Raises ValueError, naming the field, for a value without meaning;
+    `n` and `max_tokens` are the scheduler's to refuse.
     """
 
     max_tokens: int
@@ -18,7 +22,49 @@ class SamplingParams:
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
+    typical_p: float = 1.0  # 1 keeps all
+    repetition_penalty: float = 1.0  # of tokens in prompt and answer; 1 is none
+    presence_penalty: float = 0.0  # of tokens in the answer
+    frequency_penalty: float = 0.0  # of tokens in the answer, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to the logits; never changed
+    min_tokens: int = 0  # no stop token before so many
+    allowed_token_ids: frozenset[int] | None = None  # None allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never completed
+    logprobs: int = 0  # likeliest tokens told with each token of the answer
+    prompt_logprobs: int | None = None  # the same of the prompt; 0 tells only the prompt's own tokens
+    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether logits change before temperature
+    needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
+
+    def __post_init__(self) -> None:
+        _check(self)
+        penalises = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        needs_history = penalises or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
+        masks = bool(self.bad_words) or self.allowed_token_ids is not None
+        object.__setattr__(self, "needs_history", needs_history)
+        object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _check(params: SamplingParams) -> None:
+    """Raises: ValueError. Comparisons are written so that NaN fails them."""
+    for name, good, wanted in (
+        ("temperature", 0.0 <= params.temperature < math.inf, "at least 0 and finite"),
+        ("top_k", params.top_k >= 0, "at least 0"),
+        ("top_p", 0.0 <= params.top_p <= 1.0, "within [0, 1]"),
+        ("min_p", 0.0 <= params.min_p <= 1.0, "within [0, 1]"),
+        ("typical_p", 0.0 < params.typical_p <= 1.0, "within (0, 1]"),
+        ("repetition_penalty", 0.0 < params.repetition_penalty < math.inf, "above 0 and finite"),
+        ("presence_penalty", math.isfinite(params.presence_penalty), "finite"),
+        ("frequency_penalty", math.isfinite(params.frequency_penalty), "finite"),
+        ("logit_bias", all(bias < math.inf for bias in params.logit_bias.values()), "finite, or -inf"),
+        ("min_tokens", params.min_tokens >= 0, "at least 0"),
+        ("allowed_token_ids", params.allowed_token_ids is None or bool(params.allowed_token_ids), "not empty"),
+        ("bad_words", all(params.bad_words), "without an empty sequence"),
+        ("logprobs", params.logprobs >= 0, "at least 0"),
+        ("prompt_logprobs", params.prompt_logprobs is None or params.prompt_logprobs >= 0, "at least 0"),
+    ):
+        if not good:
+            raise ValueError(f"{name} must be {wanted}")

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from engine.plan import TokenLogprob
 from engine.sampling_params import SamplingParams
 
 
@@ -41,6 +42,7 @@ class FirstToken:
     token_id: int
     logprob: float
     end: EndReason | None
+    top: tuple[TokenLogprob, ...] = ()
 
 
 def end_reason(params: SamplingParams, token_id: int, offset: int) -> EndReason | None:

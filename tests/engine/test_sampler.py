@@ -1,87 +1,89 @@
-"""Sampling against transformers' filters and against the distribution it must follow."""
+"""Sampling: greedy and random draws, what a row is independent of, and rows that fail alone."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from engine.plan import NonFinite, Sample
-from engine.sampler import Candidates, Row, filtered, pick, sample
+from engine.sampler import Row, sample
 from engine.sampling_params import SamplingParams
 from tests.fixtures.paged import drawn
 
 RANDOM = SamplingParams(max_tokens=1, temperature=0.8, seed=11)
 GREEDY = SamplingParams(max_tokens=1)
+HISTORY = (1, 2, 3, 4, 2)
+KINDS = [
+    GREEDY,
+    RANDOM,
+    replace(RANDOM, top_k=20),
+    replace(RANDOM, top_k=7, top_p=0.8, min_p=0.01),
+    replace(RANDOM, top_p=0.7),
+    replace(RANDOM, typical_p=0.6),
+    replace(RANDOM, top_k=1100, min_p=0.05),
+    replace(RANDOM, repetition_penalty=1.3, logprobs=3),
+    replace(GREEDY, presence_penalty=1.0, frequency_penalty=0.4, logprobs=5),
+    replace(RANDOM, logit_bias={5: 4.0}, bad_words=((4, 2, 9), (17,))),
+    replace(GREEDY, min_tokens=9, stop_token_ids=frozenset({8})),
+    replace(RANDOM, allowed_token_ids=frozenset(range(40)), logprobs=1),
+]
 
 
 def random_logits(rows: int, vocab_size: int = 300) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(5)) * 3
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        replace(RANDOM, top_k=20),
-        replace(RANDOM, top_p=0.7),
-        replace(RANDOM, top_p=0.0),
-        replace(RANDOM, min_p=0.1),
-        replace(RANDOM, min_p=1.0),
-        replace(RANDOM, temperature=1.7, top_k=50, top_p=0.9, min_p=0.02),
-        replace(RANDOM, top_k=1000),
-    ],
-)
-def test_filters_leave_the_tokens_that_transformers_leaves(params: SamplingParams) -> None:
-    warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
-    if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        warpers.append(MinPLogitsWarper(params.min_p))
-    logits = random_logits(20)
-    warped = warpers(torch.zeros(20, 1, dtype=torch.long), logits)
-    for row, expected in zip(logits, warped, strict=True):
-        candidates = filtered(row, params)
-        assert candidates.token_ids.tolist() == torch.nonzero(expected.isfinite())[:, 0].tolist()
-        shares = candidates.cumulative.diff(prepend=torch.zeros(1, dtype=torch.float64)) / candidates.cumulative[-1]
-        torch.testing.assert_close(shares.float(), expected.softmax(-1)[candidates.token_ids])
+def row_of(params: SamplingParams, position: int = 40, choice: int = 0) -> Row:
+    return Row((Sample(choice, params, HISTORY, prompt_tokens=3),), position)
 
 
-def test_top_p_that_ends_exactly_at_a_token_leaves_the_rest_out() -> None:
-    assert len(filtered(torch.zeros(4), replace(RANDOM, temperature=1.0, top_p=0.5)).token_ids) == 2
+def test_a_result_does_not_depend_on_its_neighbours() -> None:
+    """Every kind alone, then all kinds in one batch, forwards and backwards."""
+    rows = [row_of(params, position) for position, params in enumerate(KINDS)]
+    logits = random_logits(len(rows), 1500)
+    alone = [sample(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
+    assert sample(logits, rows) == alone
+    assert sample(logits.flip(0), rows[::-1]) == alone[::-1]
 
 
-def test_draws_follow_the_distribution() -> None:
-    """Chi-square over 12 tokens, 11 degrees of freedom: 31.3 is exceeded by chance once in a thousand."""
-    draws = 6000
-    logits = random_logits(1, 12) / 3
-    samples = tuple(Sample(choice, RANDOM) for choice in range(draws))
-    [result] = sample(logits, [Row(samples, 9)])
-    counts = torch.bincount(torch.tensor([token.token_id for token in drawn(result)]), minlength=12)
-    expected = (logits[0].double() / RANDOM.temperature).softmax(0) * draws
-    assert float(((counts - expected) ** 2 / expected).sum()) < 31.3
+def test_a_batch_beyond_the_scratch_memory_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row_of(params, position) for position, params in enumerate(KINDS * 3)]
+    logits = random_logits(len(rows))
+    whole = sample(logits, rows)
+    monkeypatch.setattr("engine.sampler.CPU_SCRATCH_ELEMENTS", 650)
+    assert sample(logits, rows) == whole
 
 
-def test_a_draw_does_not_depend_on_its_neighbours() -> None:
-    logits = random_logits(4)
-    row = Row((Sample(1, RANDOM),), 40)
-    [alone] = sample(logits[2:3], [row])
-    others = [Row((Sample(0, GREEDY),), 7), Row((Sample(0, replace(RANDOM, seed=3)),), 8), row, Row((), 1)]
-    assert sample(logits, others)[2] == alone
+def test_samples_of_different_kinds_share_a_row() -> None:
+    logits = random_logits(1)
+    samples = tuple(Sample(0, params, HISTORY, prompt_tokens=3) for params in KINDS)
+    [together] = sample(logits, [Row(samples, 9)])
+    assert together == tuple(drawn(sample(logits, [Row((each,), 9)])[0])[0] for each in samples)
+
+
+def test_choices_with_histories_of_their_own_are_drawn_from_distributions_of_their_own() -> None:
+    params = replace(GREEDY, bad_words=((4, 2),))
+    best, second = random_logits(1)[0].topk(2).indices.tolist()
+    params = replace(GREEDY, bad_words=((4, best),))
+    samples = (Sample(0, params, [1, 4], 1), Sample(1, params, [1, 3], 1))
+    [result] = sample(random_logits(1), [Row(samples, 2)])
+    assert [token.token_id for token in drawn(result)] == [second, best]
 
 
 def test_choices_of_one_row_are_drawn_apart() -> None:
     samples = tuple(Sample(choice, RANDOM) for choice in range(30))
     [result] = sample(random_logits(1) / 3, [Row(samples, 9)])
     assert len({token.token_id for token in drawn(result)}) > 10
+
+
+@pytest.mark.parametrize("params", [RANDOM, replace(RANDOM, top_k=9), replace(RANDOM, presence_penalty=0.5)])
+def test_choices_of_one_row_equal_those_drawn_one_by_one(params: SamplingParams) -> None:
+    logits = random_logits(1)
+    samples = tuple(Sample(choice, params, HISTORY, 3) for choice in range(8))
+    [together] = sample(logits, [Row(samples, 9)])
+    assert together == tuple(drawn(sample(logits, [Row((each,), 9)])[0])[0] for each in samples)
 
 
 def test_greedy_takes_the_likeliest_with_its_logprob() -> None:
@@ -93,21 +95,39 @@ def test_greedy_takes_the_likeliest_with_its_logprob() -> None:
         assert token.logprob == pytest.approx(float(row.log_softmax(-1).max()), abs=1e-5)
 
 
-def test_logprob_is_that_of_the_model_before_temperature_and_filters() -> None:
-    logits = random_logits(1)
-    [result] = sample(logits, [Row((Sample(0, replace(RANDOM, temperature=5.0, top_k=5)),), 1)])
-    [token] = drawn(result)
-    assert token.logprob == pytest.approx(float(logits[0].log_softmax(-1)[token.token_id]), abs=1e-5)
-
-
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("params", [GREEDY, RANDOM])
+@pytest.mark.parametrize("params", KINDS)
 def test_a_row_that_is_not_finite_fails_alone(poison: float, params: SamplingParams) -> None:
     logits = random_logits(3)
-    rows = [Row((Sample(0, params),), position) for position in range(3)]
+    rows = [row_of(params, position) for position in range(3)]
     clean = sample(logits, rows)
-    logits[1, 17] = poison
+    logits[1, 117] = poison
     assert sample(logits, rows) == [clean[0], NonFinite(), clean[2]]
+
+
+@pytest.mark.parametrize("base", [GREEDY, RANDOM, replace(RANDOM, top_k=5)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": frozenset({7}), "bad_words": ((7,),)},
+        {"allowed_token_ids": frozenset({300})},
+        {"logit_bias": dict.fromkeys(range(300), -math.inf)},
+        {"logit_bias": {3: 1e39}},
+    ],
+)
+def test_a_row_that_its_request_leaves_no_token_fails_alone(base: SamplingParams, fields: dict[str, Any]) -> None:
+    logits = random_logits(3)
+    others = row_of(base, 1), row_of(base, 3)
+    clean = sample(logits, [others[0], row_of(base, 2), others[1]])
+    hopeless = row_of(replace(base, **fields), 2)
+    assert sample(logits, [others[0], hopeless, others[1]]) == [clean[0], NonFinite(), clean[2]]
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = random_logits(len(KINDS))
+    before = logits.clone()
+    sample(logits, [row_of(params) for params in KINDS])
+    assert torch.equal(logits, before)
 
 
 def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
@@ -116,6 +136,11 @@ def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
     assert [drawn(result)[0].token_id for result in results] == logits.argmax(-1).tolist()
 
 
-def test_pick_never_takes_a_token_without_mass() -> None:
-    candidates = Candidates(torch.tensor([3, 5, 8, 9]), torch.tensor([0.0, 0.5, 0.5, 0.5], dtype=torch.float64))
-    assert {pick(candidates, number) for number in (0.0, 0.5, 1 - 2.0**-53)} == {5}
+def test_plain_greedy_rows_never_reach_the_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a request that asks for nothing special pays nothing")
+
+    for name in ("adjust", "filtered", "pick", "uniform"):
+        monkeypatch.setattr(f"engine.sampler.{name}", refuse)
+    monkeypatch.setattr("engine.logprobs.likeliest", refuse)
+    assert len(sample(random_logits(4), [Row((Sample(0, GREEDY),), 1)] * 4)) == 4

@@ -1,0 +1,82 @@
+"""Sampling parameters: what they imply for sampler and scheduler, and the values they refuse."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.sampling_params import SamplingParams
+
+PLAIN = SamplingParams(max_tokens=9)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9},
+        {"stop_token_ids": frozenset({3}), "logprobs": 4, "prompt_logprobs": 0, "n": 4, "seed": 9},
+    ],
+)
+def test_what_asks_for_nothing_special_leaves_the_logits_alone(fields: dict[str, Any]) -> None:
+    params = replace(PLAIN, **fields)
+    assert (params.adjusts_logits, params.needs_history) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"logit_bias": {4: 1.0}}, {"allowed_token_ids": frozenset({1})}, {"bad_words": ((4,), (5,))}]
+)
+def test_bias_and_single_tokens_look_at_no_history(fields: dict[str, Any]) -> None:
+    params = replace(PLAIN, **fields)
+    assert (params.adjusts_logits, params.needs_history) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": -0.1},
+        {"frequency_penalty": 0.1},
+        {"min_tokens": 1},
+        {"bad_words": ((4,), (5, 6))},
+    ],
+)
+def test_penalties_and_longer_bad_words_need_the_history(fields: dict[str, Any]) -> None:
+    params = replace(PLAIN, **fields)
+    assert (params.adjusts_logits, params.needs_history) == (True, True)
+
+
+def test_params_are_hashable_and_equal_by_value() -> None:
+    biased = replace(PLAIN, logit_bias={4: 1.0})
+    assert biased == replace(PLAIN, logit_bias={4: 1.0}) != PLAIN
+    assert hash(biased) == hash(replace(PLAIN, logit_bias={4: 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("typical_p", 0.0),
+        ("typical_p", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", math.inf),
+        ("logit_bias", {3: math.nan}),
+        ("logit_bias", {3: math.inf}),
+        ("min_tokens", -1),
+        ("allowed_token_ids", frozenset()),
+        ("bad_words", ((1,), ())),
+        ("logprobs", -1),
+        ("prompt_logprobs", -1),
+    ],
+)
+def test_a_value_without_meaning_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be"):
+        replace(PLAIN, **{field: value})

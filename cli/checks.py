@@ -1,5 +1,6 @@
 """`baton test`: style, types and tests, in that order; all of them run whatever the first says."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,6 +8,8 @@ from collections.abc import Sequence
 
 from cli.paths import ROOT
 
+# Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 TYPED = ["router", "prefill_worker", "decode_worker", "kvtransfer", "kernels", "engine", "service", "client", "cli"]
 
 
@@ -24,7 +27,7 @@ def run_checks(pytest_arguments: Sequence[str]) -> int:
     for name, command in commands.items():
         print(f"== {name}: {' '.join(command)}", flush=True)
         start = time.monotonic()
-        code = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode
+        code = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=ONE_THREAD, check=False).returncode
         verdicts.append((name, code, time.monotonic() - start))
     failed = [name for name, code, _ in verdicts if code != 0]
     print("== " + ", ".join(f"{name} {'FAILED' if code else 'passed'} ({took:.0f} s)" for name, code, took in verdicts))

@@ -222,7 +222,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             copy_ms=pull.copy_ms,
             exposed_ms=pull.exposed_ms,
             admission_ms=pull.late_ms + (timing.started - answer.landed_at) * 1e3,
-            first_step_ms=timing.duration_ms,
+            first_step_ms=(time.monotonic() - timing.started) * 1e3,
             transport=pull.transport,
             cached_tokens=answer.cached_tokens,
         )

@@ -53,12 +53,16 @@ class Progress:
     copied_bytes: int = 0
     copy_s: float = 0.0
     last_watermark: float = 0.0  # when it arrived, monotonic seconds
+    round_trip_s: float = 0.0  # of the call that confirmed the copy
     last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
 
     def timings_ms(self, validated: float) -> tuple[float, float]:
-        """(exposed, late). What the first token waited before the Open is not the transfer's."""
+        """(exposed, late). What the first token waited before the Open is not the transfer's.
+
+        The last watermark's own way here cannot be timed across two clocks: it is taken as half of a round trip.
+        """
         late_s = max(0.0, self.last_age_s - (self.last_watermark - self.opened))
-        exposed_s = validated - self.last_watermark + self.last_age_s - late_s
+        exposed_s = validated - self.last_watermark + self.last_age_s - late_s + self.round_trip_s / 2
         return exposed_s * 1e3, late_s * 1e3
 
 
@@ -91,7 +95,9 @@ class TransferReader:
         stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, pool_id=peer.pool_id))
         try:
             first_tokens = await self._follow(peer, stream, transfer_id, reservation, progress)
+            asked = time.monotonic()
             confirmed = await self._confirm(peer, transfer_id)
+            progress.round_trip_s = time.monotonic() - asked
         except grpc.aio.AioRpcError as error:
             replaced = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             if replaced or error.code() is grpc.StatusCode.UNAVAILABLE:

@@ -1,1 +1,29 @@
-"""One device's model and its pages. Knows no network, no other process and no protobuf."""
+"""One device's model and its pages. Knows no network, no other process and no protobuf.
+
+`from engine import LLM, AsyncLLM, SamplingParams` is for offline use; importing the package alone loads nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.offline.async_llm import AsyncLLM
+    from engine.offline.llm import LLM
+    from engine.offline.params import SamplingParams
+    from engine.offline.request_output import CompletionOutput, RequestOutput
+
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "engine.offline.llm",
+    "AsyncLLM": "engine.offline.async_llm",
+    "SamplingParams": "engine.offline.params",
+    "CompletionOutput": "engine.offline.request_output",
+    "RequestOutput": "engine.offline.request_output",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

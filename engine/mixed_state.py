@@ -1,0 +1,132 @@
+"""What the mixed scheduler keeps of a sequence, what it tells of a step, and what it counts."""
+
+from dataclasses import dataclass
+
+from engine.block_table import BlockTable
+from engine.hashing import HashChain
+from engine.plan import Chunk, Drawn, Sample
+from engine.sequence import EndReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMade:
+    """One token of one choice."""
+
+    request_id: int
+    choice: int
+    offset: int  # position within the answer
+    drawn: Drawn
+    end: EndReason | None
+    cached_tokens: int  # of the prompt, found in the prefix cache when the request was first admitted
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The logits were not finite: the request is forgotten with all its choices."""
+
+    request_id: int
+
+
+MixedOutcome = TokenMade | RequestFailed
+
+
+@dataclass(slots=True)
+class MixedCounters:
+    """Sums since the start."""
+
+    cache_query_tokens: int = 0  # of prompts that were looked up
+    cache_hit_tokens: int = 0
+    preemptions: int = 0
+    preempted_tokens: int = 0  # whose KV was given up
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
+    """Place in line: older requests first, and a request's choices in order."""
+
+    arrival: int
+    choice: int
+
+
+@dataclass(slots=True)
+class MixedSequence:
+    """A prompt, or one choice with its answer so far. KV of its first `computed_tokens` tokens is written.
+
+    A prompt stands for all choices of its request, until its last token's logits give each its first token.
+    """
+
+    request: Request
+    turn: Turn
+    token_ids: list[int]  # prompt and answer
+    hashes: HashChain | None  # None: keeps out of the cache
+    choices: int  # it stands for
+    table: BlockTable | None = None  # None: waits, or has ended
+    computed_tokens: int = 0
+    published_blocks: int = 0
+    cached_tokens: int | None = None  # of the prompt; None until first admitted
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.computed_tokens
+
+    @property
+    def answer_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.token_ids)
+
+    def held(self) -> BlockTable:
+        """Raises: RuntimeError for a sequence that does not run, which is a fault of this program."""
+        if self.table is None:
+            raise RuntimeError(f"choice {self.turn.choice} of request {self.request.request_id} holds no blocks")
+        return self.table
+
+    def release(self) -> None:
+        """Gives the blocks back; whatever is not in the cache then must be computed again."""
+        self.held().release()
+        self.table = None
+        self.computed_tokens = 0
+        self.published_blocks = 0
+
+    def publish(self, block_tokens: int) -> None:
+        """Names the blocks that became complete. Only to be called when every chunk so far was finite."""
+        complete = self.computed_tokens // block_tokens
+        if self.hashes is not None and complete > self.published_blocks:
+            self.held().publish(self.hashes.first(complete, self.token_ids))
+            self.published_blocks = complete
+
+    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
+        """Blocks that need no computing if they are cached.
+
+        The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too.
+        """
+        if self.hashes is None or (self.request.params.prompt_logprobs is not None and self.cached_tokens is None):
+            return []
+        return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""
+        params, first = self.request.params, self.turn.choice
+        history = self.token_ids if params.needs_history else ()
+        prompt_tokens = len(self.request.token_ids)
+        return tuple(Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.choices))
+
+    def fork(self, choice: int) -> "MixedSequence":
+        """Another choice over the same prompt, sharing all its blocks."""
+        return MixedSequence(
+            self.request,
+            Turn(self.turn.arrival, choice),
+            list(self.token_ids),
+            None if self.hashes is None else self.hashes.fork(),
+            choices=1,
+            table=self.held().fork(len(self.held().blocks)),
+            computed_tokens=self.computed_tokens,
+            published_blocks=self.published_blocks,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
+    """The next at most `budget_tokens` tokens; the chunk with the newest token draws one for every choice."""
+    start = sequence.computed_tokens
+    token_ids = sequence.token_ids[start : start + budget_tokens]
+    samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
+    return Chunk(sequence.request.request_id, token_ids, start, sequence.held().blocks, samples)

@@ -1,0 +1,136 @@
+"""One request being answered: tokens in, text and RequestOutput out. Pure but for the tokenizer."""
+
+from dataclasses import dataclass, field
+
+from engine.mixed_state import TokenMade
+from engine.offline.answer_text import GrowingText, TextDecoder, find_stop
+from engine.offline.params import SamplingParams
+from engine.offline.prompts import Prompt
+from engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
+from engine.plan import Drawn
+from engine.sequence import EndReason
+
+
+@dataclass(slots=True)
+class ChoiceAnswer:
+    """One choice as far as it is. `growing` is None where text is not needed before the end."""
+
+    growing: GrowingText | None
+    drawn: list[Drawn] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.drawn]
+
+
+class Answer:
+    """All choices of one request. `streams`: outputs are read before the end, so text is made token by token."""
+
+    def __init__(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, decoder: TextDecoder, streams: bool
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self._params = params
+        self._stops = params.stops
+        self._decoder = decoder
+        self._cached_tokens = 0
+        grows = params.detokenize and (streams or bool(self._stops))
+        skip = params.skip_special_tokens
+        self._choices = [ChoiceAnswer(GrowingText(decoder, skip) if grows else None) for _ in range(params.n)]
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self._choices)
+
+    @property
+    def made_tokens(self) -> int:
+        return sum(len(choice.drawn) for choice in self._choices)
+
+    def take(self, made: TokenMade) -> bool:
+        """Adds a token. True: a stop string ended the choice, of which the engine is to make no more."""
+        choice = self._choices[made.choice]
+        if choice.finish_reason is not None:
+            return False
+        self._cached_tokens = made.cached_tokens
+        choice.drawn.append(made.drawn)
+        hidden = made.end is EndReason.STOP  # a stop token is part of the answer, not of its text
+        stopped = self._grow(choice, None if hidden else made.drawn.token_id, ends=made.end is not None)
+        if not stopped and made.end is not None:
+            self._end(choice, made.end, made.drawn.token_id)
+        return stopped and made.end is None
+
+    def fail(self) -> None:
+        """The logits were not finite, or nothing was left to draw: what is not finished ends so."""
+        self._finish_all("error")
+
+    def give_up(self) -> None:
+        """The caller wants no more of it."""
+        self._finish_all("abort")
+
+    def output(self) -> RequestOutput:
+        outputs = [self._completion(index, choice) for index, choice in enumerate(self._choices)]
+        prompt = self.prompt
+        return RequestOutput(
+            self.request_id, prompt.text, list(prompt.token_ids), outputs, self.finished, self._cached_tokens
+        )
+
+    def _finish_all(self, reason: str) -> None:
+        for choice in self._choices:
+            if choice.finish_reason is None:
+                choice.finish_reason = reason
+
+    def _grow(self, choice: ChoiceAnswer, token_id: int | None, ends: bool) -> bool:
+        """Adds a token's text. Returns whether a stop string ended the choice with it."""
+        growing = choice.growing
+        if growing is None:
+            return False
+        known = len(growing.text)
+        if token_id is not None:
+            growing.push(token_id)
+        if ends:
+            growing.finish()
+        choice.text = growing.text
+        if len(choice.drawn) <= self._params.min_tokens:
+            return False
+        stop = find_stop(growing.text, known, self._stops)
+        if stop is None:
+            return False
+        kept = stop.begin + len(stop.text) if self._params.include_stop_str_in_output else stop.begin
+        choice.text = growing.text[:kept]
+        choice.finish_reason, choice.stop_reason = "stop", stop.text
+        return True
+
+    def _end(self, choice: ChoiceAnswer, end: EndReason, last_token: int) -> None:
+        choice.finish_reason = end.value
+        if end is EndReason.STOP and last_token in (self._params.stop_token_ids or ()):
+            choice.stop_reason = last_token
+        if choice.growing is None and self._params.detokenize:
+            shown = choice.token_ids[:-1] if end is EndReason.STOP else choice.token_ids
+            choice.text = self._decoder.decode(shown, self._params.skip_special_tokens)
+
+    def _completion(self, index: int, choice: ChoiceAnswer) -> CompletionOutput:
+        # What may become part of a stop string is not shown before it is certain.
+        held = 0 if choice.finish_reason is not None else max((len(stop) - 1 for stop in self._stops), default=0)
+        return CompletionOutput(
+            index=index,
+            text=choice.text[: max(0, len(choice.text) - held)],
+            token_ids=choice.token_ids,
+            cumulative_logprob=sum(token.logprob for token in choice.drawn),
+            logprobs=None if self._params.logprobs is None else [self._logprobs(token) for token in choice.drawn],
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _logprobs(self, drawn: Drawn) -> dict[int, Logprob]:
+        """The likeliest tokens by rank, and the one that was drawn."""
+        told = {
+            top.token_id: Logprob(top.logprob, rank, self._decoder.decode((top.token_id,), False))
+            for rank, top in enumerate(drawn.top, start=1)
+        }
+        if drawn.token_id not in told:
+            told[drawn.token_id] = Logprob(drawn.logprob, None, self._decoder.decode((drawn.token_id,), False))
+        return told

@@ -1,0 +1,115 @@
+"""`AsyncLLM`: answers as they grow, for an event loop. The engine runs on a thread of its own."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Unpack
+
+from engine.engine_thread import EngineStopped, EngineThread, StepTiming
+from engine.mixed_state import MixedOutcome
+from engine.offline.answer import Answer
+from engine.offline.core import OfflineEngine, deliver
+from engine.offline.engine_args import EngineArgs, EngineOptions
+from engine.offline.params import SamplingParams
+from engine.offline.prompts import PromptType
+from engine.offline.request_output import RequestOutput
+from engine.prepare import thread_preparation
+
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class Stream:
+    """A request that somebody iterates over, on the event loop."""
+
+    number: int  # the engine's id
+    answer: Answer
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class AsyncLLM:
+    """A model on one device. All calls but `shutdown` belong to one event loop."""
+
+    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
+        """Loads the model; EngineArgs says what the options are. Raises: ValueError, ModelError."""
+        self._engine = OfflineEngine(EngineArgs(model=model, **options))
+        self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._streams: dict[str, Stream] = {}
+        self._names = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fault: BaseException | None = None
+        prepare = thread_preparation(None, self._engine.device, self._engine.runner)
+        self._thread = EngineThread(self._engine, self._on_step, self._on_fault, lambda: None, prepare)
+        self._thread.start()
+
+    async def generate(
+        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the answer so far whenever it has grown, at last the finished one. Closing the iterator aborts it.
+
+        Raises: ValueError; EngineStopped where the engine failed or was shut down.
+        """
+        self._loop = asyncio.get_running_loop()
+        [read] = await self._loop.run_in_executor(self._tokenizer, self._engine.reader.read, [prompt])
+        name = str(next(self._names)) if request_id is None else request_id
+        if name in self._streams:
+            raise ValueError(f"request_id {name!r} is in use")
+        request = self._engine.request(read, sampling_params)
+        answer = Answer(name, read, sampling_params, self._engine.reader.decoder, streams=True)
+        stream = self._streams[name] = Stream(request.request_id, answer)
+        try:
+            await asyncio.wrap_future(self._thread.call(self._engine.add, request))
+            while True:
+                await stream.changed.wait()
+                stream.changed.clear()
+                if self._fault is not None:
+                    raise EngineStopped("the engine has stopped") from self._fault
+                output = answer.output()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._streams.pop(name, None)
+            if not answer.finished:
+                self._thread.post(self._engine.scheduler.abort, request.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its iterator yields what there is, with finish_reason "abort". Unknown ones are ignored."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._thread.post(self._engine.scheduler.abort, stream.number)
+            stream.answer.give_up()
+            stream.changed.set()
+
+    def shutdown(self) -> bool:
+        """Ends the engine after the step it is in; open iterators raise EngineStopped. Returns whether it ended."""
+        self._to_loop(self._end, EngineStopped("shut down"))
+        self._tokenizer.shutdown(wait=False, cancel_futures=True)
+        return self._thread.stop(STOP_TIMEOUT_S)
+
+    def _on_step(self, outcomes: Sequence[MixedOutcome], timing: StepTiming) -> None:
+        self._to_loop(self._deliver, outcomes)
+
+    def _on_fault(self, fault: BaseException) -> None:
+        self._to_loop(self._end, fault)
+
+    def _deliver(self, outcomes: Sequence[MixedOutcome]) -> None:
+        by_number = {stream.number: stream for stream in self._streams.values()}
+        answers = {number: stream.answer for number, stream in by_number.items()}
+        for number in deliver(answers, outcomes, self._stop_choice):
+            by_number[number].changed.set()
+
+    def _stop_choice(self, number: int, choice: int) -> None:
+        self._thread.post(self._engine.scheduler.stop_choice, number, choice)
+
+    def _end(self, fault: BaseException) -> None:
+        self._fault = fault
+        for stream in self._streams.values():
+            stream.changed.set()
+
+    def _to_loop(self, function: Callable[..., None], argument: object) -> None:
+        """From any thread; a loop that is gone has no iterators left to tell."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, argument)

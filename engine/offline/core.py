@@ -1,0 +1,133 @@
+"""Model, pages, scheduler and tokenizer of one device, put together from EngineArgs. What LLM and AsyncLLM share."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.engine import Engine
+from engine.hashing import cache_root
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import MixedOutcome, RequestFailed
+from engine.offline.answer import Answer
+from engine.offline.engine_args import EngineArgs, model_folder
+from engine.offline.memory import default_kv_bytes, weight_bytes
+from engine.offline.params import ModelLimits, SamplingParams, resolve
+from engine.offline.prompts import Prompt, PromptReader
+from engine.offline.seeds import request_seed
+from engine.pages import BlockPool
+from engine.prepare import ModelOptions, PreparedModel, prepare_model, resolve_dtype
+from engine.runner import Runner
+from engine.sequence import Request
+from engine.sizing import KvSizing
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    prepared: PreparedModel
+    runner: Runner  # not warmed up yet
+
+
+class OfflineEngine:
+    """Requests in, outcomes of steps out. One thread at a time may step it or change the scheduler."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Loads the model. Raises: ValueError, ModelError; messages say what would fit."""
+        loaded = load(args)
+        prepared = loaded.prepared
+        self.runner = loaded.runner
+        self.sizing = sizing_of(prepared)
+        self.reader = PromptReader(args.tokenizer or str(prepared.options.folder), prepared.config.vocab_size)
+        self.limits = ModelLimits(prepared.max_model_len, args.max_num_seqs, prepared.config.eos_token_ids)
+        self.folder = prepared.options.folder
+        self.device = prepared.options.device
+        self.scheduler = MixedScheduler(
+            BlockPool(prepared.total_blocks),
+            args.block_size,
+            args.step_tokens(prepared.options.device),
+            args.max_num_seqs,
+        )
+        self._root = cache_root(prepared.fingerprint, prepared.dtype_name) if args.enable_prefix_caching else None
+        self._engine = Engine(self.runner, self.scheduler)
+        self._seed = args.seed
+        self._requests = 0
+
+    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """The engine's own form of a request, with its id; nothing is queued yet. Raises: ValueError."""
+        number = self._requests
+        self._requests += 1
+        seed = request_seed(self._seed, number)
+        resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
+        return Request(number, prompt.token_ids, resolved, block_hashes=())
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raises: ValueError for a request that can never run."""
+        resolve(params, len(prompt.token_ids), self.limits, seed=0, encode=self.reader.encode)
+
+    def add(self, request: Request) -> None:
+        """Queues it. Raises: ValueError (RequestRefused)."""
+        self.scheduler.add(request, self._root)
+
+    def step(self) -> Sequence[MixedOutcome] | None:
+        return self._engine.step()
+
+
+def load(args: EngineArgs) -> LoadedModel:
+    """Sizes the pool, loads the weights, and says on stderr what came of it. Raises: ValueError, ModelError."""
+    folder, device = model_folder(args.model), args.torch_device()
+    asked = ModelOptions(folder, device, args.dtype, args.block_size, args.stated_kv_bytes or 0, args.max_model_len)
+    weights = weight_bytes(folder, resolve_dtype(asked))
+    if args.stated_kv_bytes is None:
+        # The configuration is needed for the size of a step; with a whole pool it is read without complaint.
+        config = prepare_model(replace(asked, kv_memory_bytes=1 << 50, max_model_len=None)).config
+        kv_bytes = default_kv_bytes(
+            device, config, weights, args.step_tokens(device), args.max_num_seqs, args.gpu_memory_utilization
+        )
+        asked = replace(asked, kv_memory_bytes=kv_bytes)
+    prepared = prepare_model(asked)
+    started = time.monotonic()
+    storage = torch.empty(prepared.pool_bytes, dtype=torch.uint8, device=device)
+    runner = prepared.load(storage, progress=False)
+    if not args.quiet:
+        sys.stderr.write(summary(prepared, weights, time.monotonic() - started))
+        sys.stderr.flush()
+    return LoadedModel(prepared, runner)
+
+
+def sizing_of(prepared: PreparedModel) -> KvSizing:
+    layout = prepared.layout
+    return KvSizing(layout.token_bytes, layout.block_tokens, prepared.pool_bytes, prepared.max_model_len)
+
+
+def summary(prepared: PreparedModel, weights: int, load_s: float) -> str:
+    """The lines at start: weights, KV, and how many requests fit."""
+    sizing, mib = sizing_of(prepared), 1 << 20
+    return (
+        f"Model weights: {weights / mib:,.1f} MiB, {prepared.dtype_name} on {prepared.options.device}, "
+        f"loaded in {load_s:.2f} s\n"
+        f"KV cache: {sizing.blocks:,} blocks of {sizing.block_tokens} tokens = {sizing.tokens:,} tokens, "
+        f"{sizing.kv_memory_bytes / mib:,.1f} MiB\n"
+        f"{sizing.concurrency_text}\n"
+    )
+
+
+def deliver(
+    answers: Mapping[int, Answer], outcomes: Sequence[MixedOutcome], stop_choice: Callable[[int, int], object]
+) -> list[int]:
+    """Hands a step's tokens to the answers they belong to. Returns the ids of requests that were touched, once each.
+
+    `stop_choice` is called with request and choice where a stop string ended an answer.
+    """
+    touched: dict[int, None] = {}
+    for outcome in outcomes:
+        answer = answers.get(outcome.request_id)
+        if answer is None:
+            continue  # given up since
+        touched[outcome.request_id] = None
+        if isinstance(outcome, RequestFailed):
+            answer.fail()
+        elif answer.take(outcome):
+            stop_choice(outcome.request_id, outcome.choice)
+    return list(touched)

@@ -1,0 +1,109 @@
+"""How an offline engine is set up: vLLM's argument names, checked once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+BLOCK_TOKENS = 32
+MAX_SEQUENCES = 256
+STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
+
+
+class EngineOptions(TypedDict, total=False):
+    """Keyword arguments of LLM and AsyncLLM; what each means stands at EngineArgs."""
+
+    tokenizer: str | None
+    dtype: str
+    seed: int
+    device: str
+    max_model_len: int | None
+    block_size: int
+    kv_cache_memory_bytes: int | None
+    kv_memory: int | None
+    gpu_memory_utilization: float
+    enable_prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    quiet: bool
+    quantization: None
+    kv_cache_dtype: str
+    tensor_parallel_size: int
+    enforce_eager: bool
+    disable_log_stats: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """Raises ValueError for what cannot be."""
+
+    model: str  # a folder, or a Hugging Face id
+    tokenizer: str | None = None  # another folder or id than the model's
+    dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's, float32 on a CPU without bf16
+    seed: int = 0  # of requests that name none
+    device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
+    max_model_len: int | None = None  # tokens, prompt and answer together; None: what model and memory allow
+    block_size: int = BLOCK_TOKENS  # tokens
+    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of the memory
+    kv_memory: int | None = None  # Baton's own name for it
+    gpu_memory_utilization: float = 0.9  # of the GPU's memory, for weights, KV and everything else
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = MAX_SEQUENCES
+    max_num_batched_tokens: int | None = None  # tokens of one step; None: by device
+    quiet: bool = False  # says nothing on stderr at start
+    quantization: None = None
+    kv_cache_dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = True  # nothing is compiled in any case
+    disable_log_stats: bool = True
+
+    def __post_init__(self) -> None:
+        for name, good, wanted in (
+            ("block_size", self.block_size >= 1, "at least 1"),
+            ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
+            ("max_num_batched_tokens", (self.max_num_batched_tokens or 1) >= 1, "at least 1"),
+            ("gpu_memory_utilization", 0.0 < self.gpu_memory_utilization <= 1.0, "within (0, 1]"),
+            ("quantization", self.quantization is None, "None: quantised weights are not supported yet"),
+            ("kv_cache_dtype", self.kv_cache_dtype == "auto", "auto: KV of another dtype is not supported yet"),
+            ("tensor_parallel_size", self.tensor_parallel_size == 1, "1: a model runs on one device"),
+            ("kv_memory", self.kv_memory is None or self.kv_cache_memory_bytes is None, "given under one name"),
+        ):
+            if not good:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {wanted}")
+
+    def torch_device(self) -> torch.device:
+        """Raises: ValueError for a device that this machine or build of torch does not have."""
+        if self.device == "auto":
+            return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ValueError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N") from error
+        if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+            raise ValueError(f"device is {self.device!r}, which cannot be used here")
+        return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+    def step_tokens(self, device: torch.device) -> int:
+        return self.max_num_batched_tokens or (STEP_TOKENS_CPU if device.type == "cpu" else STEP_TOKENS_CUDA)
+
+    @property
+    def stated_kv_bytes(self) -> int | None:
+        return self.kv_cache_memory_bytes if self.kv_memory is None else self.kv_memory
+
+
+def model_folder(name: str) -> Path:
+    """The folder of that name, or the Hugging Face model, downloaded where it is not cached. Raises: ValueError."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise ValueError(f"{name!r}: there is no such folder, and a Hugging Face id looks like owner/name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]  # weights in other formats would be code
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(f"{name!r}: no such folder, and the Hugging Face hub does not give it: {error}") from error

@@ -1,0 +1,147 @@
+"""`LLM`: answers many prompts in a script, as many at once as fit."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack, cast
+
+from tqdm import tqdm
+
+from engine.model_config import read_json
+from engine.offline.answer import Answer
+from engine.offline.core import OfflineEngine, deliver
+from engine.offline.engine_args import EngineArgs, EngineOptions
+from engine.offline.params import SamplingParams
+from engine.offline.prompts import Message, Prompt, PromptType, as_list
+from engine.offline.request_output import RequestOutput
+from engine.sizing import KvSizing
+
+DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+
+
+class LLM:
+    """A model on one device, with vLLM's arguments and outputs. Not thread-safe."""
+
+    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
+        """Loads the model; EngineArgs says what the options are. Raises: ValueError, ModelError."""
+        self._engine = OfflineEngine(EngineArgs(model=model, **options))
+        self._engine.runner.warm_up()
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts: texts, lists of token ids, or {"prompt_token_ids": [...]}.
+
+        Without parameters those of the model's generation_config.json. Raises: ValueError, before anything is computed.
+        """
+        return self._in_order(self._engine.reader.read(as_list(prompts)), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """As `generate`, of one conversation or several, through the model's chat template."""
+        several = bool(messages) and not isinstance(messages[0], dict)
+        conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
+        prompts = [self._engine.reader.read_chat(each, add_generation_prompt) for each in conversations]
+        return self._in_order(prompts, sampling_params, use_tqdm)
+
+    def finished(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool = False
+    ) -> Iterator[RequestOutput]:
+        """Yields each request when it ends; `request_id` is the prompt's index. An iterator given up aborts the rest.
+
+        Raises: ValueError, before anything is computed.
+        """
+        engine = self._engine
+        requests = [engine.request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        answers: dict[int, Answer] = {}
+        try:
+            for index, (request, prompt, each) in enumerate(zip(requests, prompts, params, strict=True)):
+                engine.add(request)
+                answers[request.request_id] = Answer(str(index), prompt, each, engine.reader.decoder, streams=False)
+            with Progress(len(requests), shown=use_tqdm) as progress:
+                while answers:
+                    for request_id in deliver(answers, engine.step() or (), engine.scheduler.stop_choice):
+                        if answers[request_id].finished:
+                            answer = answers.pop(request_id)
+                            progress.ended(len(answer.prompt.token_ids), answer.made_tokens)
+                            yield answer.output()
+        finally:
+            for request_id in reversed(answers):
+                engine.scheduler.abort(request_id)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """vLLM's defaults, overridden by what the model's generation_config.json states."""
+        path = self._engine.folder / "generation_config.json"
+        stated = read_json(path) if path.exists() else {}
+        given: dict[str, Any] = {name: stated[name] for name in DEFAULTS if stated.get(name) is not None}
+        if stated.get("max_new_tokens") is not None:
+            given["max_tokens"] = stated["max_new_tokens"]
+        return SamplingParams(**given)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, from transformers."""
+        return self._engine.reader.tokenizer
+
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence gave up its blocks since the start; many mean that the KV memory is small."""
+        return self._engine.scheduler.counters.preemptions
+
+    @property
+    def sizing(self) -> KvSizing:
+        return self._engine.sizing
+
+    def read(self, prompt: PromptType) -> Prompt:
+        """A prompt for `finished`. Raises: ValueError."""
+        return self._engine.reader.read([prompt])[0]
+
+    def read_chat(self, messages: Sequence[Message]) -> Prompt:
+        """A conversation for `finished`. Raises: ValueError."""
+        return self._engine.reader.read_chat(messages, add_generation_prompt=True)
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raises: ValueError for what `finished` would refuse."""
+        self._engine.check(prompt, params)
+
+    def _in_order(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(each)} sampling_params for {len(prompts)} prompts")
+        return sorted(self.finished(prompts, each, use_tqdm), key=lambda output: int(output.request_id))
+
+
+class Progress:
+    """A bar of requests, with input and output tokens per second."""
+
+    def __init__(self, requests: int, shown: bool) -> None:
+        self._bar = tqdm(total=requests, desc="Processed prompts", disable=not shown, dynamic_ncols=True)
+        self._started = time.monotonic()
+        self._input_tokens = 0
+        self._output_tokens = 0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def ended(self, input_tokens: int, output_tokens: int) -> None:
+        self._input_tokens += input_tokens
+        self._output_tokens += output_tokens
+        elapsed_s = max(time.monotonic() - self._started, 1e-9)
+        self._bar.set_postfix_str(
+            f"input: {self._input_tokens / elapsed_s:.2f} toks/s, output: {self._output_tokens / elapsed_s:.2f} toks/s",
+            refresh=False,
+        )
+        self._bar.update(1)

@@ -1,0 +1,106 @@
+"""Sampling parameters as vLLM names them, and what the engine makes of them for one prompt."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine import sampling_params
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a prompt is answered; names and defaults are vLLM's.
+
+    Raises ValueError, naming the field, for what the engine can make no sense of, when a request is made of it.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 keeps all
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None  # None: the engine gives each request its own
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: as many as there is room for
+    min_tokens: int = 0
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Raises: ValueError for an empty one."""
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if "" in stops:
+            raise ValueError("stop: a stop string is empty")
+        if stops and not self.detokenize:
+            raise ValueError("stop: stop strings need detokenize=True")
+        return stops
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What of a model bounds and ends its answers."""
+
+    max_model_len: int  # tokens, prompt and answer together
+    max_choices: int  # of one request
+    eos_token_ids: frozenset[int]
+
+
+def resolve(
+    params: SamplingParams, prompt_tokens: int, limits: ModelLimits, seed: int, encode: Encode
+) -> sampling_params.SamplingParams:
+    """The engine's own parameters for one prompt. `seed` is for a request that names none.
+
+    As in vLLM, max_tokens is cut to the room that is left. Raises: ValueError, naming the field.
+    """
+    room = limits.max_model_len - prompt_tokens
+    if room < 1:
+        raise ValueError(
+            f"the prompt has {prompt_tokens} tokens; max_model_len is {limits.max_model_len}, "
+            f"so at most {limits.max_model_len - 1} leave room for an answer"
+        )
+    if params.n < 1 or (params.max_tokens is not None and params.max_tokens < 1):
+        raise ValueError("n and max_tokens must be at least 1")
+    if params.n > limits.max_choices:
+        raise ValueError(f"n is {params.n}; at most {limits.max_choices} answers run at once (max_num_seqs)")
+    if prompt_tokens < 1:
+        raise ValueError("the prompt has no tokens")
+    params.stops  # noqa: B018 -- raises for those that cannot be
+    eos = frozenset[int]() if params.ignore_eos else limits.eos_token_ids
+    return sampling_params.SamplingParams(
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        temperature=params.temperature,
+        top_k=max(0, params.top_k) if params.top_k >= -1 else params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+        seed=(seed if params.seed is None else params.seed) % (1 << 64),
+        stop_token_ids=eos.union(params.stop_token_ids or ()),
+        n=params.n,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias or {}),
+        min_tokens=params.min_tokens,
+        allowed_token_ids=None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids),
+        bad_words=tuple(spelling for word in params.bad_words or () for spelling in spellings(word, encode)),
+        logprobs=params.logprobs or 0,
+    )
+
+
+def spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
+    """A word at the start of a line and inside one, where a tokenizer tells them apart."""
+    bare, inside = tuple(encode(word.lstrip())), tuple(encode(" " + word.lstrip()))
+    return [bare] if inside[:1] == bare[:1] or len(inside) != len(bare) else [bare, inside]

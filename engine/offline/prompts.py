@@ -1,0 +1,93 @@
+"""What callers hand in as prompts, and the token ids they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict, cast
+
+from transformers import AutoTokenizer
+
+from engine.offline.answer_text import TextDecoder
+
+
+class TokensPrompt(TypedDict):
+    """vLLM's prompt of token ids."""
+
+    prompt_token_ids: list[int]
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+
+
+PromptType: TypeAlias = str | Sequence[int] | TokensPrompt | TextPrompt
+Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    text: str | None  # None where token ids were given
+    token_ids: tuple[int, ...]
+
+
+class PromptReader:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, folder: str, vocab_size: int) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.decoder = TextDecoder(self.tokenizer.backend_tokenizer)
+        self._vocab_size = vocab_size
+
+    def read(self, prompts: Sequence[PromptType]) -> list[Prompt]:
+        """Texts are encoded in one batch, with the special tokens that the tokenizer adds. Raises: ValueError."""
+        texts = [text_of(prompt) for prompt in prompts]
+        encoded = iter(self._encode_all([text for text in texts if text is not None], add_special_tokens=True))
+        return [
+            Prompt(text, tuple(next(encoded))) if text is not None else Prompt(None, self._checked(prompt))
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    def read_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> Prompt:
+        """One conversation through the model's template, which writes its special tokens itself. Raises: ValueError."""
+        text = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return Prompt(text, tuple(self.encode(text)))
+
+    def encode(self, text: str) -> list[int]:
+        """Without special tokens."""
+        return self._encode_all([text], add_special_tokens=False)[0]
+
+    def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens)
+        return cast("list[list[int]]", encoded["input_ids"])
+
+    def _checked(self, prompt: PromptType) -> tuple[int, ...]:
+        token_ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt  # type: ignore[typeddict-item]
+        for token_id in token_ids:
+            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
+                raise ValueError(f"prompt_token_ids: {token_id!r} is not a token id below {self._vocab_size}")
+        return tuple(cast("Sequence[int]", token_ids))
+
+
+def text_of(prompt: PromptType) -> str | None:
+    """The text of a prompt, None where it is token ids. Raises: ValueError for what is neither."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return None
+        if isinstance(prompt.get("prompt"), str):
+            return prompt["prompt"]
+        raise ValueError("a prompt that is a mapping has prompt (text) or prompt_token_ids")
+    return None
+
+
+def as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
+    """One prompt or several: a list that begins with a number is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping):
+        return [cast("PromptType", prompts)]
+    if prompts and isinstance(prompts[0], int):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[PromptType]", prompts))

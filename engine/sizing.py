@@ -1,0 +1,55 @@
+"""How much KV a model needs and how many requests fit: plain arithmetic, for an engine's start and `baton plan`.
+
+Bytes per token = 2 (keys, values) x layers x KV heads x head_dim x bytes per number.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What of a model determines the size of its KV."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int  # tokens of the longest sequence
+
+    def token_bytes(self, number_bytes: int) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizing:
+    """A pool of so many bytes, and requests of at most so many tokens, prompt and answer together."""
+
+    token_bytes: int
+    block_tokens: int
+    kv_memory_bytes: int
+    max_model_len: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
+
+    @property
+    def blocks(self) -> int:
+        return self.kv_memory_bytes // self.block_bytes
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_tokens
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks of one request at its longest."""
+        return -(-self.max_model_len // self.block_tokens)
+
+    @property
+    def concurrency(self) -> float:
+        """Requests at their longest that fit at once."""
+        return self.blocks / self.request_blocks
+
+    @property
+    def concurrency_text(self) -> str:
+        return f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"

@@ -1,0 +1,252 @@
+"""Mixed batches, step by step: who computes what, who shares, who gives way."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.hashing import cache_root
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import MixedOutcome, RequestFailed, TokenMade
+from engine.pages import BlockPool
+from engine.plan import Drawn, NonFinite, Plan
+from engine.sampling_params import SamplingParams
+from engine.sequence import EndReason, Request, RequestRefused, RequestTooLong
+from engine.step_budget import StepBudget
+
+ROOT = cache_root(b"model", "float32")
+BLOCK = 4
+Maker = Callable[..., MixedScheduler]
+
+
+@pytest.fixture
+def make() -> Iterator[Maker]:
+    made: list[MixedScheduler] = []
+
+    def maker(
+        blocks: int = 16, step_tokens: int = 8, sequences: int = 4, target_s: float | None = None
+    ) -> MixedScheduler:
+        budget = None if target_s is None else StepBudget(target_s)
+        made.append(MixedScheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, budget))
+        return made[-1]
+
+    yield maker
+    for scheduler in made:
+        scheduler.pool.check_conservation()
+
+
+def request(number: int, tokens: int, max_tokens: int = 4, n: int = 1, first: int = 1) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, n=n)
+    return Request(number, tuple(range(first, first + tokens)), params, ())
+
+
+def step(scheduler: MixedScheduler, *, failed: int | None = None) -> tuple[Plan, list[MixedOutcome]]:
+    """One step of a model that draws 100 * request + the position of the drawn token."""
+    plan = scheduler.plan()
+    assert plan is not None
+    results = [
+        NonFinite()
+        if chunk.request_id == failed
+        else tuple(Drawn(100 * chunk.request_id + chunk.end, 0.0) for _ in chunk.samples)
+        for chunk in plan.chunks
+    ]
+    return plan, scheduler.commit(plan, results)
+
+
+def run(scheduler: MixedScheduler) -> list[TokenMade]:
+    made: list[TokenMade] = []
+    while scheduler.has_work:
+        made += [outcome for outcome in step(scheduler)[1] if isinstance(outcome, TokenMade)]
+    return made
+
+
+def shape(plan: Plan) -> list[tuple[int, int, int]]:
+    return [(chunk.request_id, chunk.start, len(chunk.token_ids)) for chunk in plan.chunks]
+
+
+def test_decode_tokens_come_first_and_prompts_fill_the_step(make: Maker) -> None:
+    scheduler = make(step_tokens=8)
+    scheduler.add(request(1, 5))
+    scheduler.add(request(2, 10))
+    assert shape(step(scheduler)[0]) == [(1, 0, 5), (2, 0, 3)]
+    assert shape(step(scheduler)[0]) == [(1, 5, 1), (2, 3, 7)]
+    assert shape(step(scheduler)[0]) == [(1, 6, 1), (2, 10, 1)]
+
+
+def test_an_answer_has_its_tokens_in_order_and_ends(make: Maker) -> None:
+    scheduler = make()
+    scheduler.add(request(1, 5, max_tokens=3))
+    made = run(scheduler)
+    assert [(token.offset, token.drawn.token_id, token.end) for token in made] == [
+        (0, 105, None),
+        (1, 106, None),
+        (2, 107, EndReason.LENGTH),
+    ]
+    assert scheduler.pool.counts.held == 0
+
+
+def test_a_prompt_shrinks_to_what_answers_can_wait_for(make: Maker) -> None:
+    scheduler = make(blocks=64, step_tokens=100, target_s=0.0405)
+    for tokens in (10, 50, 90):
+        scheduler.observe(tokens, 0.010 + 0.001 * tokens)  # a step of 30 tokens takes 40 ms, one of 31 is too long
+    scheduler.add(request(1, 90))
+    scheduler.add(request(2, 90, first=1000))
+    assert shape(step(scheduler)[0]) == [(1, 0, 90), (2, 0, 10)], "nobody waits between two tokens yet"
+    assert shape(step(scheduler)[0]) == [(1, 90, 1), (2, 10, 29)]
+
+
+def test_a_prompt_is_never_starved_by_the_budget(make: Maker) -> None:
+    scheduler = make(blocks=64, step_tokens=100, target_s=0.001)
+    scheduler.observe(10, 1.0)
+    scheduler.add(request(1, 20, max_tokens=9))
+    scheduler.add(request(2, 200))
+    step(scheduler)
+    assert shape(step(scheduler)[0])[1] == (2, 80, 16)
+
+
+def test_choices_share_one_prefill_and_copy_on_write(make: Maker) -> None:
+    scheduler = make()
+    scheduler.add(request(1, 6, n=3))
+    plan, made = step(scheduler)
+    assert shape(plan) == [(1, 0, 6)]
+    assert [token.choice for token in made if isinstance(token, TokenMade)] == [0, 1, 2]
+    assert scheduler.pool.counts.held == 2
+    plan, _ = step(scheduler)
+    assert len(plan.copies) == 2, "the last choice keeps the block that all shared"
+    assert len({chunk.block_table[0] for chunk in plan.chunks}) == 1
+    assert len({chunk.block_table[1] for chunk in plan.chunks}) == 3
+
+
+def test_eight_answers_take_the_prompt_once_and_their_own_tails(make: Maker) -> None:
+    scheduler = MixedScheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
+    scheduler.add(request(1, 512, max_tokens=65, n=8))
+    most = 0
+    while scheduler.has_work:
+        step(scheduler)
+        most = max(most, scheduler.pool.counts.held)
+    assert most == 512 // 32 + 8 * 2
+
+
+def test_one_choice_can_be_stopped(make: Maker) -> None:
+    scheduler = make()
+    scheduler.add(request(1, 6, n=2))
+    step(scheduler)
+    assert scheduler.stop_choice(1, 0)
+    assert not scheduler.stop_choice(1, 0)
+    assert {token.choice for token in run(scheduler)} == {1}
+
+
+def test_the_newest_gives_way_and_goes_on_where_it_was(make: Maker) -> None:
+    scheduler = make(blocks=6, step_tokens=32)
+    scheduler.add(request(1, 8, max_tokens=12))
+    scheduler.add(request(2, 8, max_tokens=12, first=50))
+    made = run(scheduler)
+    assert scheduler.counters.preemptions == 1
+    for number in (1, 2):
+        answer = [token.drawn.token_id for token in made if token.request_id == number]
+        assert answer == [100 * number + position for position in range(8, 20)], "a token was drawn twice or lost"
+    ended = [token.request_id for token in made if token.end is not None]
+    assert ended == [1, 2]
+
+
+def test_a_preempted_answer_finds_its_own_blocks_again(make: Maker) -> None:
+    scheduler = make(blocks=6, step_tokens=32)
+    scheduler.add(request(1, 8, max_tokens=9), ROOT)
+    scheduler.add(request(2, 8, max_tokens=12, first=50), ROOT)
+    resumed = []
+    while scheduler.has_work:
+        plan, _ = step(scheduler)
+        resumed += [chunk for chunk in plan.chunks if chunk.request_id == 2 and len(chunk.token_ids) > 1]
+    assert scheduler.counters.preemptions == 1
+    assert [chunk.start for chunk in resumed] == [0, 8], "its first two blocks were still in the cache"
+
+
+def test_who_gave_way_goes_before_who_never_ran(make: Maker) -> None:
+    scheduler = make(blocks=6, step_tokens=32)
+    for number in (1, 2, 3):
+        scheduler.add(request(number, 8, max_tokens=12, first=50 * number))
+    ended = [token.request_id for token in run(scheduler) if token.end is not None]
+    assert scheduler.counters.preemptions > 0
+    assert ended == [1, 2, 3]
+
+
+def test_all_choices_of_a_request_are_older_than_the_next_request(make: Maker) -> None:
+    scheduler = make(blocks=7, step_tokens=32)
+    scheduler.add(request(1, 8, max_tokens=6, n=2))
+    scheduler.add(request(2, 7, max_tokens=6, first=50))
+    step(scheduler)
+    assert scheduler.waiting_sequences == 0
+    while not scheduler.counters.preemptions:
+        plan, _ = step(scheduler)
+    assert [chunk.request_id for chunk in plan.chunks] == [1, 1], "request 2 gave way, no choice of request 1"
+
+
+def test_admission_leaves_room_to_grow(make: Maker) -> None:
+    scheduler = make(blocks=7, step_tokens=32)
+    scheduler.add(request(1, 8, max_tokens=8))
+    scheduler.add(request(2, 16, max_tokens=4, first=50))
+    step(scheduler)
+    assert scheduler.waiting_sequences == 0
+    scheduler = make(blocks=6, step_tokens=32)
+    scheduler.add(request(1, 8, max_tokens=8))
+    scheduler.add(request(2, 16, max_tokens=4, first=50))
+    run(scheduler)
+    assert scheduler.counters.preemptions == 0, "the second one waited rather than be thrown out at once"
+
+
+def test_a_second_turn_reuses_the_blocks_of_the_answer(make: Maker) -> None:
+    scheduler = make()
+    scheduler.add(request(1, 6, max_tokens=7), ROOT)
+    answer = tuple(token.drawn.token_id for token in run(scheduler))
+    second = Request(2, (1, 2, 3, 4, 5, 6, *answer, 7, 8), SamplingParams(max_tokens=1), ())
+    scheduler.add(second, ROOT)
+    [token] = run(scheduler)
+    assert token.cached_tokens == 12  # of 13 tokens that the first turn had, the last one's KV was never written
+    assert (scheduler.counters.cache_query_tokens, scheduler.counters.cache_hit_tokens) == (6 + 15, 12)
+
+
+def test_another_root_shares_nothing(make: Maker) -> None:
+    scheduler = make()
+    for number, root in enumerate((ROOT, cache_root(b"model", "float32", cache_salt="other"), None)):
+        scheduler.add(request(number, 9, max_tokens=1), root)
+        assert [token.cached_tokens for token in run(scheduler)] == [0]
+
+
+def test_not_finite_logits_end_the_request_and_publish_nothing(make: Maker) -> None:
+    scheduler = make(step_tokens=32)
+    scheduler.add(request(1, 9, n=2), ROOT)
+    scheduler.add(request(2, 9, first=50), ROOT)
+    _, outcomes = step(scheduler, failed=1)
+    assert outcomes[0] == RequestFailed(1)
+    assert isinstance(outcomes[1], TokenMade)
+    assert scheduler.abort(2)
+    assert scheduler.pool.counts.cached == 2, "only the neighbour's"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_abort_frees_everything_in_any_phase(make: Maker, steps: int) -> None:
+    scheduler = make()
+    scheduler.add(request(1, 12, n=2, max_tokens=9))
+    for _ in range(steps):
+        step(scheduler)
+    assert scheduler.abort(1)
+    assert not scheduler.abort(1)
+    assert (scheduler.pool.counts.held, scheduler.has_work, scheduler.plan()) == (0, False, None)
+
+
+def test_what_can_never_run_is_refused(make: Maker) -> None:
+    scheduler = make(blocks=4, sequences=2)
+    with pytest.raises(RequestTooLong, match="5 blocks; the pool has 4"):
+        scheduler.add(request(1, 10, max_tokens=8))
+    with pytest.raises(RequestTooLong, match="3 choices; at most 2"):
+        scheduler.add(request(1, 4, n=3))
+    scheduler.add(request(1, 10, max_tokens=7))
+    with pytest.raises(RequestRefused, match="here already"):
+        scheduler.add(request(1, 4))
+
+
+def test_unfilled_slots_are_those_of_the_last_blocks(make: Maker) -> None:
+    scheduler = make(step_tokens=32)
+    scheduler.add(request(1, 6))
+    scheduler.add(request(2, 8, first=50))
+    step(scheduler)
+    assert scheduler.unfilled_slots == 2

@@ -85,6 +85,7 @@ def up(
 
 @app.command()
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
     token_ids: options.TokenIds = None,
     system: options.System = None,
@@ -93,11 +94,17 @@ def generate(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
+    typical_p: options.TypicalP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    min_tokens: options.MinTokens = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     stop_token_ids: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = False,
     n: options.Choices = None,
+    logprobs: options.Logprobs = None,
     model: options.Model = None,
     timeout: options.TimeoutS = None,
     json: options.Json = False,
@@ -113,15 +120,15 @@ def generate(
         raise typer.BadParameter("give a text or --token-ids, one of them", param_hint="prompt")
     if token_ids is not None and system is not None:
         raise typer.BadParameter("a system message needs a text, not --token-ids", param_hint="--system")
-    given = options.sampling_options(
-        max_tokens, temperature, top_p, top_k, min_p, seed, stop, stop_token_ids, ignore_eos, n, model, timeout
-    )
+    options.check_logprobs(logprobs, json)
+    given = options.sampling_options(context.params)
     asked = token_ids if prompt is None else options.read_prompt(prompt)
     raise typer.Exit(run_generate(target, asked if asked is not None else (), system, given, json))
 
 
 @app.command()
 def chat(
+    context: typer.Context,
     message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None,
     system: options.System = None,
     max_tokens: options.MaxTokens = None,
@@ -129,11 +136,17 @@ def chat(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
+    typical_p: options.TypicalP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    min_tokens: options.MinTokens = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     stop_token_ids: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = False,
     n: options.Choices = None,
+    logprobs: options.Logprobs = None,
     model: options.Model = None,
     timeout: options.TimeoutS = None,
     json: options.Json = False,
@@ -142,9 +155,8 @@ def chat(
     """Talk to the model through its chat template: one message, or a conversation at the terminal."""
     from cli.ask import chat_loop, chat_once
 
-    given = options.sampling_options(
-        max_tokens, temperature, top_p, top_k, min_p, seed, stop, stop_token_ids, ignore_eos, n, model, timeout
-    )
+    options.check_logprobs(logprobs, json)
+    given = options.sampling_options(context.params)
     if message is not None:
         raise typer.Exit(chat_once(target, options.read_prompt(message), system, given, json))
     if json or n is not None:
@@ -177,6 +189,42 @@ def health(
     found = asyncio.run(check_health(target, timeout))
     print(found.value)
     raise typer.Exit(0 if found is Health.SERVING else 1)
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")],
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
+    ] = None,
+    kv_memory: options.KvMemory = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"], typer.Option(help="Of weights and KV; auto: the model's.")
+    ] = "auto",
+    batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32,
+    json: options.Json = False,
+) -> None:
+    """How much memory a model needs and how many requests fit, without loading it."""
+    from cli.plan import PlanOptions, run_plan
+
+    raise typer.Exit(run_plan(PlanOptions(model, dtype, block_size, max_model_len, kv_memory, batch), json))
+
+
+@app.command()
+def batch(
+    source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")],
+    target: Annotated[Path, typer.Argument(help="Answers; what is there already is not done again.")],
+    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Of weights and KV.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None,
+    kv_memory: options.KvMemory = None,
+) -> None:
+    """Answer a file of requests without a server. Interrupted and run again, it goes on where it was."""
+    from cli.batch import BatchOptions, run_batch
+
+    raise typer.Exit(run_batch(BatchOptions(source, target, model, device, dtype, max_model_len, kv_memory)))
 
 
 @app.command()

@@ -83,11 +83,14 @@ class JsonOutput:
 
 
 def event_as_object(event: Event) -> dict[str, object]:
-    """Usage and timings are there only on the last `finished`."""
+    """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
     if isinstance(event, Started):
         return {"event": "started", **asdict(event)}
     if isinstance(event, Delta):
-        return {"event": "delta", **asdict(event)}
+        delta = {"event": "delta", **asdict(event)}
+        if event.logprobs is None:
+            del delta["logprobs"]
+        return delta
     content: dict[str, object] = {
         "event": "finished",
         "index": event.index,

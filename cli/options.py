@@ -1,7 +1,8 @@
 """Flags that several commands share, and how their texts are read."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,6 +12,23 @@ if TYPE_CHECKING:
     from client import GenerateOptions
 
 DEFAULT_TARGET = "127.0.0.1:50051"
+SAMPLING_FLAGS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "seed",
+    "stop_token_ids",
+    "n",
+    "logprobs",
+    "model",
+)
 
 
 class TokenIdList(tuple[int, ...]):
@@ -63,6 +81,17 @@ StopTokenIds = Annotated[
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")]
 Choices = Annotated[int | None, typer.Option("--n", help="Number of choices.")]
+TypicalP = Annotated[float | None, typer.Option(help="Keep the most typical tokens that add up to this; in (0, 1].")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Of tokens in prompt and answer: in (0, 10], above 1 makes them rarer.")
+]
+PresencePenalty = Annotated[float | None, typer.Option(help="Of tokens in the answer; in [-2, 2].")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="Of tokens in the answer, per occurrence; in [-2, 2].")]
+MinTokens = Annotated[int | None, typer.Option(help="Nothing stops a choice before so many tokens.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="With --json: log-probabilities of the tokens, and of so many likeliest; from 0 to 20."),
+]
 TimeoutS = Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")]
 KvMemory = Annotated[
     int | None,
@@ -78,36 +107,22 @@ def admin_target_of(target: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
-def sampling_options(
-    max_tokens: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    seed: int | None,
-    stop: list[str] | None,
-    stop_token_ids: tuple[int, ...] | None,
-    ignore_eos: bool,
-    n: int | None,
-    model: str | None,
-    timeout: float | None,
-) -> "GenerateOptions":
-    """Only what was given: the rest is for the server and the model's own defaults."""
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
-        "stop": stop or None,
-        "stop_token_ids": stop_token_ids,
-        "ignore_eos": ignore_eos or None,
-        "n": n,
-        "model": model,
-        "timeout_s": timeout,
-    }
-    return cast("GenerateOptions", {name: value for name, value in given.items() if value is not None})
+def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
+    """Of a command's flags by name, those for the server, and only what was given: the rest is the model's to say."""
+    given = {name: flags[name] for name in SAMPLING_FLAGS if flags[name] is not None}
+    if flags["stop"]:
+        given["stop"] = list(flags["stop"])
+    if flags["ignore_eos"]:
+        given["ignore_eos"] = True
+    if flags["timeout"] is not None:
+        given["timeout_s"] = flags["timeout"]
+    return cast("GenerateOptions", given)
+
+
+def check_logprobs(logprobs: int | None, json: bool) -> None:
+    """Raises: typer.BadParameter where they would not be shown."""
+    if logprobs is not None and not json:
+        raise typer.BadParameter("needs --json, which shows them", param_hint="--logprobs")
 
 
 def read_prompt(text: str) -> str:

@@ -27,6 +27,7 @@ from client.options import GenerateOptions
 from client.retry import RetryPolicy
 from client.sync_client import AdminClient, BatonClient
 from client.types import (
+    Alternative,
     Choice,
     Completion,
     Delta,
@@ -37,11 +38,13 @@ from client.types import (
     Model,
     Started,
     Timings,
+    TokenLogprob,
     Usage,
 )
 
 __all__ = [
     "AdminClient",
+    "Alternative",
     "AsyncAdminClient",
     "AsyncBatonClient",
     "BatonClient",
@@ -69,6 +72,7 @@ __all__ = [
     "ServerError",
     "Started",
     "Timings",
+    "TokenLogprob",
     "Unavailable",
     "Usage",
     "WorkerStatus",

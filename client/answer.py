@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from client.errors import ProtocolError
-from client.types import Choice, Completion, Delta, Event, Finished, Started
+from client.types import Choice, Completion, Delta, Event, Finished, Started, TokenLogprob
 
 
 class Continuity:
@@ -61,6 +61,7 @@ class Continuity:
 class _Pieces:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
 
 
@@ -80,6 +81,7 @@ def completion_from(events: Sequence[Event]) -> Completion:
                 piece = pieces.setdefault(event.index, _Pieces())
                 piece.texts.append(event.text)
                 piece.token_ids += event.token_ids
+                piece.logprobs += event.logprobs or ()
             case Finished():
                 pieces.setdefault(event.index, _Pieces()).finished = last = event
     if started is None or last is None or last.usage is None or last.timings is None:
@@ -92,4 +94,13 @@ def _choice(index: int, piece: _Pieces) -> Choice:
     if piece.finished is None:
         raise ProtocolError(f"choice {index} did not end")
     finished = piece.finished
-    return Choice(index, "".join(piece.texts), tuple(piece.token_ids), finished.reason, finished.matched_stop)
+    if len(piece.logprobs) not in (0, len(piece.token_ids)):
+        raise ProtocolError(f"choice {index} has log-probabilities of some tokens only")
+    return Choice(
+        index,
+        "".join(piece.texts),
+        tuple(piece.token_ids),
+        finished.reason,
+        finished.matched_stop,
+        tuple(piece.logprobs) or None,
+    )

@@ -1,6 +1,6 @@
 """What a caller may say about one request. What is left out is decided by the server and the model's own defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 
@@ -17,6 +17,15 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     n: int  # choices, from 1 to 16
+    typical_p: float  # in (0, 1]
+    repetition_penalty: float  # of tokens in prompt and answer; in (0, 10], 1 is none
+    presence_penalty: float  # of tokens in the answer; in [-2, 2]
+    frequency_penalty: float  # of tokens in the answer, per occurrence; in [-2, 2]
+    logit_bias: Mapping[int, float]  # added to the scores of tokens, by id; each in [-100, 100]
+    min_tokens: int  # per choice; nothing stops an answer earlier
+    allowed_token_ids: Sequence[int]  # no others are generated
+    bad_words: Sequence[str | Sequence[int]]  # never generated; texts, or sequences of token ids
+    logprobs: int  # log-probabilities of the tokens, and of so many likeliest in their place; from 0 to 20
     model: str  # default: the one that is served
     request_id: str  # appears in the server's traces and logs
     cache_salt: str  # prompts share cached blocks only under the same salt

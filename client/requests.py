@@ -9,7 +9,23 @@ from client.options import GenerateOptions
 from client.types import Message
 from protos import baton_pb2
 
-SAMPLING_SCALARS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "n")
+SAMPLING_SCALARS = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "ignore_eos",
+    "n",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "logprobs",
+)
+SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
 REQUEST_SCALARS = ("model", "request_id", "cache_salt")
 CALL_OPTIONS = ("timeout_s", "traceparent")
 
@@ -72,10 +88,23 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _set(request, name, value)
         elif name == "stop":
             _extend(sampling.stop, [value] if isinstance(value, str) else value, "sampling.stop")
-        elif name == "stop_token_ids":
-            _extend(sampling.stop_token_ids, value, "sampling.stop_token_ids")
+        elif name in SAMPLING_TOKEN_IDS:
+            _extend(getattr(sampling, name), value, f"sampling.{name}")
+        elif name == "logit_bias":
+            _update(sampling.logit_bias, value, "sampling.logit_bias")
+        elif name == "bad_words":
+            _add_bad_words(sampling, options["bad_words"])
         elif name not in CALL_OPTIONS:
             raise TypeError(f"unknown option {name!r}")
+
+
+def _add_bad_words(sampling: baton_pb2.SamplingParams, words: Sequence[str | Sequence[int]]) -> None:
+    for word in [words] if isinstance(words, str) else words:
+        if isinstance(word, str):
+            _extend(sampling.bad_words, [word], "sampling.bad_words")
+        else:
+            position = len(sampling.bad_word_token_ids)
+            _extend(sampling.bad_word_token_ids.add().ids, word, f"sampling.bad_word_token_ids[{position}].ids")
 
 
 def _message(given: Mapping[str, str], position: int) -> Message:
@@ -102,5 +131,12 @@ class _Repeated(Protocol):
 def _extend(repeated: _Repeated, values: object, path: str) -> None:
     try:
         repeated.extend(values)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error
+
+
+def _update(biases: Any, values: object, path: str) -> None:
+    try:
+        biases.update(values)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error

@@ -4,7 +4,18 @@ from dataclasses import fields
 
 from client.cluster import ClusterStatus, Load, PageCounts, Role, WorkerStatus
 from client.errors import ProtocolError
-from client.types import Delta, Event, Finished, FinishReason, Model, Started, Timings, Usage
+from client.types import (
+    Alternative,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Model,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from protos import admin_pb2, baton_pb2, session_pb2
 
 FINISH_REASONS = {
@@ -15,18 +26,36 @@ ROLES: dict[int, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_
 
 
 def event_from(response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse) -> Event:
-    """Raises: ProtocolError for an event or a finish reason that this client does not know."""
+    """Raises: ProtocolError for an event or a finish reason that this client does not know, and for log-probabilities
+    that do not match their tokens.
+    """
     match response.WhichOneof("event"):
         case "started":
             started = response.started
             return Started(started.request_id, started.model, started.prompt_tokens, started.seed)
         case "delta":
-            delta = response.delta
-            return Delta(delta.index, delta.offset, tuple(delta.token_ids), delta.text)
+            return _delta_from(response.delta)
         case "finished":
             return _finished_from(response.finished)
         case _:
             raise ProtocolError("the server sent an event that this client does not know")
+
+
+def _delta_from(delta: baton_pb2.Delta) -> Delta:
+    logprobs = _logprobs_from(delta) if delta.HasField("logprobs") else None
+    return Delta(delta.index, delta.offset, tuple(delta.token_ids), delta.text, logprobs)
+
+
+def _logprobs_from(delta: baton_pb2.Delta) -> tuple[TokenLogprob, ...]:
+    told, tokens = delta.logprobs, len(delta.token_ids)
+    width = len(told.top_token_ids) // tokens if tokens else 0
+    if len(told.chosen) != tokens or not len(told.top_token_ids) == len(told.top_logprobs) == width * tokens:
+        raise ProtocolError("the server sent log-probabilities that do not match their tokens")
+    top = [Alternative(*pair) for pair in zip(told.top_token_ids, told.top_logprobs, strict=True)]
+    return tuple(
+        TokenLogprob(token_id, logprob, tuple(top[index * width : (index + 1) * width]))
+        for index, (token_id, logprob) in enumerate(zip(delta.token_ids, told.chosen, strict=True))
+    )
 
 
 def _finished_from(finished: baton_pb2.Finished) -> Finished:

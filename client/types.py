@@ -21,16 +21,35 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of the likeliest tokens in a place, whether or not it was chosen."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the answer as the model itself saw it: before penalties, biases, temperature and filters."""
+
+    token_id: int
+    logprob: float  # natural logarithm of its probability
+    top: tuple[Alternative, ...]  # the likeliest, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New tokens of one choice. `offset` is where they begin in the answer; offsets of a choice are contiguous from 0.
 
-    `text` may lag `token_ids`: incomplete characters and text that may begin a stop string are held back.
+    `text` may lag `token_ids`: incomplete characters and text that may begin a stop string are held back. `logprobs` is
+    parallel to `token_ids` where they were asked for, and None where they were not.
     """
 
     index: int
     offset: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,7 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None
+    logprobs: tuple[TokenLogprob, ...] | None = None  # parallel to token_ids; None where they were not asked for
 
 
 @dataclass(frozen=True, slots=True)

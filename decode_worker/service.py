@@ -20,7 +20,7 @@ import grpc
 from decode_worker.admission import Admission
 from decode_worker.loop import DecodeLoop
 from decode_worker.transfer import Pull, TransferFailed, TransferReader
-from decode_worker.wire import END_REASONS, page_counts, sampling_params
+from decode_worker.wire import END_REASONS, add_logprobs, page_counts, sampling_params
 from engine.decode_scheduler import DecodeRequest, SequenceStep
 from engine.engine_thread import StepTiming
 from engine.sequence import FirstToken, RequestRefused
@@ -43,6 +43,7 @@ class Answer:
     request_id: int  # this worker's own: two routers may use the same attempt id
     session: Session
     attempt_id: int
+    with_logprobs: bool  # whether the router wants to be told
     task: "asyncio.Task[None] | None" = None
     deadline: asyncio.TimerHandle | None = None
     pull: Pull | None = None
@@ -116,7 +117,8 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         if (session.router_id, command.attempt_id) in self._by_attempt:
             logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
             return
-        answer = Answer(next(self._request_ids), session, command.attempt_id)
+        with_logprobs = command.sampling.HasField("logprobs")
+        answer = Answer(next(self._request_ids), session, command.attempt_id, with_logprobs)
         self._answers[answer.request_id] = answer
         self._by_attempt[session.router_id, answer.attempt_id] = answer
         if self.draining:
@@ -144,7 +146,17 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
         """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
         try:
-            await self._land(answer, command)
+            request = DecodeRequest(
+                answer.request_id,
+                tuple(command.token_ids),
+                sampling_params(command.sampling),
+                tuple(command.block_hashes),
+            )
+        except ValueError as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
+        try:
+            await self._land(answer, command, request)
         except TransferFailed as error:
             self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
@@ -158,13 +170,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         if error is not None or task.cancelled():
             self._fail(answer, session_pb2.FAILURE_REASON_UNSPECIFIED, "internal error of the decode worker")
 
-    async def _land(self, answer: Answer, command: session_pb2.Start) -> None:
-        request = DecodeRequest(
-            answer.request_id,
-            tuple(command.token_ids),
-            sampling_params(command.sampling),
-            tuple(command.block_hashes),
-        )
+    async def _land(self, answer: Answer, command: session_pb2.Start, request: DecodeRequest) -> None:
         reservation = await self._admission.reserve(request)
         pull = await self._reader.pull(command.prefill_endpoint, command.transfer_id, reservation)
         if sorted(first.choice for first in pull.first_tokens) != list(range(request.params.n)):
@@ -207,13 +213,18 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
     def _output(self, answer: Answer, step: SequenceStep) -> session_pb2.SequenceOutput:
         """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""
         first = answer.first_tokens.pop(step.choice, None)
-        return session_pb2.SequenceOutput(
+        tokens = (step,) if first is None else (first, step)
+        output = session_pb2.SequenceOutput(
             attempt_id=answer.attempt_id,
             choice=step.choice,
             offset=step.offset if first is None else 0,
-            token_ids=[step.token_id] if first is None else [first.token_id, step.token_id],
+            token_ids=[token.token_id for token in tokens],
             end=END_REASONS[step.end],
         )
+        if answer.with_logprobs:
+            for token in tokens:
+                add_logprobs(output, token)
+        return output
 
     def _send_landed(self, answer: Answer, pull: Pull, timing: StepTiming) -> None:
         landed = session_pb2.Landed(

@@ -15,6 +15,7 @@ import grpc
 
 from decode_worker.peers import Peer, PeerFailed, Peers
 from engine.decode_scheduler import Reservation
+from engine.plan import TokenLogprob
 from engine.sequence import EndReason, FirstToken
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
@@ -210,4 +211,5 @@ def _landed(reservation: Reservation, progress: Progress, last: Arrival) -> tupl
 
 def _first_token(first: kv_transfer_pb2.FirstToken) -> FirstToken:
     """Why a choice ended is the router's to know; here it matters only that it did."""
-    return FirstToken(first.choice, first.token_id, 0.0, EndReason.STOP if first.ended else None)
+    top = tuple(TokenLogprob(*token) for token in zip(first.top_token_ids, first.top_logprobs, strict=False))
+    return FirstToken(first.choice, first.token_id, first.logprob, EndReason.STOP if first.ended else None, top)

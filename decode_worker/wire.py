@@ -1,8 +1,9 @@
 """Values of the engine as session messages have them, and back."""
 
 from decode_worker.loop import DecodeLoad
+from engine.decode_scheduler import SequenceStep
 from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason
+from engine.sequence import EndReason, FirstToken
 from protos import session_pb2
 
 END_REASONS = {
@@ -13,6 +14,7 @@ END_REASONS = {
 
 
 def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
+    """Raises: ValueError, naming the field, for a value without meaning."""
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -22,7 +24,23 @@ def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
         seed=sampling.seed,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         n=sampling.n,
+        typical_p=sampling.typical_p or 1.0,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        allowed_token_ids=frozenset(sampling.allowed_token_ids) or None,
+        bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
+        logprobs=sampling.logprobs,
     )
+
+
+def add_logprobs(output: session_pb2.SequenceOutput, token: FirstToken | SequenceStep) -> None:
+    """To be called for each token of the output, in their order."""
+    output.logprobs.append(token.logprob)
+    output.top_token_ids.extend(each.token_id for each in token.top)
+    output.top_logprobs.extend(each.logprob for each in token.top)
 
 
 def page_counts(load: DecodeLoad) -> session_pb2.PageCounts:

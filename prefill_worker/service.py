@@ -21,7 +21,7 @@ from engine.prefill_scheduler import PrefillProgress, PrefillRequest
 from engine.sequence import RequestRefused
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.transfer import TRANSFER_ID_BYTES, TransferSource
-from prefill_worker.wire import END_REASONS, page_counts, sampling_params
+from prefill_worker.wire import first_output, page_counts, sampling_params
 from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
@@ -43,6 +43,7 @@ class Prompt:
     attempt_id: int
     transfer_id: bytes
     arrived: float  # monotonic seconds
+    with_logprobs: bool  # whether the router wants to be told
     deadline: asyncio.TimerHandle | None = None
     queue_ms: float = 0.0
     chunk_ms: list[float] = field(default_factory=list)
@@ -108,7 +109,14 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         if (session.router_id, command.attempt_id) in self._by_attempt:
             logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
             return
-        prompt = Prompt(next(self._request_ids), session, command.attempt_id, command.transfer_id, time.monotonic())
+        prompt = Prompt(
+            next(self._request_ids),
+            session,
+            command.attempt_id,
+            command.transfer_id,
+            arrived=time.monotonic(),
+            with_logprobs=command.sampling.HasField("logprobs"),
+        )
         if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not `_fail`, which would end a transfer of that id that is someone else's
             self._send_failed(prompt, session_pb2.FAILURE_REASON_TRANSFER, "its reader gave up, or its id is in use")
@@ -119,15 +127,15 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         if refusal is not None:
             self._fail(prompt, refusal, "the prefill worker cannot take this prompt")
             return
+        try:
+            params = sampling_params(command.sampling)
+        except ValueError as error:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
         prompt.deadline = asyncio.get_running_loop().call_later(
             command.time_left_ms / 1e3, self._fail, prompt, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
         )
-        request = PrefillRequest(
-            prompt.request_id,
-            tuple(command.token_ids),
-            sampling_params(command.sampling),
-            tuple(command.block_hashes),
-        )
+        request = PrefillRequest(prompt.request_id, tuple(command.token_ids), params, tuple(command.block_hashes))
         added = asyncio.wrap_future(self._loop.add(request))
         added.add_done_callback(partial(self._on_added, prompt))
 
@@ -165,16 +173,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
                 self._send_first_step(prompt, advance)  # last: it may end the session, and the prompt with it
 
     def _send_first_step(self, prompt: Prompt, advance: PrefillProgress) -> None:
-        outputs = [
-            session_pb2.SequenceOutput(
-                attempt_id=prompt.attempt_id,
-                choice=first.choice,
-                offset=0,
-                token_ids=[first.token_id],
-                end=END_REASONS[first.end],
-            )
-            for first in advance.first or ()
-        ]
+        outputs = [first_output(prompt.attempt_id, first, prompt.with_logprobs) for first in advance.first or ()]
         timings = session_pb2.PrefillTimings(
             queue_ms=prompt.queue_ms,
             chunk_ms=prompt.chunk_ms,

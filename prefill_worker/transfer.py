@@ -169,13 +169,21 @@ def _watermark(state: SourceState[FirstToken], sent_blocks: int) -> kv_transfer_
     blocks = state.blocks[sent_blocks:]
     if state.first_tokens is None:
         return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks)
-    first_tokens = [
-        kv_transfer_pb2.FirstToken(choice=first.choice, token_id=first.token_id, ended=first.end is not None)
-        for first in state.first_tokens
-    ]
+    first_tokens = [_first_token(first) for first in state.first_tokens]
     age_ms = 0.0 if state.finished_at is None else (time.monotonic() - state.finished_at) * 1e3
     end = kv_transfer_pb2.TransferEnd(first_tokens=first_tokens, age_ms=age_ms)
     return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks, end=end)
+
+
+def _first_token(first: FirstToken) -> kv_transfer_pb2.FirstToken:
+    return kv_transfer_pb2.FirstToken(
+        choice=first.choice,
+        token_id=first.token_id,
+        ended=first.end is not None,
+        logprob=first.logprob,
+        top_token_ids=[token.token_id for token in first.top],
+        top_logprobs=[token.logprob for token in first.top],
+    )
 
 
 def _pieces(size_bytes: int) -> Iterator[int]:

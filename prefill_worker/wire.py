@@ -1,7 +1,7 @@
 """Values of the engine as session messages have them, and back."""
 
 from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason
+from engine.sequence import EndReason, FirstToken
 from prefill_worker.loop import PrefillLoad
 from protos import session_pb2
 
@@ -13,6 +13,7 @@ END_REASONS = {
 
 
 def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
+    """Raises: ValueError, naming the field, for a value without meaning."""
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -22,7 +23,27 @@ def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
         seed=sampling.seed,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         n=sampling.n,
+        typical_p=sampling.typical_p or 1.0,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        allowed_token_ids=frozenset(sampling.allowed_token_ids) or None,
+        bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
+        logprobs=sampling.logprobs,
     )
+
+
+def first_output(attempt_id: int, first: FirstToken, with_logprobs: bool) -> session_pb2.SequenceOutput:
+    output = session_pb2.SequenceOutput(
+        attempt_id=attempt_id, choice=first.choice, offset=0, token_ids=[first.token_id], end=END_REASONS[first.end]
+    )
+    if with_logprobs:
+        output.logprobs.append(first.logprob)
+        output.top_token_ids.extend(token.token_id for token in first.top)
+        output.top_logprobs.extend(token.logprob for token in first.top)
+    return output
 
 
 def page_counts(load: PrefillLoad) -> session_pb2.PageCounts:

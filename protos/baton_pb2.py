@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/baton.proto\x12\x08\x62\x61ton.v1\"\xb7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\tB\x08\n\x06prompt\"\x8b\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.baton.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x99\x01\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x08messages\x18\x03 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\"\x87\x01\n\x0c\x43hatResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.baton.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x42\x07\n\x05\x65vent\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa8\x02\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x0e\n\x01n\x18\n \x01(\rH\x06\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_n\"Q\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"G\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"\xc3\x01\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07timings\x18\x06 \x01(\x0b\x32\x11.baton.v1.TimingsB\x0e\n\x0cmatched_stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xbd\x02\n\x07Timings\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x10\n\x08total_ms\x18\x02 \x01(\x01\x12\x17\n\x0frouter_queue_ms\x18\x03 \x01(\x01\x12\x10\n\x08route_ms\x18\x04 \x01(\x01\x12\x18\n\x10prefill_queue_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x11\n\treturn_ms\x18\x07 \x01(\x01\x12\x1b\n\x13transfer_exposed_ms\x18\x08 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_admission_ms\x18\t \x01(\x01\x12\x15\n\rfirst_step_ms\x18\n \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x0b \x01(\x04\x12\x11\n\ttransport\x18\x0c \x01(\t\x12\x13\n\x0bprefill_pid\x18\r \x01(\r\x12\x12\n\ndecode_pid\x18\x0e \x01(\r\"J\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Model\"c\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x03\n\x0c\x42\x61tonService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x16.baton.v1.ChatResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x1a.baton.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/baton.proto\x12\x08\x62\x61ton.v1\"\xb7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\tB\x08\n\x06prompt\"\x8b\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.baton.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x99\x01\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x08messages\x18\x03 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\"\x87\x01\n\x0c\x43hatResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.baton.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x42\x07\n\x05\x65vent\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x89\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x0e\n\x01n\x18\n \x01(\rH\x06\x88\x01\x01\x12\x16\n\ttypical_p\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x02H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x02H\n\x88\x01\x01\x12;\n\nlogit_bias\x18\x0f \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x10 \x01(\rH\x0b\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12.\n\x12\x62\x61\x64_word_token_ids\x18\x13 \x03(\x0b\x32\x12.baton.v1.TokenIds\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x0b\n\t_logprobs\"Q\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"m\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x08logprobs\x18\x05 \x01(\x0b\x32\x12.baton.v1.Logprobs\"G\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x03(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xc3\x01\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07timings\x18\x06 \x01(\x0b\x32\x11.baton.v1.TimingsB\x0e\n\x0cmatched_stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xbd\x02\n\x07Timings\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x10\n\x08total_ms\x18\x02 \x01(\x01\x12\x17\n\x0frouter_queue_ms\x18\x03 \x01(\x01\x12\x10\n\x08route_ms\x18\x04 \x01(\x01\x12\x18\n\x10prefill_queue_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x11\n\treturn_ms\x18\x07 \x01(\x01\x12\x1b\n\x13transfer_exposed_ms\x18\x08 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_admission_ms\x18\t \x01(\x01\x12\x15\n\rfirst_step_ms\x18\n \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x0b \x01(\x04\x12\x11\n\ttransport\x18\x0c \x01(\t\x12\x13\n\x0bprefill_pid\x18\r \x01(\r\x12\x12\n\ndecode_pid\x18\x0e \x01(\r\"J\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Model\"c\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x03\n\x0c\x42\x61tonService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x16.baton.v1.ChatResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x1a.baton.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.baton_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2278
-  _globals['_FINISHREASON']._serialized_end=2373
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2870
+  _globals['_FINISHREASON']._serialized_end=2965
   _globals['_GENERATEREQUEST']._serialized_start=33
   _globals['_GENERATEREQUEST']._serialized_end=216
   _globals['_GENERATERESPONSE']._serialized_start=219
@@ -46,35 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=700
   _globals['_TOKENIDS']._serialized_end=723
   _globals['_SAMPLINGPARAMS']._serialized_start=726
-  _globals['_SAMPLINGPARAMS']._serialized_end=1022
-  _globals['_STARTED']._serialized_start=1024
-  _globals['_STARTED']._serialized_end=1105
-  _globals['_DELTA']._serialized_start=1107
-  _globals['_DELTA']._serialized_end=1178
-  _globals['_FINISHED']._serialized_start=1181
-  _globals['_FINISHED']._serialized_end=1376
-  _globals['_USAGE']._serialized_start=1378
-  _globals['_USAGE']._serialized_end=1458
-  _globals['_TIMINGS']._serialized_start=1461
-  _globals['_TIMINGS']._serialized_end=1778
-  _globals['_TOKENIZEREQUEST']._serialized_start=1780
-  _globals['_TOKENIZEREQUEST']._serialized_end=1854
-  _globals['_TOKENIZERESPONSE']._serialized_start=1856
-  _globals['_TOKENIZERESPONSE']._serialized_end=1893
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1895
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1977
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1979
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2013
-  _globals['_LISTMODELSREQUEST']._serialized_start=2015
-  _globals['_LISTMODELSREQUEST']._serialized_end=2034
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2036
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2089
-  _globals['_GETMODELREQUEST']._serialized_start=2091
-  _globals['_GETMODELREQUEST']._serialized_end=2123
-  _globals['_GETMODELRESPONSE']._serialized_start=2125
-  _globals['_GETMODELRESPONSE']._serialized_end=2175
-  _globals['_MODEL']._serialized_start=2177
-  _globals['_MODEL']._serialized_end=2276
-  _globals['_BATONSERVICE']._serialized_start=2376
-  _globals['_BATONSERVICE']._serialized_end=2796
+  _globals['_SAMPLINGPARAMS']._serialized_end=1503
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1271
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1319
+  _globals['_STARTED']._serialized_start=1505
+  _globals['_STARTED']._serialized_end=1586
+  _globals['_DELTA']._serialized_start=1588
+  _globals['_DELTA']._serialized_end=1697
+  _globals['_LOGPROBS']._serialized_start=1699
+  _globals['_LOGPROBS']._serialized_end=1770
+  _globals['_FINISHED']._serialized_start=1773
+  _globals['_FINISHED']._serialized_end=1968
+  _globals['_USAGE']._serialized_start=1970
+  _globals['_USAGE']._serialized_end=2050
+  _globals['_TIMINGS']._serialized_start=2053
+  _globals['_TIMINGS']._serialized_end=2370
+  _globals['_TOKENIZEREQUEST']._serialized_start=2372
+  _globals['_TOKENIZEREQUEST']._serialized_end=2446
+  _globals['_TOKENIZERESPONSE']._serialized_start=2448
+  _globals['_TOKENIZERESPONSE']._serialized_end=2485
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2487
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2569
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2571
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2605
+  _globals['_LISTMODELSREQUEST']._serialized_start=2607
+  _globals['_LISTMODELSREQUEST']._serialized_end=2626
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2628
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2681
+  _globals['_GETMODELREQUEST']._serialized_start=2683
+  _globals['_GETMODELREQUEST']._serialized_end=2715
+  _globals['_GETMODELRESPONSE']._serialized_start=2717
+  _globals['_GETMODELRESPONSE']._serialized_end=2767
+  _globals['_MODEL']._serialized_start=2769
+  _globals['_MODEL']._serialized_end=2868
+  _globals['_BATONSERVICE']._serialized_start=2968
+  _globals['_BATONSERVICE']._serialized_end=3388
 # @@protoc_insertion_point(module_scope)

@@ -72,14 +72,20 @@ class TransferEnd(_message.Message):
     def __init__(self, first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., age_ms: _Optional[float] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("choice", "token_id", "ended")
+    __slots__ = ("choice", "token_id", "ended", "logprob", "top_token_ids", "top_logprobs")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_id: int
     ended: bool
-    def __init__(self, choice: _Optional[int] = ..., token_id: _Optional[int] = ..., ended: bool = ...) -> None: ...
+    logprob: float
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, choice: _Optional[int] = ..., token_id: _Optional[int] = ..., ended: bool = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("range", "probe_bytes")

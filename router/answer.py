@@ -1,11 +1,12 @@
 """The answer as a client sees it: contiguous tokens become text, cut at stop strings, with offsets and an end. Pure."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from router.detokenizer import Detokenizer
-from router.events import End
+from router.events import End, TokenLogprob
 from router.lifecycle import Released
 from router.stop_strings import Piece, StopFilter
 
@@ -17,12 +18,16 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of one choice; `offset` is the position of the first of them. The text may lag the tokens."""
+    """New tokens of one choice; `offset` is the position of the first of them. The text may lag the tokens.
+
+    `logprobs` has one entry per token, or none if they were not asked for.
+    """
 
     index: int
     offset: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +44,16 @@ AnswerEvent = Delta | ChoiceFinished
 
 
 class _Choice:
-    def __init__(self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, index: int, detokenizer: Detokenizer, stop_filter: StopFilter) -> None:
         self.index = index
         self.tokens = 0  # given out
         self.finished = False
         self._detokenizer = detokenizer
-        self._filter = StopFilter(stops)
+        self._filter = stop_filter
+        self._logprobs: deque[TokenLogprob] = deque()  # of tokens that the filter holds, if asked for
 
     def take(self, released: Released) -> tuple[AnswerEvent, ...]:
+        self._logprobs.extend(released.logprobs)
         pieces = [self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in released.token_ids]
         if released.end is not None:
             pieces.append(self._filter.finish(self._detokenizer.finish()))
@@ -62,7 +69,9 @@ class _Choice:
 
     def _delta(self, pieces: list[Piece]) -> Delta:
         token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-        delta = Delta(self.index, self.tokens, token_ids, "".join(piece.text for piece in pieces))
+        text = "".join(piece.text for piece in pieces)
+        logprobs = tuple(self._logprobs.popleft() for _ in token_ids) if self._logprobs else ()
+        delta = Delta(self.index, self.tokens, token_ids, text, logprobs)
         self.tokens += len(token_ids)
         return delta
 
@@ -81,8 +90,10 @@ class _Choice:
 class Answer:
     """All choices of one request."""
 
-    def __init__(self, choices: int, stops: tuple[str, ...], new_detokenizer: Callable[[], Detokenizer]) -> None:
-        self._choices = [_Choice(index, new_detokenizer(), stops) for index in range(choices)]
+    def __init__(
+        self, choices: int, stops: tuple[str, ...], min_tokens: int, new_detokenizer: Callable[[], Detokenizer]
+    ) -> None:
+        self._choices = [_Choice(index, new_detokenizer(), StopFilter(stops, min_tokens)) for index in range(choices)]
 
     @property
     def done(self) -> bool:

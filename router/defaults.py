@@ -19,12 +19,15 @@ class GenerationDefaults:
     top_p: float = 1.0
     min_p: float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     """Reads the defaults of the checkpoint in `folder`.
 
-    As in transformers, the sampling values count only where `do_sample` is true; anything else is greedy.
+    As in transformers, the sampling values count only where `do_sample` is true, and anything else is greedy; but a
+    repetition penalty always counts.
     Raises: ModelFolderError.
     """
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
@@ -32,14 +35,19 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     if eos is None:
         eos = read_json(folder / "config.json").get("eos_token_id")
     eos_token_ids = _token_ids(eos, folder)
+    repetition_penalty = float(_stated(generation, "repetition_penalty", 1.0))
+    if repetition_penalty <= 0.0:
+        raise ModelFolderError(f"generation_config.json: repetition_penalty is {repetition_penalty:g}, not above 0")
     if not generation.get("do_sample"):
-        return GenerationDefaults(eos_token_ids=eos_token_ids)
+        return GenerationDefaults(eos_token_ids=eos_token_ids, repetition_penalty=repetition_penalty)
     return GenerationDefaults(
         temperature=float(_stated(generation, "temperature", 1.0)),
         top_k=int(_stated(generation, "top_k", 0)),
         top_p=float(_stated(generation, "top_p", 1.0)),
         min_p=float(_stated(generation, "min_p", 0.0)),
         eos_token_ids=eos_token_ids,
+        typical_p=float(_stated(generation, "typical_p", 1.0)),
+        repetition_penalty=repetition_penalty,
     )
 
 

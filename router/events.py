@@ -23,14 +23,30 @@ class FailureReason(Enum):
     WORKER_LOST = auto()  # said by the router's own session, never by a worker
 
 
+class Alternative(NamedTuple):
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(NamedTuple):
+    """The log-probability of a token of the answer, and the likeliest in its place, likeliest first."""
+
+    logprob: float
+    top: tuple[Alternative, ...]
+
+
 class SequenceOutput(NamedTuple):
-    """Tokens of one choice; `offset` is the position of the first of them within the answer."""
+    """Tokens of one choice; `offset` is the position of the first of them within the answer.
+
+    `logprobs` has one entry per token, or none if they were not asked for.
+    """
 
     attempt_id: int
     choice: int
     offset: int
     token_ids: tuple[int, ...]
     end: End | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

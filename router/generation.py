@@ -53,7 +53,8 @@ class Generation:
         traceparent: str = "",
     ) -> None:
         """`deadline_s` is a reading of the monotonic clock."""
-        self.answer = Answer(request.sampling.n, request.valid.stop, new_detokenizer)
+        sampling = request.sampling
+        self.answer = Answer(sampling.n, request.valid.stop, sampling.rules.min_tokens, new_detokenizer)
         self.timeline = timeline
         self._request = request
         self._scheduling = scheduling

@@ -7,7 +7,7 @@ may repeat anything. What comes out has every offset once, in order.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.events import End, SequenceOutput
+from router.events import End, SequenceOutput, TokenLogprob
 
 
 class InconsistentOutput(Exception):
@@ -15,18 +15,20 @@ class InconsistentOutput(Exception):
 
 
 class Released(NamedTuple):
-    """Tokens of one choice that follow those released before."""
+    """Tokens of one choice that follow those released before; `logprobs` has one entry for each, or none."""
 
     choice: int
     offset: int
     token_ids: tuple[int, ...]
     end: End | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True)
 class _Choice:
     token_ids: list[int] = field(default_factory=list)  # released
     waiting: dict[int, int] = field(default_factory=dict)  # offset -> token, beyond a gap
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by offset, of tokens not released
     length: int | None = None  # known with the end
     end: End | None = None
 
@@ -69,7 +71,11 @@ class Lifecycle:
         fresh = tuple(choice.token_ids[begin:])
         if not fresh:
             return None
-        return Released(output.choice, begin, fresh, choice.end if choice.done else None)
+        told = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
+        logprobs = tuple(logprob for logprob in told if logprob is not None)
+        if logprobs and len(logprobs) < len(fresh):
+            raise InconsistentOutput(f"choice {output.choice} tells some log-probabilities and not others")
+        return Released(output.choice, begin, fresh, choice.end if choice.done else None, logprobs)
 
     def _store(self, choice: _Choice, output: SequenceOutput) -> None:
         beyond = output.offset + len(output.token_ids)
@@ -85,3 +91,6 @@ class Lifecycle:
                 choice.waiting[offset] = token_id
             elif known != token_id:
                 raise InconsistentOutput(f"choice {output.choice} has tokens {known} and {token_id} at {offset}")
+        for offset, logprob in enumerate(output.logprobs, start=output.offset):
+            if offset >= len(choice.token_ids):
+                choice.logprobs.setdefault(offset, logprob)

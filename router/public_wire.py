@@ -2,6 +2,8 @@
 
 from protos import baton_pb2
 from router.answer import ChoiceFinished, Delta, FinishReason
+from router.events import TokenLogprob
+from router.logit_rules import MAX_BAD_WORDS
 from router.request import (
     ChatPrompt,
     GenerationRequest,
@@ -60,10 +62,12 @@ def fill(
         case Started(request_id, model, prompt_tokens, seed):
             started = baton_pb2.Started(request_id=request_id, model=model, prompt_tokens=prompt_tokens, seed=seed)
             response.started.CopyFrom(started)
-        case Delta(index, offset, token_ids, text):
+        case Delta(index, offset, token_ids, text, logprobs):
             delta = response.delta
             delta.index, delta.offset, delta.text = index, offset, text
             delta.token_ids.extend(token_ids)
+            if logprobs:
+                delta.logprobs.CopyFrom(_logprobs(logprobs))
             delta.SetInParent()
         case Finished(choice, summary):
             response.finished.CopyFrom(_finished(choice, summary))
@@ -92,6 +96,24 @@ def _sampling(message: baton_pb2.SamplingParams) -> RequestedSampling:
         stop_token_ids=message.stop_token_ids,
         ignore_eos=message.ignore_eos,
         n=message.n if message.HasField("n") else None,
+        typical_p=message.typical_p if message.HasField("typical_p") else None,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=message.logit_bias,
+        min_tokens=message.min_tokens,
+        allowed_token_ids=message.allowed_token_ids,
+        bad_words=message.bad_words,
+        bad_word_token_ids=[word.ids for word in message.bad_word_token_ids[: MAX_BAD_WORDS + 1]],
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def _logprobs(logprobs: tuple[TokenLogprob, ...]) -> baton_pb2.Logprobs:
+    return baton_pb2.Logprobs(
+        chosen=[token.logprob for token in logprobs],
+        top_token_ids=[each.token_id for token in logprobs for each in token.top],
+        top_logprobs=[each.logprob for token in logprobs for each in token.top],
     )
 
 

@@ -1,7 +1,7 @@
 """A request in plain types: as a client sent it, and as the rest of the router may rely on it. Knows no protobuf."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -50,6 +50,16 @@ class RequestedSampling:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     n: int | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    bad_word_token_ids: Sequence[Sequence[int]] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,19 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitRules:
+    """What is done to the logits before a token is chosen; the defaults do nothing."""
+
+    repetition_penalty: float = 1.0  # of tokens in prompt and answer
+    presence_penalty: float = 0.0  # of tokens in the answer
+    frequency_penalty: float = 0.0  # of tokens in the answer, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id
+    min_tokens: int = 0  # no stop token before so many
+    allowed_token_ids: tuple[int, ...] = ()  # empty allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of token ids that are never completed
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen, every default resolved. `max_tokens` is per choice."""
 
@@ -76,13 +99,17 @@ class Sampling:
     seed: int  # 64 bits
     stop_token_ids: tuple[int, ...]  # sorted; the model's own included unless ignored
     n: int
+    typical_p: float = 1.0  # 1 keeps all
+    rules: LogitRules = LogitRules()
+    logprobs: int | None = None  # likeliest tokens to tell with each token; None tells no log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """Checked in everything that can be checked before the prompt is tokenised.
 
-    `max_tokens` is None where the client left it out: then it is what the context leaves room for.
+    `max_tokens` is None where the client left it out: then it is what the context leaves room for. `bad_words` are
+    those given as texts; those given as tokens are among the `rules` already.
     """
 
     operation: Operation
@@ -98,6 +125,10 @@ class ValidRequest:
     stop_token_ids: tuple[int, ...]
     n: int
     cache_salt: str
+    typical_p: float = 1.0
+    rules: LogitRules = LogitRules()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     @property
     def prompt_field(self) -> str:
@@ -110,7 +141,8 @@ class ValidRequest:
             case ChatPrompt():
                 return "messages"
 
-    def sampling(self, max_tokens: int) -> Sampling:
+    def sampling(self, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+        """`bad_words` are the tokens of those that were given as texts."""
         return Sampling(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -120,6 +152,9 @@ class ValidRequest:
             seed=self.seed,
             stop_token_ids=self.stop_token_ids,
             n=self.n,
+            typical_p=self.typical_p,
+            rules=replace(self.rules, bad_words=self.rules.bad_words + bad_words),
+            logprobs=self.logprobs,
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from router.block_hashing import root_hash
 from router.defaults import GenerationDefaults, read_generation_defaults
+from router.logit_rules import check_something_is_left
 from router.request import PreparedRequest, ValidRequest
 from router.tokenizer import TokenizerWorker, load_tokenizer
 from router.validation import fit_to_context
@@ -25,13 +26,15 @@ class ServedModel:
     async def prepare(self, valid: ValidRequest) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
         token_ids = await self.tokenizer.prompt_tokens(valid.prompt)
-        max_tokens = fit_to_context(len(token_ids), valid.max_tokens, self.max_model_len, valid.prompt_field)
+        max_tokens = fit_to_context(len(token_ids), valid, self.max_model_len)
+        sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
+        check_something_is_left(sampling.rules, sampling.stop_token_ids)
         root = root_hash(self.fingerprint, self.dtype, adapter="", cache_salt=valid.cache_salt)
         return PreparedRequest(
             valid=valid,
             token_ids=token_ids,
             block_hashes=await self.tokenizer.hash_blocks(root, token_ids, self.block_tokens),
-            sampling=valid.sampling(max_tokens),
+            sampling=sampling,
             fingerprint=self.fingerprint,
             block_tokens=self.block_tokens,
         )

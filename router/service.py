@@ -7,10 +7,11 @@ import grpc
 
 from protos import baton_pb2
 from router import public_wire
+from router.checks import check_token_ids
 from router.dispatcher import Dispatcher
 from router.malformed import service_handler
 from router.request import GenerationRequest
-from router.validation import check_text, check_token_ids
+from router.validation import check_text
 from service.errors import InvalidArgument
 from service.trace_context import current_trace
 

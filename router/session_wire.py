@@ -4,7 +4,18 @@ names; it decides nothing."""
 from dataclasses import dataclass
 
 from protos import session_pb2
-from router.events import AttemptEvent, End, Failed, FailureReason, FirstStep, Landed, PrefillTimings, SequenceOutput
+from router.events import (
+    Alternative,
+    AttemptEvent,
+    End,
+    Failed,
+    FailureReason,
+    FirstStep,
+    Landed,
+    PrefillTimings,
+    SequenceOutput,
+    TokenLogprob,
+)
 from router.request import PreparedRequest, Sampling
 from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
 
@@ -127,6 +138,7 @@ def worker_report(report: session_pb2.Report) -> WorkerReport:
 
 
 def _sampling(sampling: Sampling) -> session_pb2.Sampling:
+    rules = sampling.rules
     return session_pb2.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -136,12 +148,35 @@ def _sampling(sampling: Sampling) -> session_pb2.Sampling:
         seed=sampling.seed,
         stop_token_ids=sampling.stop_token_ids,
         n=sampling.n,
+        typical_p=sampling.typical_p,
+        repetition_penalty=rules.repetition_penalty,
+        presence_penalty=rules.presence_penalty,
+        frequency_penalty=rules.frequency_penalty,
+        logit_bias=rules.logit_bias,
+        min_tokens=rules.min_tokens,
+        allowed_token_ids=rules.allowed_token_ids,
+        bad_words=[session_pb2.BadWord(token_ids=word) for word in rules.bad_words],
+        logprobs=sampling.logprobs,
     )
 
 
 def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:
     return SequenceOutput(
-        output.attempt_id, output.choice, output.offset, tuple(output.token_ids), _ENDS.get(output.end)
+        output.attempt_id,
+        output.choice,
+        output.offset,
+        tuple(output.token_ids),
+        _ENDS.get(output.end),
+        _logprobs(output) if output.logprobs else (),
+    )
+
+
+def _logprobs(output: session_pb2.SequenceOutput) -> tuple[TokenLogprob, ...]:
+    top = [Alternative(*pair) for pair in zip(output.top_token_ids, output.top_logprobs, strict=False)]
+    width = len(top) // len(output.logprobs)
+    return tuple(
+        TokenLogprob(logprob, tuple(top[index * width : (index + 1) * width]))
+        for index, logprob in enumerate(output.logprobs)
     )
 
 

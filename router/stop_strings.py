@@ -31,11 +31,13 @@ class StopFilter:
     """Passes one choice's tokens through until the first stop string.
 
     The first is the one that is complete first; of several complete at the same character, the longest. So the result
-    does not depend on how the text was cut into pieces.
+    does not depend on how the text was cut into pieces. The first `min_tokens` tokens, with the text that became known
+    with them, are never part of a stop.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], min_tokens: int = 0) -> None:
         self._stops = stops
+        self._exempt_tokens = min_tokens
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held: deque[_Held] = deque()
         self._text = ""  # known, not gone out
@@ -50,6 +52,10 @@ class StopFilter:
         if self.matched is not None:
             return Piece((), "")
         if not self._stops:
+            return Piece((token_id,), text)
+        if self._exempt_tokens > 0:
+            self._exempt_tokens -= 1
+            self._gone += len(text)
             return Piece((token_id,), text)
         self._held.append(_Held(token_id, self._gone + len(self._text)))
         return self._take(text)

@@ -49,6 +49,16 @@ class TokenizerWorker:
                 # A template writes its special tokens itself.
                 return await self._on_thread(lambda: self._encode(self._render(prompt), False))
 
+    async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of texts that are never to come: each as it stands, and as a word after a space.
+
+        The second is left out where the first is its end, and so forbids it too. Raises: InvalidArgument for a text
+        that the tokenizer makes nothing of.
+        """
+        if not texts:
+            return ()
+        return await self._on_thread(self._words, texts)
+
     async def hash_blocks(self, root: bytes, token_ids: tuple[int, ...], block_tokens: int) -> tuple[bytes, ...]:
         return await self._on_thread(block_hashes, root, token_ids, block_tokens)
 
@@ -60,6 +70,15 @@ class TokenizerWorker:
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def _words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))
+
+    def _word(self, index: int, text: str) -> list[tuple[int, ...]]:
+        alone, after_space = self._encode(text, False), self._encode(f" {text}", False)
+        if not alone:
+            raise InvalidArgument(f"sampling.bad_words[{index}]", "the model's tokenizer has no tokens for it")
+        return [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
 
     def _render(self, prompt: ChatPrompt) -> str:
         if self._chat_template is None:

@@ -3,11 +3,12 @@
 Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.checks import check_count, check_number, check_texts, check_token_ids
 from router.defaults import GenerationDefaults
+from router.logit_rules import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, logit_rules, min_tokens_too_many
 from router.request import (
     ChatPrompt,
     GenerationRequest,
@@ -27,6 +28,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 MAX_TEMPERATURE = 100.0
+MAX_LOGPROBS = 20
 MAX_MESSAGES = 4096
 MAX_ROLE_CHARACTERS = 64
 MAX_TEXT_BYTES = 1 << 20
@@ -64,18 +66,23 @@ def validate(
         max_tokens=_max_tokens(sampling.max_tokens),
         temperature=_number("temperature", sampling.temperature, defaults.temperature, 0.0, MAX_TEMPERATURE),
         top_k=defaults.top_k if sampling.top_k is None else sampling.top_k,
-        top_p=_top_p(sampling.top_p, defaults.top_p),
+        top_p=_number("top_p", sampling.top_p, defaults.top_p, 0.0, 1.0, above=True),
         min_p=_number("min_p", sampling.min_p, defaults.min_p, 0.0, 1.0),
         seed=drawn.seed if sampling.seed is None else sampling.seed,
-        stop=_stop(sampling.stop),
+        stop=check_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
         stop_token_ids=_stop_token_ids(sampling, defaults, vocab_size),
         n=_choices(sampling.n),
         cache_salt=request.cache_salt,
+        typical_p=_number("typical_p", sampling.typical_p, defaults.typical_p, 0.0, 1.0, above=True),
+        rules=logit_rules(sampling, defaults.repetition_penalty, vocab_size),
+        bad_words=check_texts("bad_words", sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
+        logprobs=_logprobs(sampling.logprobs),
     )
 
 
-def fit_to_context(prompt_tokens: int, max_tokens: int | None, max_model_len: int, prompt_field: str) -> int:
+def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
     """Tokens per choice: as asked, or the room that the prompt leaves. Raises: InvalidArgument."""
+    prompt_field, max_tokens = valid.prompt_field, valid.max_tokens
     if prompt_tokens == 0:
         raise InvalidArgument(prompt_field, "the prompt has no tokens")
     room = max_model_len - prompt_tokens
@@ -86,6 +93,8 @@ def fit_to_context(prompt_tokens: int, max_tokens: int | None, max_model_len: in
             "sampling.max_tokens",
             f"{prompt_tokens} prompt tokens leave room for {room} in a context of {max_model_len}, not {max_tokens}",
         )
+    if valid.rules.min_tokens > room:
+        raise min_tokens_too_many(valid.rules.min_tokens, room)
     return room if max_tokens is None else max_tokens
 
 
@@ -103,15 +112,6 @@ def check_text(field: str, text: str) -> None:
     """Raises: InvalidArgument for a text over MAX_TEXT_BYTES."""
     if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
         raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes of text")
-
-
-def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """The ids as a tuple. Raises: InvalidArgument that names the first one out of range."""
-    checked = tuple(token_ids)
-    if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
-        index = next(i for i, token_id in enumerate(checked) if not 0 <= token_id < vocab_size)
-        raise InvalidArgument(f"{field}[{index}]", f"{checked[index]} is not a token id; they end at {vocab_size - 1}")
-    return checked
 
 
 def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:
@@ -162,37 +162,18 @@ def _choices(asked: int | None) -> int:
     return asked
 
 
-def _number(name: str, asked: float | None, default: float, least: float, most: float) -> float:
-    if asked is None:
-        return default
-    if not math.isfinite(asked) or not least <= asked <= most:
-        raise InvalidArgument(f"sampling.{name}", f"must be a number from {least:g} to {most:g}, not {asked:g}")
+def _number(name: str, asked: float | None, default: float, least: float, most: float, above: bool = False) -> float:
+    return default if asked is None else check_number(name, asked, least, most, above)
+
+
+def _logprobs(asked: int | None) -> int | None:
+    if asked is not None and asked > MAX_LOGPROBS:
+        raise InvalidArgument("sampling.logprobs", f"at most {MAX_LOGPROBS}, not {asked}")
     return asked
 
 
-def _top_p(asked: float | None, default: float) -> float:
-    if asked is not None and asked == 0.0:
-        raise InvalidArgument("sampling.top_p", "must be above 0")
-    return _number("top_p", asked, default, 0.0, 1.0)
-
-
-def _stop(asked: Sequence[str]) -> tuple[str, ...]:
-    if len(asked) > MAX_STOPS:
-        raise InvalidArgument("sampling.stop", f"at most {MAX_STOPS} stop strings, not {len(asked)}")
-    stops = tuple(asked)
-    for index, stop in enumerate(stops):
-        if not stop:
-            raise InvalidArgument(f"sampling.stop[{index}]", "is empty")
-        if len(stop.encode()) > MAX_STOP_BYTES:
-            raise InvalidArgument(f"sampling.stop[{index}]", f"at most {MAX_STOP_BYTES} bytes")
-    return stops
-
-
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidArgument(
-            "sampling.stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS}, not {len(sampling.stop_token_ids)}"
-        )
+    check_count("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
     own = frozenset() if sampling.ignore_eos else defaults.eos_token_ids
     asked = check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocab_size)
     return tuple(sorted(own.union(asked)))

@@ -75,6 +75,7 @@ function fail(message) {
 }
 
 function readable(name, event) {
+  if (name === "delta" && event.logprobs === null) delete event.logprobs; // not asked for
   if (name !== "finished") return event;
   const { reason, matched_stop, ...rest } = event;
   return { finish_reason: reason.replace("FINISH_REASON_", "").toLowerCase(), ...rest };

@@ -5,6 +5,7 @@ import json
 
 from cli.answer_output import JsonOutput, TextOutput, show_answer
 from client import (
+    Alternative,
     BatonClientError,
     Busy,
     Delta,
@@ -16,6 +17,7 @@ from client import (
     ServerError,
     Started,
     Timings,
+    TokenLogprob,
     Usage,
 )
 
@@ -64,6 +66,14 @@ def test_json_has_one_object_per_event() -> None:
     assert finished["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}
     timings = finished["timings"]
     assert (timings["ttft_ms"], timings["total_ms"], timings["transfer_bytes"]) == (5.0, 9.123, 4096)
+
+
+def test_json_has_the_logprobs_that_were_asked_for() -> None:
+    output = io.StringIO()
+    told = (TokenLogprob(1, -0.5, (Alternative(2, -0.25),)),)
+    show_answer([STARTED, Delta(0, 0, (1,), "a", told), LAST], JsonOutput(output, io.StringIO()))
+    delta = json.loads(output.getvalue().splitlines()[1])
+    assert delta["logprobs"] == [{"token_id": 1, "logprob": -0.5, "top": [{"token_id": 2, "logprob": -0.25}]}]
 
 
 def test_usage_and_timings_are_only_on_the_last_finished() -> None:

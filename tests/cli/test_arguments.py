@@ -55,7 +55,9 @@ def test_generate_passes_on_only_what_was_given(asked: Recorder) -> None:
 
 def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
     flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 --stop a --stop b "
-    flags += "--stop-token-ids 2,3 --ignore-eos --n 2 --model tiny --timeout 9 --json --target host:1"
+    flags += "--stop-token-ids 2,3 --ignore-eos --n 2 --model tiny --timeout 9 --json --target host:1 "
+    flags += "--typical-p 0.8 --repetition-penalty 1.2 --presence-penalty -1 --frequency-penalty 0.5 "
+    flags += "--min-tokens 3 --logprobs 0"
     assert run("generate", "Once", *flags.split()).exit_code == 0
     options = {
         "max_tokens": 5,
@@ -70,6 +72,12 @@ def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
         "n": 2,
         "model": "tiny",
         "timeout_s": 9.0,
+        "typical_p": 0.8,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -1.0,
+        "frequency_penalty": 0.5,
+        "min_tokens": 3,
+        "logprobs": 0,
     }
     assert asked.calls == [("host:1", "Once", None, options, True)]
 
@@ -96,6 +104,8 @@ def test_a_dash_reads_the_prompt_from_standard_input(asked: Recorder) -> None:
         (["generate", "Once", "--token-ids", "1"], "text or --token-ids"),
         (["generate", "--token-ids", "1,x"], "not a list of token ids"),
         (["generate", "--token-ids", "1", "--system", "x"], "system message needs a text"),
+        (["generate", "Once", "--logprobs", "3"], "needs --json"),
+        (["chat", "Hello", "--logprobs", "3"], "needs --json"),
         (["chat", "--json"], "need a message"),
         (["up", "--kv-memory", "3 bags"], "not an amount of memory"),
         (["up", "--prefill", "0"], "--prefill"),

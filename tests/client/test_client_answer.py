@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from client.answer import Continuity, completion_from
 from client.errors import ProtocolError
-from client.types import Delta, Event, Finished, FinishReason, Started, Timings, Usage
+from client.types import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, Usage
 
 STARTED = Started("r", "tiny", 3, 11)
 USAGE = Usage(3, 3, 0)
@@ -103,3 +103,15 @@ def test_usage_comes_once_and_last() -> None:
 def test_half_an_answer_is_no_completion(events: list[Event]) -> None:
     with pytest.raises(ProtocolError):
         completion_from(events)
+
+
+def test_logprobs_are_collected_with_their_tokens() -> None:
+    told = [TokenLogprob(token_id, -0.5, ()) for token_id in range(3)]
+    deltas = [Delta(0, 0, (0, 1), "ab", tuple(told[:2])), Delta(0, 2, (), "c"), Delta(0, 2, (2,), "d", (told[2],))]
+    assert completion_from([STARTED, *deltas, finished(0)]).choices[0].logprobs == tuple(told)
+
+
+def test_logprobs_of_some_tokens_only_are_no_whole_answer() -> None:
+    deltas = [Delta(0, 0, (0,), "a", (TokenLogprob(0, -0.5, ()),)), Delta(0, 1, (1,), "b")]
+    with pytest.raises(ProtocolError, match="some tokens only"):
+        completion_from([STARTED, *deltas, finished(0)])

@@ -21,6 +21,15 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         "stop_token_ids": [2, 3],
         "ignore_eos": True,
         "n": 2,
+        "typical_p": 0.5,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 0.25,
+        "logit_bias": {5: -100.0},
+        "min_tokens": 3,
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["no", [7, 8]],
+        "logprobs": 0,
         "model": "tiny",
         "request_id": "r",
         "cache_salt": "s",
@@ -39,10 +48,21 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         stop_token_ids=[2, 3],
         ignore_eos=True,
         n=2,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.25,
+        logit_bias={5: -100.0},
+        min_tokens=3,
+        allowed_token_ids=[5, 6],
+        bad_words=["no"],
+        bad_word_token_ids=[baton_pb2.TokenIds(ids=[7, 8])],
+        logprobs=0,
     )
     expected = baton_pb2.GenerateRequest(text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling)
     assert generate_request("hi", options) == expected
-    assert set(sampling.DESCRIPTOR.fields_by_name) <= set(options), "a sampling parameter has no option"
+    by_option = set(sampling.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"}  # these are bad_words too
+    assert by_option <= set(options), "a sampling parameter has no option"
     assert not set(CALL_OPTIONS) & set(expected.DESCRIPTOR.fields_by_name)
 
 
@@ -55,6 +75,21 @@ def test_what_is_left_out_stays_absent() -> None:
 def test_token_ids_are_a_prompt_even_when_empty() -> None:
     assert list(generate_request([1, 2], {}).token_ids.ids) == [1, 2]
     assert generate_request([], {}).WhichOneof("prompt") == "token_ids"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
+        ({"allowed_token_ids": [2**40]}, "sampling.allowed_token_ids"),
+        ({"bad_words": ["ok", [5], [-1]]}, "sampling.bad_word_token_ids[1].ids"),
+        ({"logprobs": -1}, "sampling.logprobs"),
+    ],
+)
+def test_what_the_wire_cannot_carry_is_refused_by_field(options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        generate_request("hi", options)
+    assert caught.value.field == field
 
 
 def test_one_stop_text_is_not_taken_for_its_letters() -> None:

@@ -5,7 +5,7 @@ import pytest
 from client.cluster import PageCounts
 from client.errors import ProtocolError
 from client.responses import cluster_status_from, event_from
-from client.types import FinishReason, Timings, Usage
+from client.types import Alternative, Delta, FinishReason, Timings, TokenLogprob, Usage
 from protos import admin_pb2, baton_pb2, session_pb2
 
 
@@ -44,6 +44,38 @@ def test_what_stopped_the_answer_is_text_or_token_or_nothing(
 ) -> None:
     event = event_from(baton_pb2.GenerateResponse(finished=finished))
     assert event.matched_stop == matched and event.reason is FinishReason.STOP  # type: ignore[union-attr]
+
+
+def delta_of(tokens: int, **told: list[float]) -> baton_pb2.GenerateResponse:
+    logprobs = baton_pb2.Logprobs(**told) if told else None  # type: ignore[arg-type]
+    return baton_pb2.GenerateResponse(delta=baton_pb2.Delta(token_ids=range(5, 5 + tokens), logprobs=logprobs))
+
+
+def test_each_token_has_its_logprob_and_its_alternatives() -> None:
+    event = event_from(delta_of(2, chosen=[-1, -2], top_token_ids=[5, 9, 8, 6], top_logprobs=[-1, -3, -0.5, -2]))
+    assert isinstance(event, Delta)
+    assert event.logprobs == (
+        TokenLogprob(5, -1, (Alternative(5, -1), Alternative(9, -3))),
+        TokenLogprob(6, -2, (Alternative(8, -0.5), Alternative(6, -2))),
+    )
+
+
+def test_logprobs_that_were_not_asked_for_are_none() -> None:
+    event = event_from(delta_of(2))
+    assert isinstance(event, Delta) and event.logprobs is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"chosen": [-1.0]},
+        {"chosen": [-1.0, -2.0], "top_token_ids": [5, 6, 7], "top_logprobs": [-1.0, -2.0, -3.0]},
+        {"chosen": [-1.0, -2.0], "top_token_ids": [5, 6], "top_logprobs": [-1.0]},
+    ],
+)
+def test_logprobs_that_do_not_match_their_tokens_are_refused(told: dict[str, list[float]]) -> None:
+    with pytest.raises(ProtocolError, match="do not match"):
+        event_from(delta_of(2, **told))
 
 
 def test_the_status_of_a_cluster_loses_nothing() -> None:

@@ -247,3 +247,29 @@ async def test_what_nobody_foresaw_ends_its_request_and_is_logged(
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint))
         assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
         assert "NoneType" in caplog.text
+
+
+async def test_logprobs_come_with_every_token_and_the_first_ones_over_the_transfer() -> None:
+    async with pair() as both:
+        await both.ask(1, sampling={"logprobs": 2})
+        await has_answer(both, 1)
+        outputs = both.router.outputs(1)
+        assert [output.offset for output in outputs] == [0, 2, 3]
+        assert [list(output.logprobs) for output in outputs] == [[-0.5, -0.5], [-0.5], [-0.5]]
+        assert [list(output.top_token_ids) for output in outputs] == [[0, 1, 0, 1], [0, 1], [0, 1]]
+        assert list(outputs[0].top_logprobs) == [0.0, -1.0, 0.0, -1.0]
+
+
+async def test_without_being_asked_no_logprobs_come() -> None:
+    async with pair() as both:
+        await both.ask(1)
+        await has_answer(both, 1)
+        assert not any(output.logprobs or output.top_token_ids for output in both.router.outputs(1))
+
+
+async def test_a_sampling_value_without_meaning_is_named() -> None:
+    async with pair() as both:
+        await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint, sampling={"typical_p": 2.0}))
+        failed = await both.router.one("failed", 1)
+        assert failed.reason == session_pb2.FAILURE_REASON_INVALID
+        assert "typical_p" in failed.message

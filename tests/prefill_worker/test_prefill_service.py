@@ -208,3 +208,26 @@ async def test_an_outcome_that_cannot_be_taken_in_ends_loudly(monkeypatch: pytes
         await eventually(lambda: stack.faults)
         await router.cancel(1)
         await stack.all_free()
+
+
+async def test_logprobs_come_with_the_first_tokens_where_they_are_asked_for() -> None:
+    async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
+        await router.send(prefill=prompt_command(1, transfer_id(), n=2, sampling={"logprobs": 2}))
+        await router.send(prefill=prompt_command(2, transfer_id()))
+        asked, other = await router.one("first_step", 1), await router.one("first_step", 2)
+        assert [list(output.logprobs) for output in asked.outputs] == [[-0.5], [-0.5]]
+        assert [list(output.top_token_ids) for output in asked.outputs] == [[0, 1], [0, 1]]
+        assert not (other.outputs[0].logprobs or other.outputs[0].top_token_ids)
+        await router.cancel(1)
+        await router.cancel(2)
+
+
+async def test_a_sampling_value_without_meaning_fails_its_own_request_only() -> None:
+    async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
+        await router.send(prefill=prompt_command(1, transfer_id(), sampling={"repetition_penalty": -1.0}))
+        failed = await router.one("failed", 1)
+        assert failed.reason == session_pb2.FAILURE_REASON_INVALID
+        assert "repetition_penalty" in failed.message
+        await router.send(prefill=prompt_command(2, transfer_id()))
+        await router.one("first_step", 2)
+        await router.cancel(2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.events import End, SequenceOutput
+from router.events import End, SequenceOutput, TokenLogprob
 from router.lifecycle import InconsistentOutput, Lifecycle, Released
 
 ATTEMPT = 7
@@ -90,3 +90,19 @@ def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -
     lifecycle.take(output(0, [10], End.STOP))
     with pytest.raises(InconsistentOutput):
         lifecycle.take(second)
+
+
+def test_logprobs_stay_with_their_tokens_in_any_order() -> None:
+    told = [TokenLogprob(-float(offset), ()) for offset in range(3)]
+    lifecycle = Lifecycle(ATTEMPT, 1)
+    assert lifecycle.take(output(1, [11, 12])._replace(logprobs=tuple(told[1:]))) is None
+    released = lifecycle.take(output(0, [10])._replace(logprobs=(told[0],)))
+    assert released == Released(0, 0, (10, 11, 12), None, tuple(told))
+
+
+def test_a_repeat_without_logprobs_takes_none_away() -> None:
+    told = TokenLogprob(-1.0, ())
+    lifecycle = Lifecycle(ATTEMPT, 1)
+    assert lifecycle.take(output(1, [11])._replace(logprobs=(told,))) is None
+    assert lifecycle.take(output(1, [11])) is None
+    assert lifecycle.take(output(0, [10])._replace(logprobs=(told,))) == Released(0, 0, (10, 11), None, (told, told))

@@ -41,7 +41,19 @@ def test_sampling_values_count_with_do_sample(tmp_path: Path) -> None:
     assert defaults == GenerationDefaults(temperature=1.0, top_k=20, top_p=0.8)
 
 
-@pytest.mark.parametrize("generation", [{"eos_token_id": "x"}, {"do_sample": True, "top_p": "x"}])
+def test_typical_p_counts_with_do_sample(tmp_path: Path) -> None:
+    assert read_generation_defaults(write(tmp_path, {"do_sample": True, "typical_p": 0.5})).typical_p == 0.5
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_repetition_penalty_counts_for_greedy_decoding_too(tmp_path: Path, do_sample: bool) -> None:
+    defaults = read_generation_defaults(write(tmp_path, {"do_sample": do_sample, "repetition_penalty": 1.25}))
+    assert defaults.repetition_penalty == 1.25
+
+
+@pytest.mark.parametrize(
+    "generation", [{"eos_token_id": "x"}, {"do_sample": True, "top_p": "x"}, {"repetition_penalty": 0}]
+)
 def test_a_broken_generation_config_is_named(tmp_path: Path, generation: dict[str, Any]) -> None:
     with pytest.raises(ModelFolderError):
         read_generation_defaults(write(tmp_path, generation))

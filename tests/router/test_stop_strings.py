@@ -92,3 +92,12 @@ def test_after_a_match_nothing_comes_out() -> None:
     assert stop_filter.push(1, "abc") == Piece((1,), "a")
     assert stop_filter.push(2, "d") == Piece((), "")
     assert stop_filter.finish("e") == Piece((), "")
+
+
+def test_the_first_tokens_are_part_of_no_stop_before_min_tokens() -> None:
+    stop_filter = StopFilter(("ab",), min_tokens=2)
+    assert stop_filter.push(1, "ab") == Piece((1,), "ab")
+    assert stop_filter.push(2, "a") == Piece((2,), "a")  # not held back, though a stop might begin with it
+    assert stop_filter.push(3, "b") == Piece((3,), "b")
+    assert stop_filter.push(4, "xab") == Piece((4,), "x")
+    assert stop_filter.matched == "ab"

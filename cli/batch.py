@@ -1,0 +1,160 @@
+"""`baton batch`: answers a file of requests, offline. Interrupted and run again, it goes on where it was.
+
+A request is done when its whole line is in the output; a line that was cut off is dropped and its request done again.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from cli.batch_lines import BatchRequest, answer_line, error_line, read_line, sampling_of
+from cli.errors import CommandFailed
+from cli.model_source import find_model
+from cli.paths import ROOT
+
+if TYPE_CHECKING:
+    from engine import LLM, SamplingParams
+    from engine.offline.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    source: Path
+    target: Path
+    model: str | None
+    device: str
+    dtype: str
+    max_model_len: int | None
+    kv_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request that can be answered."""
+
+    request: BatchRequest
+    prompt: "Prompt"
+    params: "SamplingParams"
+
+
+def run_batch(options: BatchOptions) -> int:
+    """0 where every request was answered, 1 where some were refused. Raises: CommandFailed."""
+    requests = read_requests(options.source)
+    with opened(options.target) as target:
+        done = finished_ids(target, options.target)
+        unknown = done - {request.custom_id for request in requests}
+        if unknown:
+            raise CommandFailed(
+                f"{options.target} has answers to what is not in {options.source}: {sorted(unknown)[0]}"
+            )
+        left = [request for request in requests if request.custom_id not in done]
+        sys.stderr.write(f"{len(requests)} requests, {len(done)} done already\n")
+        if left:
+            answer_all(options, left, target)
+        return report(target, options.target)
+
+
+def read_requests(path: Path) -> list[BatchRequest]:
+    """Raises: CommandFailed, naming the line, for what is no request and for an id that comes twice."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        requests = [read_line(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"{path}: {error}") from error
+    seen: set[str] = set()
+    for request in requests:
+        if request.custom_id in seen:
+            raise CommandFailed(f"{path}: custom_id {request.custom_id!r} comes twice")
+        seen.add(request.custom_id)
+    return requests
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The output, for this process alone. Raises: CommandFailed."""
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommandFailed(f"{path}: another `baton batch` is writing it") from error
+        yield file
+
+
+def finished_ids(file: BinaryIO, path: Path) -> set[str]:
+    """Ids of the complete lines; what follows the last of them is cut off. Raises: CommandFailed."""
+    file.seek(0)
+    whole = file.read()
+    complete = whole.rfind(b"\n") + 1
+    try:
+        done = {str(json.loads(line)["custom_id"]) for line in whole[:complete].splitlines() if line.strip()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandFailed(f"{path} is no output of `baton batch`; give another file") from error
+    file.truncate(complete)
+    return done
+
+
+def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: BinaryIO) -> None:
+    from engine import LLM
+    from engine.model_config import ModelError
+
+    with tempfile.TemporaryDirectory(prefix="baton-batch-") as scratch:
+        model = find_model(options.model, ROOT, Path(scratch))
+        try:
+            llm = LLM(
+                str(model.folder),
+                device=options.device,
+                dtype=options.dtype,
+                max_model_len=options.max_model_len,
+                kv_cache_memory_bytes=options.kv_memory_bytes,
+            )
+        except (ModelError, ValueError) as error:
+            raise CommandFailed(str(error)) from error
+        ready: list[Ready] = []
+        for request in requests:
+            try:
+                ready.append(prepared(llm, request))
+            except ValueError as error:
+                write(target, error_line(request, str(error)))
+        prompts, params = [each.prompt for each in ready], [each.params for each in ready]
+        for output in llm.finished(prompts, params, use_tqdm=True):
+            write(target, answer_line(ready[int(output.request_id)].request, model.name, output))
+    os.fsync(target.fileno())
+
+
+def prepared(llm: "LLM", request: BatchRequest) -> Ready:
+    """Raises: ValueError, naming the field."""
+    params = sampling_of(request)
+    if request.is_chat:
+        prompt = llm.read_chat(request.body["messages"])
+    else:
+        asked = request.body.get("prompt_token_ids", request.body.get("prompt"))
+        if not isinstance(asked, str | list) or not asked:
+            raise ValueError("prompt must be a text or a list of token ids, and not empty; or give messages")
+        prompt = llm.read(asked)
+    llm.check(prompt, params)
+    return Ready(request, prompt, params)
+
+
+def write(target: BinaryIO, line: dict[str, object]) -> None:
+    """In one piece, and out of this process at once: what was written outlives a kill."""
+    target.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+    target.flush()
+
+
+def report(target: BinaryIO, path: Path) -> int:
+    target.seek(0)
+    lines = [json.loads(line) for line in target.read().splitlines()]
+    refused = sum(1 for line in lines if line["error"] is not None)
+    sys.stderr.write(f"{path}: {len(lines) - refused} answered, {refused} refused\n")
+    return 1 if refused else 0

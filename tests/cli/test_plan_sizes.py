@@ -1,0 +1,85 @@
+"""`baton plan`: sizes from config.json alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cli.__main__ import app
+
+OPT_30B: dict[str, Any] = {
+    "model_type": "opt",
+    "hidden_size": 7168,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 56,
+    "ffn_dim": 28672,
+    "max_position_embeddings": 2048,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 7168,
+}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "vocab_size": 512,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+
+
+def plan(folder: Path, config: dict[str, Any], *flags: str) -> Result:
+    (folder / "config.json").write_text(json.dumps(config))
+    return CliRunner().invoke(app, ["plan", "--model", str(folder), *flags], catch_exceptions=False)
+
+
+def sizes(folder: Path, config: dict[str, Any], *flags: str) -> Any:
+    return json.loads(plan(folder, config, "--json", *flags).output)
+
+
+def test_opt_30b_needs_168_gib(tmp_path: Path) -> None:
+    """4 x batch x layers x hidden x tokens: keys and values, two bytes each. 168 GiB, which papers write as 180 GB."""
+    found = sizes(tmp_path, OPT_30B, "--dtype", "float16", "--max-model-len", "1024", "--batch", "128")
+    assert found["batch_kv_bytes"] == 4 * 128 * 48 * 7168 * 1024 == 168 * 2**30
+    assert found["kv_token_bytes"] == 4 * 48 * 7168
+    assert found["blocks"] == 128 * 1024 // 32
+    assert found["max_concurrency"] == 128.0
+    assert found["parameters"] == pytest.approx(30e9, rel=0.01)
+    text = plan(tmp_path, OPT_30B, "--dtype", "float16", "--max-model-len", "1024", "--batch", "128").output
+    assert "128 x 1,024 tokens need 168 GiB of KV" in text
+
+
+def test_grouped_query_attention_needs_less(tmp_path: Path) -> None:
+    found = sizes(tmp_path, TINY, "--kv-memory", "1MiB")
+    assert found["kv_token_bytes"] == 2 * 4 * 2 * 16 * 2
+    assert found["blocks"] == 2**20 // (32 * 512)
+    assert found["max_concurrency"] == 1.0
+    assert found["dtype"] == "bfloat16"
+
+
+def test_it_says_what_would_fit(tmp_path: Path) -> None:
+    output = plan(tmp_path, TINY, "--kv-memory", "1MiB", "--batch", "4").output
+    assert "Maximum concurrency for 2,048 tokens per request: 1.00x" in output
+    assert f"does not fit: --kv-memory {4 * 2**20} would do" in output
+    again = plan(tmp_path, TINY, "--kv-memory", str(4 * 2**20), "--batch", "4").output
+    assert "does not fit" not in again
+
+
+def test_more_than_the_model_has_positions_for_is_refused(tmp_path: Path) -> None:
+    from cli.errors import CommandFailed
+
+    with pytest.raises(CommandFailed, match="positions for 2048"):
+        plan(tmp_path, TINY, "--max-model-len", "4096")
+
+
+def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
+    from cli.errors import CommandFailed
+
+    with pytest.raises(CommandFailed, match=r"no config\.json"):
+        CliRunner().invoke(app, ["plan", "--model", str(tmp_path)], catch_exceptions=False)

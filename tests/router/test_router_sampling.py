@@ -1,0 +1,186 @@
+"""Sampling over gRPC with scripted workers: what workers are told, what is refused, and log-probabilities."""
+
+from typing import Any
+
+import grpc
+
+from protos import baton_pb2, session_pb2
+from tests.router.conftest import Stack, encode, text_of, tokens_of
+from tests.router.test_router_refusals import INVALID, fields_of, ids, refusal, sampling
+
+STOP = baton_pb2.FINISH_REASON_STOP
+NAN = float("nan")
+END = 256  # the end-of-sequence token of the model folder
+
+
+def with_logprobs(output: session_pb2.SequenceOutput, top: int) -> session_pb2.SequenceOutput:
+    """As a worker tells them: of token t, -t / 8, and t + 1, t + 2 and so on as the likeliest."""
+    for token_id in output.token_ids:
+        output.logprobs.append(-token_id / 8)
+        output.top_token_ids.extend(token_id + rank for rank in range(1, top + 1))
+        output.top_logprobs.extend(-rank / 4 for rank in range(1, top + 1))
+    return output
+
+
+def output(attempt_id: int, offset: int, token_ids: list[int], top: int, end: Any = 0) -> session_pb2.SequenceOutput:
+    plain = session_pb2.SequenceOutput(attempt_id=attempt_id, offset=offset, token_ids=token_ids, end=end)
+    return with_logprobs(plain, top)
+
+
+def told(responses: list[Any]) -> list[tuple[int, float, list[int]]]:
+    """Token, log-probability and likeliest tokens, over all deltas."""
+    found = []
+    for delta in (response.delta for response in responses if response.WhichOneof("event") == "delta"):
+        width = len(delta.logprobs.top_token_ids) // max(1, len(delta.token_ids))
+        assert len(delta.logprobs.chosen) == len(delta.token_ids)
+        for index, token_id in enumerate(delta.token_ids):
+            top = delta.logprobs.top_token_ids[index * width : (index + 1) * width]
+            found.append((token_id, delta.logprobs.chosen[index], list(top)))
+    return found
+
+
+async def test_workers_are_told_every_field(stack: Stack) -> None:
+    await stack.generate(
+        max_tokens=3,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.25,
+        logit_bias={5: -100.0},
+        min_tokens=2,
+        allowed_token_ids=[5, 6],
+        bad_word_token_ids=[ids(7, 8)],
+        logprobs=4,
+    )
+    expected = session_pb2.Sampling(
+        max_tokens=3,
+        top_p=1.0,
+        seed=(start := await stack.decode.received("start", 2)).sampling.seed,
+        stop_token_ids=[END],
+        n=1,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.25,
+        logit_bias={5: -100.0},
+        min_tokens=2,
+        allowed_token_ids=[5, 6],
+        bad_words=[session_pb2.BadWord(token_ids=[7, 8])],
+        logprobs=4,
+    )
+    assert start.sampling == expected
+    assert (await stack.prefill.received("prefill", 2)).sampling == expected
+
+
+async def test_what_is_left_out_is_neutral(stack: Stack) -> None:
+    await stack.generate(max_tokens=3)
+    told = (await stack.prefill.received("prefill", 2)).sampling
+    assert (told.typical_p, told.repetition_penalty, told.min_tokens) == (1.0, 1.0, 0)
+    assert not (told.logit_bias or told.allowed_token_ids or told.bad_words or told.HasField("logprobs"))
+
+
+async def test_bad_words_become_tokens_as_they_stand(stack: Stack) -> None:
+    """Of a tokenizer of single bytes: with a space before it, a word ends in itself, and is forbidden already."""
+    await stack.generate(max_tokens=3, bad_words=["no", "never"], bad_word_token_ids=[ids(1)])
+    words = (await stack.prefill.received("prefill", 2)).sampling.bad_words
+    assert [list(word.token_ids) for word in words] == [[1], encode("no"), encode("never")]
+
+
+BAD = [
+    (sampling(typical_p=0.0), "sampling.typical_p"),
+    (sampling(typical_p=1.5), "sampling.typical_p"),
+    (sampling(repetition_penalty=0.0), "sampling.repetition_penalty"),
+    (sampling(repetition_penalty=10.5), "sampling.repetition_penalty"),
+    (sampling(repetition_penalty=NAN), "sampling.repetition_penalty"),
+    (sampling(presence_penalty=2.5), "sampling.presence_penalty"),
+    (sampling(frequency_penalty=-2.5), "sampling.frequency_penalty"),
+    (sampling(logit_bias={257: 1.0}), "sampling.logit_bias[257]"),
+    (sampling(logit_bias={5: NAN}), "sampling.logit_bias[5]"),
+    (sampling(logit_bias={5: -100.5}), "sampling.logit_bias[5]"),
+    (sampling(logit_bias=dict.fromkeys(range(301), 0.0)), "sampling.logit_bias"),
+    (sampling(max_tokens=3, min_tokens=4), "sampling.min_tokens"),
+    (sampling(min_tokens=124), "sampling.min_tokens"),
+    (sampling(allowed_token_ids=[1, 257]), "sampling.allowed_token_ids[1]"),
+    (sampling(allowed_token_ids=[1] * 1025), "sampling.allowed_token_ids"),
+    (sampling(allowed_token_ids=[END], min_tokens=1), "sampling.allowed_token_ids"),
+    (sampling(allowed_token_ids=[7], bad_word_token_ids=[ids(7)]), "sampling.allowed_token_ids"),
+    (sampling(bad_words=["ok", ""]), "sampling.bad_words[1]"),
+    (sampling(bad_words=["x" * 257]), "sampling.bad_words[0]"),
+    (sampling(bad_words=["x"] * 65), "sampling.bad_words"),
+    (sampling(bad_word_token_ids=[ids()]), "sampling.bad_word_token_ids[0].ids"),
+    (sampling(bad_word_token_ids=[ids(1), ids(2, 257)]), "sampling.bad_word_token_ids[1].ids[1]"),
+    (sampling(bad_word_token_ids=[ids(*[1] * 257)]), "sampling.bad_word_token_ids[0].ids"),
+    (sampling(bad_word_token_ids=[ids(1)] * 65), "sampling.bad_word_token_ids"),
+    (sampling(logprobs=21), "sampling.logprobs"),
+]
+
+
+async def test_values_out_of_range_name_their_field(stack: Stack) -> None:
+    for request, field in BAD:
+        error = await refusal(stack.stub.Generate(request, timeout=10))
+        assert (error.code(), fields_of(error)) == (INVALID, [field]), request
+
+
+async def test_the_limits_themselves_are_served(stack: Stack) -> None:
+    responses = await stack.generate(
+        max_tokens=3,
+        min_tokens=3,
+        typical_p=1.0,
+        repetition_penalty=10.0,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias=dict.fromkeys(range(257), 100.0),
+        allowed_token_ids=[5] * 1024,
+        bad_words=["x" * 256] * 64,
+        bad_word_token_ids=[ids(*[1] * 256)] * 64,
+        logprobs=20,
+    )
+    assert len(tokens_of(responses)) == 3
+
+
+async def test_stop_strings_wait_for_min_tokens(stack: Stack) -> None:
+    stack.pair.script = lambda prompt, choice: encode("a|bc|d|e")
+    responses = await stack.generate(max_tokens=8, min_tokens=3, stop=["|"])
+    assert text_of(responses) == "a|bc"
+    assert (responses[-1].finished.reason, responses[-1].finished.stop_text) == (STOP, "|")
+
+
+async def test_logprobs_go_out_with_their_tokens_and_end_at_a_stop(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    request = sampling(max_tokens=8, stop=["cd"], logprobs=2)
+    call = stack.stub.Generate(request, timeout=10)
+    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    a, b, c, d = encode("abcd")
+    first = session_pb2.FirstStep(attempt_id=attempt_id, outputs=[output(attempt_id, 0, [a], top=2)])
+    stack.prefill.say(first_step=first)
+    for step in (output(attempt_id, 0, [a, b], 2), output(attempt_id, 2, [c], 2), output(attempt_id, 3, [d], 2)):
+        stack.decode.say(step_outputs=session_pb2.StepOutputs(outputs=[step]))
+    responses = [response async for response in call]
+    assert told(responses) == [(token_id, -token_id / 8, [token_id + 1, token_id + 2]) for token_id in (a, b)]
+    assert responses[-1].finished.stop_text == "cd"
+
+
+async def test_zero_logprobs_tell_only_the_chosen_tokens(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    call = stack.stub.Generate(sampling(max_tokens=1, logprobs=0), timeout=10)
+    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    only = output(attempt_id, 0, [9], top=0, end=session_pb2.END_REASON_LENGTH)
+    stack.prefill.say(first_step=session_pb2.FirstStep(attempt_id=attempt_id, outputs=[only]))
+    assert told([response async for response in call]) == [(9, -9 / 8, [])]
+
+
+async def test_without_being_asked_there_are_no_logprobs(stack: Stack) -> None:
+    responses = await stack.generate(max_tokens=4)
+    assert not any(r.delta.HasField("logprobs") for r in responses if r.WhichOneof("event") == "delta")
+
+
+async def test_a_worker_that_tells_some_logprobs_only_breaks_the_protocol(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    call = stack.stub.Generate(sampling(max_tokens=8, logprobs=1), timeout=10)
+    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    stack.pair.step(attempt_id, 1, encode("b"))
+    stack.decode.say(step_outputs=session_pb2.StepOutputs(outputs=[output(attempt_id, 0, encode("a"), 1)]))
+    assert (await refusal(call)).code() is grpc.StatusCode.INTERNAL

@@ -4,6 +4,7 @@ Bound to loopback, nothing on disk. What it holds may be lost at any time.
 """
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,8 @@ NOISE = (
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
+_PORTS = range(20_000, 32_000)  # Linux gives out 32768 and above
+_PORT_TRIES = 100
 
 
 class RedisServerError(Exception):
@@ -77,11 +80,19 @@ def redis_url(port: int) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback that is free now, from below those that the kernel gives to outgoing connections.
+
+    One of the kernel's own choice may be taken again by any connection before its owner binds it.
+    Raises RedisServerError.
+    """
+    for port in random.sample(_PORTS, _PORT_TRIES):
+        with socket.socket() as probe:
+            try:
+                probe.bind((_HOST, port))
+            except OSError:
+                continue
+            return port
+    raise RedisServerError(f"{_PORT_TRIES} ports from {_PORTS.start} on were all in use")
 
 
 def start_redis_server(

@@ -144,15 +144,16 @@ def make_stack(
     `transports` says by worker what `--transport` is; for the others it is auto.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stack = Stack(folder, free_port(), free_port())
+    ports = iter(free_ports(3 + prefill + decode))
+    stack = Stack(folder, next(ports), next(ports))
     registry: list[str] = []
     if with_redis:
-        stack.redis = start_redis_server()
+        stack.redis = start_redis_server(next(ports))
         registry = ["--redis-url", stack.redis.url]
     members: list[str] = []
     for role, count in (("prefill", prefill), ("decode", decode)):
         for index in range(count):
-            name, port = f"{role}-{index}", free_port()
+            name, port = f"{role}-{index}", next(ports)
             command = [sys.executable, "-m", f"{role}_worker", "--worker-id", name, "--port", str(port), *registry]
             command += ["--model", str(model), "--model-name", model.name, *worker_flags]
             command += ["--transport", (transports or {}).get(name, "auto")]
@@ -163,3 +164,11 @@ def make_stack(
     command += ["--trace-file", str(stack.trace_file)]
     stack.processes["router"] = StackProcess("router", command, folder / "router.log")
     return stack
+
+
+def free_ports(count: int) -> list[int]:
+    """That many different ones."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)

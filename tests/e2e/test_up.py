@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from service.redis_server import free_port
 from tests.e2e.conftest import REPOSITORY
+from tests.e2e.stack import free_ports
 
 READY_S = 90.0
 STOP_S = 30.0
@@ -23,7 +23,7 @@ class Up:
     """A running `baton up` with the demo model, and the command line against it."""
 
     def __init__(self, log: Path) -> None:
-        self.port, self.admin_port = free_port(), free_port()
+        self.port, self.admin_port = free_ports(2)
         self.log = log
         command = [sys.executable, "-m", "cli", "up", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         with log.open("wb") as output:

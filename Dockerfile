@@ -46,6 +46,7 @@ COPY engine engine
 COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker
 COPY decode_worker decode_worker
+COPY worker worker
 USER baton
 EXPOSE 50061
 ENTRYPOINT ["python", "-m"]

@@ -10,7 +10,18 @@ from cli.paths import ROOT
 
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-TYPED = ["router", "prefill_worker", "decode_worker", "kvtransfer", "kernels", "engine", "service", "client", "cli"]
+TYPED = [
+    "router",
+    "prefill_worker",
+    "decode_worker",
+    "worker",
+    "kvtransfer",
+    "kernels",
+    "engine",
+    "service",
+    "client",
+    "cli",
+]
 
 
 def run_checks(pytest_arguments: Sequence[str]) -> int:

@@ -19,8 +19,6 @@ import grpc
 
 from decode_worker.admission import Admission
 from decode_worker.loop import DecodeLoop
-from decode_worker.transfer import Pull, TransferFailed, TransferReader
-from decode_worker.wire import END_REASONS, add_logprobs, page_counts, sampling_params
 from engine.decode_scheduler import DecodeRequest, SequenceStep
 from engine.engine_thread import StepTiming
 from engine.sequence import FirstToken, RequestRefused
@@ -28,6 +26,8 @@ from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import RouterSession, SessionHub
+from worker.transfer_reader import Pull, TransferFailed, TransferReader
+from worker.wire import END_REASONS, add_logprobs, page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
 Session = RouterSession[session_pb2.ConnectResponse]

@@ -12,9 +12,7 @@ import torch
 
 from decode_worker.config import DecodeConfig
 from decode_worker.loop import DecodeLoop
-from decode_worker.peers import Peers
 from decode_worker.service import DecodeService
-from decode_worker.transfer import TransferReader
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
 from engine.decode_scheduler import DecodeScheduler
 from engine.model_config import ModelError
@@ -29,6 +27,8 @@ from service.logs import configure_logging
 from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, take_worker_epoch
 from service.worker_record import WorkerRole
+from worker.peers import Peers
+from worker.transfer_reader import TransferReader
 
 logger = logging.getLogger(__name__)
 WRONG_CONFIGURATION = 2

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from engine.model_config import ModelError, read_json, read_model_config
 from engine.models.checkpoint import build_decoder
 from engine.models.decoder import DecoderModel
+from engine.models.linear import DenseLinear, Linear
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -87,11 +89,20 @@ class CheckpointTensors:
         self._bar.update(stored.nbytes)
         return stored.to(self._device, self._dtype)
 
+    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+        weights = [self.take(f"{name}.weight", size, inputs) for name, size in zip(names, sizes, strict=True)]
+        biases = [self.take(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)] if bias else []
+        return DenseLinear(_stack(weights), _stack(biases) if bias else None)
+
     def check_all_taken(self, ignore: set[str]) -> None:
         """A tensor that nobody asked for means another architecture: refuse rather than compute something else."""
         left = sorted(name for name in self._files.keys() - ignore if not name.endswith("rotary_emb.inv_freq"))
         if left:
             raise ModelError(f"the checkpoint has {len(left)} tensors this model does not use, among them {left[0]}")
+
+
+def _stack(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def model_fingerprint(folder: Path) -> bytes:

@@ -20,12 +20,12 @@ from engine.engine_thread import StepTiming
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest
 from engine.sequence import RequestRefused
 from prefill_worker.loop import PrefillLoop
-from prefill_worker.transfer import TRANSFER_ID_BYTES, TransferSource
-from prefill_worker.wire import first_output, page_counts, sampling_params
 from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import RouterSession, SessionHub
+from worker.transfer_source import TRANSFER_ID_BYTES, TransferSource
+from worker.wire import first_output, page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
 Session = RouterSession[session_pb2.ConnectResponse]

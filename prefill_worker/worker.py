@@ -22,7 +22,6 @@ from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.service import PrefillService
-from prefill_worker.transfer import TransferSource
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from service.affinity import pin_process
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
@@ -30,6 +29,7 @@ from service.logs import configure_logging
 from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
+from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
 WRONG_CONFIGURATION = 2

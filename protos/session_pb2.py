@@ -22,63 +22,56 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos import sampling_pb2 as protos_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/session.proto\x12\x08\x62\x61ton.v1\"\xcf\x01\n\x0e\x43onnectRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12 \n\x05hello\x18\x03 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12$\n\x07prefill\x18\x04 \x01(\x0b\x32\x11.baton.v1.PrefillH\x00\x12 \n\x05start\x18\x05 \x01(\x0b\x32\x0f.baton.v1.StartH\x00\x12\"\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x42\t\n\x07\x63ommand\"\xbb\x02\n\x0f\x43onnectResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12$\n\x07welcome\x18\x04 \x01(\x0b\x32\x11.baton.v1.WelcomeH\x00\x12)\n\nfirst_step\x18\x05 \x01(\x0b\x32\x13.baton.v1.FirstStepH\x00\x12-\n\x0cstep_outputs\x18\x06 \x01(\x0b\x32\x15.baton.v1.StepOutputsH\x00\x12\"\n\x06landed\x18\x07 \x01(\x0b\x32\x10.baton.v1.LandedH\x00\x12\"\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x10.baton.v1.FailedH\x00\x12\"\n\x06report\x18\t \x01(\x0b\x32\x10.baton.v1.ReportH\x00\x42\x07\n\x05\x65vent\"C\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x15\n\rresumes_epoch\x18\x03 \x01(\x04\"R\n\x07Welcome\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\x12\x10\n\x08received\x18\x02 \x01(\x04\x12$\n\x06worker\x18\x03 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\"\xae\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\"\n\x05model\x18\x05 \x01(\x0b\x32\x13.baton.v1.ModelInfo\x12\x14\n\x0ctotal_blocks\x18\x06 \x01(\r\x12\x13\n\x0btotal_slots\x18\x07 \x01(\r\"u\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\"\xd7\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\t\n\x01n\x18\x08 \x01(\r\x12\x11\n\ttypical_p\x18\t \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x35\n\nlogit_bias\x18\r \x03(\x0b\x32!.baton.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12$\n\tbad_words\x18\x10 \x03(\x0b\x32\x11.baton.v1.BadWord\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xac\x01\n\x07Prefill\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x0c\x12\x14\n\x0ctime_left_ms\x18\x06 \x01(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\"\xc4\x01\n\x05Start\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x18\n\x10prefill_endpoint\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x14\n\x0ctime_left_ms\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\"u\n\tFirstStep\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12)\n\x07outputs\x18\x02 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.baton.v1.PrefillTimings\"]\n\x0ePrefillTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x10\n\x08\x63hunk_ms\x18\x02 \x03(\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"8\n\x0bStepOutputs\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\"\xb8\x01\n\x0eSequenceOutput\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12 \n\x03\x65nd\x18\x05 \x01(\x0e\x32\x13.baton.v1.EndReason\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x15\n\rtop_token_ids\x18\x07 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x08 \x03(\x02\"\xa7\x01\n\x06Landed\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x63opy_ms\x18\x03 \x01(\x01\x12\x12\n\nexposed_ms\x18\x04 \x01(\x01\x12\x14\n\x0c\x61\x64mission_ms\x18\x05 \x01(\x01\x12\x15\n\rfirst_step_ms\x18\x06 \x01(\x01\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\"V\n\x06\x46\x61iled\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.baton.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc6\x01\n\x06Report\x12\x14\n\x0climit_blocks\x18\x01 \x01(\r\x12\x13\n\x0blimit_slots\x18\x02 \x01(\r\x12#\n\x05pages\x18\x03 \x01(\x0b\x32\x14.baton.v1.PageCounts\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x19\n\x11running_sequences\x18\x05 \x01(\r\x12\x16\n\x0epending_tokens\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\r\n\x05steps\x18\x08 \x01(\x04\"}\n\nPageCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x19\n\x11held_by_sequences\x18\x05 \x01(\r\x12\x19\n\x11held_by_transfers\x18\x06 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*S\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45ND_REASON_STOP\x10\x01\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x02*\xdc\x01\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_REASON_INVALID\x10\x01\x12\x1b\n\x17\x46\x41ILURE_REASON_TRANSFER\x10\x02\x12\x1c\n\x18\x46\x41ILURE_REASON_NONFINITE\x10\x03\x12\x1b\n\x17\x46\x41ILURE_REASON_DEADLINE\x10\x04\x12\x1b\n\x17\x46\x41ILURE_REASON_DRAINING\x10\x05\x12\x1a\n\x16\x46\x41ILURE_REASON_NO_ROOM\x10\x06\x32T\n\x0eSessionService\x12\x42\n\x07\x43onnect\x12\x18.baton.v1.ConnectRequest\x1a\x19.baton.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/session.proto\x12\x08\x62\x61ton.v1\x1a\x15protos/sampling.proto\"\xcf\x01\n\x0e\x43onnectRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12 \n\x05hello\x18\x03 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12$\n\x07prefill\x18\x04 \x01(\x0b\x32\x11.baton.v1.PrefillH\x00\x12 \n\x05start\x18\x05 \x01(\x0b\x32\x0f.baton.v1.StartH\x00\x12\"\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x42\t\n\x07\x63ommand\"\xbb\x02\n\x0f\x43onnectResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12$\n\x07welcome\x18\x04 \x01(\x0b\x32\x11.baton.v1.WelcomeH\x00\x12)\n\nfirst_step\x18\x05 \x01(\x0b\x32\x13.baton.v1.FirstStepH\x00\x12-\n\x0cstep_outputs\x18\x06 \x01(\x0b\x32\x15.baton.v1.StepOutputsH\x00\x12\"\n\x06landed\x18\x07 \x01(\x0b\x32\x10.baton.v1.LandedH\x00\x12\"\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x10.baton.v1.FailedH\x00\x12\"\n\x06report\x18\t \x01(\x0b\x32\x10.baton.v1.ReportH\x00\x42\x07\n\x05\x65vent\"C\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x15\n\rresumes_epoch\x18\x03 \x01(\x04\"R\n\x07Welcome\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\x12\x10\n\x08received\x18\x02 \x01(\x04\x12$\n\x06worker\x18\x03 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\"\xae\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\"\n\x05model\x18\x05 \x01(\x0b\x32\x13.baton.v1.ModelInfo\x12\x14\n\x0ctotal_blocks\x18\x06 \x01(\r\x12\x13\n\x0btotal_slots\x18\x07 \x01(\r\"u\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\"\xac\x01\n\x07Prefill\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x0c\x12\x14\n\x0ctime_left_ms\x18\x06 \x01(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\"\xc4\x01\n\x05Start\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x18\n\x10prefill_endpoint\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x14\n\x0ctime_left_ms\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\"u\n\tFirstStep\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12)\n\x07outputs\x18\x02 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.baton.v1.PrefillTimings\"]\n\x0ePrefillTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x10\n\x08\x63hunk_ms\x18\x02 \x03(\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"8\n\x0bStepOutputs\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\"\xb8\x01\n\x0eSequenceOutput\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12 \n\x03\x65nd\x18\x05 \x01(\x0e\x32\x13.baton.v1.EndReason\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x15\n\rtop_token_ids\x18\x07 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x08 \x03(\x02\"\xa7\x01\n\x06Landed\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x63opy_ms\x18\x03 \x01(\x01\x12\x12\n\nexposed_ms\x18\x04 \x01(\x01\x12\x14\n\x0c\x61\x64mission_ms\x18\x05 \x01(\x01\x12\x15\n\rfirst_step_ms\x18\x06 \x01(\x01\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\"V\n\x06\x46\x61iled\x12\x12\n\nattempt_id\x18\x01 \x01(\x04\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.baton.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc6\x01\n\x06Report\x12\x14\n\x0climit_blocks\x18\x01 \x01(\r\x12\x13\n\x0blimit_slots\x18\x02 \x01(\r\x12#\n\x05pages\x18\x03 \x01(\x0b\x32\x14.baton.v1.PageCounts\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x19\n\x11running_sequences\x18\x05 \x01(\r\x12\x16\n\x0epending_tokens\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\r\n\x05steps\x18\x08 \x01(\x04\"}\n\nPageCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x19\n\x11held_by_sequences\x18\x05 \x01(\r\x12\x19\n\x11held_by_transfers\x18\x06 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*S\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45ND_REASON_STOP\x10\x01\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x02*\xdc\x01\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_REASON_INVALID\x10\x01\x12\x1b\n\x17\x46\x41ILURE_REASON_TRANSFER\x10\x02\x12\x1c\n\x18\x46\x41ILURE_REASON_NONFINITE\x10\x03\x12\x1b\n\x17\x46\x41ILURE_REASON_DEADLINE\x10\x04\x12\x1b\n\x17\x46\x41ILURE_REASON_DRAINING\x10\x05\x12\x1a\n\x16\x46\x41ILURE_REASON_NO_ROOM\x10\x06\x32T\n\x0eSessionService\x12\x42\n\x07\x43onnect\x12\x18.baton.v1.ConnectRequest\x1a\x19.baton.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=2964
-  _globals['_ROLE']._serialized_end=3027
-  _globals['_ENDREASON']._serialized_start=3029
-  _globals['_ENDREASON']._serialized_end=3112
-  _globals['_FAILUREREASON']._serialized_start=3115
-  _globals['_FAILUREREASON']._serialized_end=3335
-  _globals['_CONNECTREQUEST']._serialized_start=35
-  _globals['_CONNECTREQUEST']._serialized_end=242
-  _globals['_CONNECTRESPONSE']._serialized_start=245
-  _globals['_CONNECTRESPONSE']._serialized_end=560
-  _globals['_HELLO']._serialized_start=562
-  _globals['_HELLO']._serialized_end=629
-  _globals['_WELCOME']._serialized_start=631
-  _globals['_WELCOME']._serialized_end=713
-  _globals['_WORKERINFO']._serialized_start=716
-  _globals['_WORKERINFO']._serialized_end=890
-  _globals['_MODELINFO']._serialized_start=892
-  _globals['_MODELINFO']._serialized_end=1009
-  _globals['_SAMPLING']._serialized_start=1012
-  _globals['_SAMPLING']._serialized_end=1483
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1422
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1470
-  _globals['_BADWORD']._serialized_start=1485
-  _globals['_BADWORD']._serialized_end=1513
-  _globals['_PREFILL']._serialized_start=1516
-  _globals['_PREFILL']._serialized_end=1688
-  _globals['_START']._serialized_start=1691
-  _globals['_START']._serialized_end=1887
-  _globals['_CANCEL']._serialized_start=1889
-  _globals['_CANCEL']._serialized_end=1917
-  _globals['_FIRSTSTEP']._serialized_start=1919
-  _globals['_FIRSTSTEP']._serialized_end=2036
-  _globals['_PREFILLTIMINGS']._serialized_start=2038
-  _globals['_PREFILLTIMINGS']._serialized_end=2131
-  _globals['_STEPOUTPUTS']._serialized_start=2133
-  _globals['_STEPOUTPUTS']._serialized_end=2189
-  _globals['_SEQUENCEOUTPUT']._serialized_start=2192
-  _globals['_SEQUENCEOUTPUT']._serialized_end=2376
-  _globals['_LANDED']._serialized_start=2379
-  _globals['_LANDED']._serialized_end=2546
-  _globals['_FAILED']._serialized_start=2548
-  _globals['_FAILED']._serialized_end=2634
-  _globals['_REPORT']._serialized_start=2637
-  _globals['_REPORT']._serialized_end=2835
-  _globals['_PAGECOUNTS']._serialized_start=2837
-  _globals['_PAGECOUNTS']._serialized_end=2962
-  _globals['_SESSIONSERVICE']._serialized_start=3337
-  _globals['_SESSIONSERVICE']._serialized_end=3421
+  _globals['_ROLE']._serialized_start=2483
+  _globals['_ROLE']._serialized_end=2546
+  _globals['_ENDREASON']._serialized_start=2548
+  _globals['_ENDREASON']._serialized_end=2631
+  _globals['_FAILUREREASON']._serialized_start=2634
+  _globals['_FAILUREREASON']._serialized_end=2854
+  _globals['_CONNECTREQUEST']._serialized_start=58
+  _globals['_CONNECTREQUEST']._serialized_end=265
+  _globals['_CONNECTRESPONSE']._serialized_start=268
+  _globals['_CONNECTRESPONSE']._serialized_end=583
+  _globals['_HELLO']._serialized_start=585
+  _globals['_HELLO']._serialized_end=652
+  _globals['_WELCOME']._serialized_start=654
+  _globals['_WELCOME']._serialized_end=736
+  _globals['_WORKERINFO']._serialized_start=739
+  _globals['_WORKERINFO']._serialized_end=913
+  _globals['_MODELINFO']._serialized_start=915
+  _globals['_MODELINFO']._serialized_end=1032
+  _globals['_PREFILL']._serialized_start=1035
+  _globals['_PREFILL']._serialized_end=1207
+  _globals['_START']._serialized_start=1210
+  _globals['_START']._serialized_end=1406
+  _globals['_CANCEL']._serialized_start=1408
+  _globals['_CANCEL']._serialized_end=1436
+  _globals['_FIRSTSTEP']._serialized_start=1438
+  _globals['_FIRSTSTEP']._serialized_end=1555
+  _globals['_PREFILLTIMINGS']._serialized_start=1557
+  _globals['_PREFILLTIMINGS']._serialized_end=1650
+  _globals['_STEPOUTPUTS']._serialized_start=1652
+  _globals['_STEPOUTPUTS']._serialized_end=1708
+  _globals['_SEQUENCEOUTPUT']._serialized_start=1711
+  _globals['_SEQUENCEOUTPUT']._serialized_end=1895
+  _globals['_LANDED']._serialized_start=1898
+  _globals['_LANDED']._serialized_end=2065
+  _globals['_FAILED']._serialized_start=2067
+  _globals['_FAILED']._serialized_end=2153
+  _globals['_REPORT']._serialized_start=2156
+  _globals['_REPORT']._serialized_end=2354
+  _globals['_PAGECOUNTS']._serialized_start=2356
+  _globals['_PAGECOUNTS']._serialized_end=2481
+  _globals['_SESSIONSERVICE']._serialized_start=2856
+  _globals['_SESSIONSERVICE']._serialized_end=2940
 # @@protoc_insertion_point(module_scope)

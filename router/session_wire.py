@@ -3,7 +3,7 @@ names; it decides nothing."""
 
 from dataclasses import dataclass
 
-from protos import session_pb2
+from protos import sampling_pb2, session_pb2
 from router.events import (
     Alternative,
     AttemptEvent,
@@ -137,9 +137,9 @@ def worker_report(report: session_pb2.Report) -> WorkerReport:
     )
 
 
-def _sampling(sampling: Sampling) -> session_pb2.Sampling:
+def _sampling(sampling: Sampling) -> sampling_pb2.Sampling:
     rules = sampling.rules
-    return session_pb2.Sampling(
+    return sampling_pb2.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -155,7 +155,7 @@ def _sampling(sampling: Sampling) -> session_pb2.Sampling:
         logit_bias=rules.logit_bias,
         min_tokens=rules.min_tokens,
         allowed_token_ids=rules.allowed_token_ids,
-        bad_words=[session_pb2.BadWord(token_ids=word) for word in rules.bad_words],
+        bad_words=[sampling_pb2.BadWord(token_ids=word) for word in rules.bad_words],
         logprobs=sampling.logprobs,
     )
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from engine.batch import Batch
 from engine.model_config import ModelConfig
+from engine.models.linear import Linear
 from engine.rope import Rotation, rotation
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
@@ -17,15 +18,6 @@ from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.silu_mul import silu_mul
 from kernels.store_kv import store_kv
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    weight: torch.Tensor  # [out, in]
-    bias: torch.Tensor | None = None  # [out]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)

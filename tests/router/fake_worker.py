@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from protos import session_pb2, session_pb2_grpc
+from protos import sampling_pb2, session_pb2, session_pb2_grpc
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.session_connection import serve_connection
 from service.session_hub import RouterSession, SessionHub
@@ -163,7 +163,7 @@ class FakePair:
         return answer[: stops[0] + 1] if stops else answer
 
 
-def _end(answer: list[int], sampling: session_pb2.Sampling) -> int:
+def _end(answer: list[int], sampling: sampling_pb2.Sampling) -> int:
     stopped = answer[-1] in sampling.stop_token_ids
     return session_pb2.END_REASON_STOP if stopped else session_pb2.END_REASON_LENGTH
 

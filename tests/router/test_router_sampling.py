@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from protos import baton_pb2, session_pb2
+from protos import baton_pb2, sampling_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of, tokens_of
 from tests.router.test_router_refusals import INVALID, fields_of, ids, refusal, sampling
 
@@ -52,7 +52,7 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
         bad_word_token_ids=[ids(7, 8)],
         logprobs=4,
     )
-    expected = session_pb2.Sampling(
+    expected = sampling_pb2.Sampling(
         max_tokens=3,
         top_p=1.0,
         seed=(start := await stack.decode.received("start", 2)).sampling.seed,
@@ -65,7 +65,7 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
         logit_bias={5: -100.0},
         min_tokens=2,
         allowed_token_ids=[5, 6],
-        bad_words=[session_pb2.BadWord(token_ids=[7, 8])],
+        bad_words=[sampling_pb2.BadWord(token_ids=[7, 8])],
         logprobs=4,
     )
     assert start.sampling == expected

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from decode_worker.peers import PeerFailed
-from decode_worker.transfer import TransferFailed
 from engine.decode_scheduler import Reservation
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running
+from worker.peers import PeerFailed
+from worker.transfer_reader import TransferFailed
 
 
 async def test_a_forgotten_peer_stays_usable_until_it_is_given_back() -> None:

@@ -1,10 +1,37 @@
 """Values of the engine as session messages have them, and back."""
 
-from decode_worker.loop import DecodeLoad
-from engine.decode_scheduler import SequenceStep
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.pages import PageCounts
+from engine.plan import TokenLogprob
 from engine.sampling_params import SamplingParams
 from engine.sequence import EndReason, FirstToken
-from protos import session_pb2
+from protos import sampling_pb2, session_pb2
+
+
+class LoggedToken(Protocol):
+    """A token that knows how likely it was, and what else might have come."""
+
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def top(self) -> Sequence[TokenLogprob]: ...
+
+
+class PagesHeld(Protocol):
+    """A worker's pool between two steps, with who holds its blocks."""
+
+    @property
+    def pages(self) -> PageCounts: ...
+
+    @property
+    def held_by_sequences(self) -> int: ...
+
+    @property
+    def held_by_transfers(self) -> int: ...
+
 
 END_REASONS = {
     None: session_pb2.END_REASON_UNSPECIFIED,
@@ -13,7 +40,7 @@ END_REASONS = {
 }
 
 
-def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
+def sampling_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
     """Raises: ValueError, naming the field, for a value without meaning."""
     return SamplingParams(
         max_tokens=sampling.max_tokens,
@@ -36,14 +63,23 @@ def sampling_params(sampling: session_pb2.Sampling) -> SamplingParams:
     )
 
 
-def add_logprobs(output: session_pb2.SequenceOutput, token: FirstToken | SequenceStep) -> None:
+def first_output(attempt_id: int, first: FirstToken, with_logprobs: bool) -> session_pb2.SequenceOutput:
+    output = session_pb2.SequenceOutput(
+        attempt_id=attempt_id, choice=first.choice, offset=0, token_ids=[first.token_id], end=END_REASONS[first.end]
+    )
+    if with_logprobs:
+        add_logprobs(output, first)
+    return output
+
+
+def add_logprobs(output: session_pb2.SequenceOutput, token: LoggedToken) -> None:
     """To be called for each token of the output, in their order."""
     output.logprobs.append(token.logprob)
     output.top_token_ids.extend(each.token_id for each in token.top)
     output.top_logprobs.extend(each.logprob for each in token.top)
 
 
-def page_counts(load: DecodeLoad) -> session_pb2.PageCounts:
+def page_counts(load: PagesHeld) -> session_pb2.PageCounts:
     return session_pb2.PageCounts(
         total=load.pages.total,
         free=load.pages.free,

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import grpc
 
-from decode_worker.peers import Peer, PeerFailed, Peers
 from engine.decode_scheduler import Reservation
 from engine.plan import TokenLogprob
 from engine.sequence import EndReason, FirstToken
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
+from worker.peers import Peer, PeerFailed, Peers
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 2.0

@@ -42,6 +42,12 @@ COPY service service
 COPY client client
 COPY cli cli
 COPY kernels kernels
+# The image without a compiler serves too, only slower: attention then runs in PyTorch.
+RUN if [ "$TORCH" = cpu ]; then \
+      apt-get update && apt-get install --yes --no-install-recommends g++ \
+      && python -m kernels.native.build && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/* \
+      || echo "native kernels are not in this image"; \
+    fi
 COPY engine engine
 COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from cli.rounding import round_milliseconds
-from client import BatonClientError, Delta, Event, Finished, InvalidRequest, Started
+from client import BatonClientError, Delta, Event, Finished, InvalidRequest, PromptPart, Started
 
 
 class AnswerOutput(Protocol):
@@ -23,10 +23,15 @@ class TextOutput:
         self._output = output or sys.stdout
         self._errors = errors or sys.stderr
         self._texts: dict[int, list[str]] | None = {} if choices > 1 else None
+        self._prompt = ""  # to stand before each of several choices
         self.text = ""
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Delta):
+        if isinstance(event, PromptPart):
+            if self._texts is None:
+                self._output.write(event.text)
+            self._prompt += event.text
+        elif isinstance(event, Delta):
             if self._texts is None:
                 self.text += event.text
                 self._output.write(event.text)
@@ -34,7 +39,7 @@ class TextOutput:
             else:
                 self._texts.setdefault(event.index, []).append(event.text)
         elif isinstance(event, Finished) and self._texts is not None:
-            self._output.write(f"[{event.index}] {''.join(self._texts.get(event.index, []))}\n")
+            self._output.write(f"[{event.index}] {self._prompt}{''.join(self._texts.get(event.index, []))}\n")
             self._output.flush()
 
     def end(self) -> None:
@@ -52,7 +57,7 @@ class TextOutput:
 
 
 class JsonOutput:
-    """The format that scripts read: `event` is started, delta, finished or error."""
+    """The format that scripts read: `event` is started, prompt, delta, finished or error."""
 
     def __init__(self, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
@@ -86,6 +91,11 @@ def event_as_object(event: Event) -> dict[str, object]:
     """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
     if isinstance(event, Started):
         return {"event": "started", **asdict(event)}
+    if isinstance(event, PromptPart):
+        part = {"event": "prompt", **asdict(event)}
+        if event.logprobs is None:
+            del part["logprobs"]
+        return part
     if isinstance(event, Delta):
         delta = {"event": "delta", **asdict(event)}
         if event.logprobs is None:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from cli.batch_lines import BatchRequest, answer_line, error_line, read_line, sampling_of
 from cli.errors import CommandFailed
-from cli.model_source import find_model
+from cli.model_source import find_adapters, find_model
 from cli.paths import ROOT
 
 if TYPE_CHECKING:
-    from engine import LLM, SamplingParams
+    from engine import LLM, LoRARequest, SamplingParams
     from engine.offline.prompts import Prompt
 
 
@@ -33,6 +33,9 @@ class BatchOptions:
     dtype: str
     max_model_len: int | None
     kv_memory_bytes: int | None
+    kv_cache_dtype: str = "auto"
+    quantize: str = "none"
+    adapters: tuple[str, ...] = ()  # each NAME=FOLDER; a line chooses one by its `model`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Ready:
     request: BatchRequest
     prompt: "Prompt"
     params: "SamplingParams"
+    lora: "LoRARequest | None" = None
 
 
 def run_batch(options: BatchOptions) -> int:
@@ -105,11 +109,13 @@ def finished_ids(file: BinaryIO, path: Path) -> set[str]:
 
 
 def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: BinaryIO) -> None:
-    from engine import LLM
+    from engine import LLM, LoRARequest
     from engine.model_config import ModelError
 
     with tempfile.TemporaryDirectory(prefix="baton-batch-") as scratch:
         model = find_model(options.model, ROOT, Path(scratch))
+        adapters = find_adapters(options.adapters, model.name)
+        loras = {each.name: LoRARequest(each.name, n, str(each.folder)) for n, each in enumerate(adapters, start=1)}
         try:
             llm = LLM(
                 str(model.folder),
@@ -117,22 +123,30 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
                 dtype=options.dtype,
                 max_model_len=options.max_model_len,
                 kv_cache_memory_bytes=options.kv_memory_bytes,
+                kv_cache_dtype=options.kv_cache_dtype,
+                quantization=None if options.quantize == "none" else options.quantize,
+                enable_lora=bool(adapters),
             )
         except (ModelError, ValueError) as error:
             raise CommandFailed(str(error)) from error
         ready: list[Ready] = []
         for request in requests:
             try:
-                ready.append(prepared(llm, request))
+                ready.append(prepared(llm, request, loras))
             except ValueError as error:
                 write(target, error_line(request, str(error)))
         prompts, params = [each.prompt for each in ready], [each.params for each in ready]
-        for output in llm.finished(prompts, params, use_tqdm=True):
-            write(target, answer_line(ready[int(output.request_id)].request, model.name, output))
+        try:
+            for output in llm.finished(prompts, params, use_tqdm=True, loras=[each.lora for each in ready]):
+                answered = ready[int(output.request_id)]
+                name = answered.lora.lora_name if answered.lora else model.name
+                write(target, answer_line(answered.request, name, output))
+        except ModelError as error:  # of an adapter, before anything is computed
+            raise CommandFailed(str(error)) from error
     os.fsync(target.fileno())
 
 
-def prepared(llm: "LLM", request: BatchRequest) -> Ready:
+def prepared(llm: "LLM", request: BatchRequest, loras: Mapping[str, "LoRARequest"]) -> Ready:
     """Raises: ValueError, naming the field."""
     params = sampling_of(request)
     if request.is_chat:
@@ -143,7 +157,8 @@ def prepared(llm: "LLM", request: BatchRequest) -> Ready:
             raise ValueError("prompt must be a text or a list of token ids, and not empty; or give messages")
         prompt = llm.read(asked)
     llm.check(prompt, params)
-    return Ready(request, prompt, params)
+    chosen = request.body.get("model")
+    return Ready(request, prompt, params, loras.get(chosen) if isinstance(chosen, str) else None)
 
 
 def write(target: BinaryIO, line: dict[str, object]) -> None:

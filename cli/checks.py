@@ -10,6 +10,7 @@ from cli.paths import ROOT
 
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+END_TO_END = "tests/e2e"
 TYPED = [
     "router",
     "prefill_worker",
@@ -28,11 +29,15 @@ def run_checks(pytest_arguments: Sequence[str]) -> int:
     """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing."""
     commands = {"tests": ["pytest", *pytest_arguments]}
     if not pytest_arguments:
+        cores = str(len(os.sched_getaffinity(0)))
         commands = {
             "style": ["ruff", "check", "."],
             "format": ["ruff", "format", "--check", "."],
             "types": ["mypy", *TYPED],
-            **commands,
+            # A module's tests stay together, for the sake of what they share.
+            "unit tests": ["pytest", "--numprocesses", cores, "--dist", "loadfile", "--ignore", END_TO_END],
+            # One at a time: each has processes of its own, and measures how long they take.
+            "end to end": ["pytest", END_TO_END],
         }
     verdicts = []
     for name, command in commands.items():

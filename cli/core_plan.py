@@ -2,7 +2,7 @@
 
 Workers come first, on disjoint cores while there are enough: a decode step must not wait for anyone's prompt. Router,
 Redis and the copying of KV take a core of their own if one is left, else that of the last prefill worker, never
-decode's. With more workers than cores they share, round robin.
+decode's. With more workers than cores they share, round robin; so they do where there are no prefill workers.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class CorePlan:
 
 
 def plan_cores(available: Sequence[int], prefill: int, decode: int) -> CorePlan:
-    """Splits `available` among `decode` and `prefill` workers; both counts are at least 1."""
+    """Splits `available` among `decode` workers, at least one, and `prefill` workers."""
     cores, workers = list(available), prefill + decode
     if len(cores) > workers:
         *cores, last = cores

@@ -1,10 +1,12 @@
 """From what the user calls a model to a folder with a checkpoint: a folder, a hub id, or the demo model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import CommandFailed
+from service.adapter_folder import AdapterFolder, parse_adapters
 
 # What a checkpoint is made of; weights in any other format would be code.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -38,6 +40,20 @@ def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
     return ModelSource(_download(given), given)
 
 
+def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder, ...]:
+    """From `NAME=FOLDER` each. Raises CommandFailed."""
+    try:
+        adapters = parse_adapters(given)
+    except ValueError as error:
+        raise CommandFailed(f"--adapter: {error}") from error
+    for adapter in adapters:
+        if adapter.name == model_name:
+            raise CommandFailed(f"--adapter {adapter}: the model is called {model_name} already")
+        if not (adapter.folder / "adapter_config.json").is_file():
+            raise CommandFailed(f"--adapter {adapter}: there is no adapter_config.json in that folder")
+    return tuple(AdapterFolder(adapter.name, adapter.folder.resolve()) for adapter in adapters)
+
+
 def has_chat_template(folder: Path) -> bool:
     """Whether `chat` will work with this checkpoint. What is wrong with its files is for the router to say."""
     if (folder / "chat_template.jinja").is_file():
@@ -63,8 +79,8 @@ def _demo_model(root: Path, scratch: Path) -> ModelSource:
 def _check(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelNotUsable(f"{folder} is not a checkpoint: it has no config.json")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelNotUsable(f"{folder} has no *.safetensors; other formats of weights are not read")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
+        raise ModelNotUsable(f"{folder} has no *.safetensors and no *.gguf; other formats of weights are not read")
     if not (folder / "tokenizer.json").is_file():
         raise ModelNotUsable(f"{folder} has no tokenizer.json")
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -27,6 +27,9 @@ SAMPLING_FLAGS = (
     "stop_token_ids",
     "n",
     "logprobs",
+    "best_of",
+    "beam_width",
+    "length_penalty",
     "model",
 )
 
@@ -62,7 +65,7 @@ Admin = Annotated[
     str | None, typer.Option(help="Admin port of the router, host:port; default: the port after that of --target.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
-Model = Annotated[str | None, typer.Option(help="Name of the model; default: the one that is served.")]
+Model = Annotated[str | None, typer.Option(help="Name of the model or of an adapter; default: the model.")]
 System = Annotated[str | None, typer.Option(help="System message before the conversation.")]
 TokenIds = Annotated[
     TokenIdList | None,
@@ -92,7 +95,50 @@ Logprobs = Annotated[
     int | None,
     typer.Option(help="With --json: log-probabilities of the tokens, and of so many likeliest; from 0 to 20."),
 ]
+PromptLogprobs = Annotated[int | None, typer.Option(help="With --json: the same of the prompt; from 0 to 20.")]
+Echo = Annotated[bool, typer.Option("--echo", help="Begin the answer with the prompt; with --logprobs, theirs too.")]
+BestOf = Annotated[int | None, typer.Option(help="Make so many choices, show the --n likeliest per token at the end.")]
+BeamWidth = Annotated[
+    int | None,
+    typer.Option(help="Search the likeliest sequences with so many beams, show the --n best at the end."),
+]
+LengthPenalty = Annotated[float | None, typer.Option(help="Of --beam-width; above 0 favours long answers.")]
 TimeoutS = Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")]
+Quantize = Annotated[
+    Literal["none", "int8", "int4", "fp8"],
+    typer.Option(
+        help="What the weights of a plain checkpoint are made while loading. AWQ, GPTQ and GGUF are read as they are."
+    ),
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"],
+    typer.Option(help="Of KV in its pool; auto: as --dtype. fp8 is fp8_e4m3. One byte per number holds more tokens."),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter as PEFT saves it, chosen by its name in place of the model's; several may be given.",
+    ),
+]
+SwapMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_bytes,
+        metavar="256MiB",
+        help="Host memory of each decode worker for KV of answers that must wait when its pool is full; taken when "
+        "first needed. 0: their KV is computed again. Default: 256MiB.",
+    ),
+]
+StepBudgetMs = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Milliseconds that a step of a decode worker may take when it computes a prompt beside running answers; "
+        "default: 50.",
+    ),
+]
 KvMemory = Annotated[
     int | None,
     typer.Option(parser=_bytes, metavar="512MiB", help="KV pool of each worker; default: a share of the memory."),
@@ -119,10 +165,10 @@ def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
     return cast("GenerateOptions", given)
 
 
-def check_logprobs(logprobs: int | None, json: bool) -> None:
+def check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -> None:
     """Raises: typer.BadParameter where they would not be shown."""
     if logprobs is not None and not json:
-        raise typer.BadParameter("needs --json, which shows them", param_hint="--logprobs")
+        raise typer.BadParameter("needs --json, which shows them", param_hint=flag)
 
 
 def read_prompt(text: str) -> str:

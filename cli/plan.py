@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cli.errors import CommandFailed
 from cli.sizes import format_bytes
-from engine.sizing import KvSizing
+from engine.sizing import KV_FORMATS, KvSizing
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class PlanOptions:
     max_model_len: int | None  # tokens; None: the model's positions
     kv_memory_bytes: int | None
     batch: int | None  # requests at their longest
+    kv_cache_dtype: str = "auto"  # auto, or a key of KV_FORMATS
+    quantize: str = "none"  # or int8, int4, fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class MemoryPlan:
     """`needed_bytes`: KV of `batch` requests of `max_model_len` tokens, without rounding up to blocks."""
 
     dtype: str
+    kv_dtype: str
+    weight_format: str
     parameters: int
     weight_bytes: int
     sizing: KvSizing
@@ -45,27 +49,44 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     """Raises: CommandFailed."""
     from engine.model_config import ModelError
     from engine.model_shape import read_model_shape
+    from engine.quantization.sizes import planned_weights
 
+    folder = config_folder(options.model)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of configurations: nothing is run
-            shape = read_model_shape(config_folder(options.model))
+            shape = read_model_shape(folder)
     except ModelError as error:
         raise CommandFailed(str(error)) from error
     dtype = str(shape.stated_dtype or "bfloat16").removeprefix("torch.") if options.dtype == "auto" else options.dtype
     if dtype not in DTYPE_BYTES:
         raise CommandFailed(f"dtype {dtype} is not known; known are auto, {', '.join(DTYPE_BYTES)}")
-    token_bytes = shape.kv.token_bytes(DTYPE_BYTES[dtype])
+    kv_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    if kv_dtype not in KV_FORMATS:
+        raise CommandFailed(f"kv-cache-dtype {kv_dtype} is not known; known are auto, {', '.join(KV_FORMATS)}")
+    token_bytes = shape.kv.token_bytes(KV_FORMATS[kv_dtype])
     tokens = options.max_model_len or shape.kv.max_positions
     if tokens > shape.kv.max_positions:
         raise CommandFailed(f"--max-model-len is {tokens} tokens; the model has positions for {shape.kv.max_positions}")
+    try:
+        weights = planned_weights(folder, shape.tensors, options.quantize, DTYPE_BYTES[dtype])
+    except ModelError as error:
+        raise CommandFailed(str(error)) from error
     batch = options.batch or 1
     least = KvSizing(token_bytes, options.block_tokens, 0, tokens)
     needed_blocks = batch * least.request_blocks
     kv_bytes = options.kv_memory_bytes or needed_blocks * least.block_bytes
     sizing = KvSizing(token_bytes, options.block_tokens, kv_bytes, tokens)
-    weight_bytes = shape.parameters * DTYPE_BYTES[dtype]
-    return MemoryPlan(dtype, shape.parameters, weight_bytes, sizing, batch, batch * tokens * token_bytes)
+    return MemoryPlan(
+        dtype,
+        kv_dtype,
+        weights.format,
+        shape.parameters,
+        weights.size_bytes,
+        sizing,
+        batch,
+        batch * tokens * token_bytes,
+    )
 
 
 def config_folder(model: str) -> Path:
@@ -91,9 +112,10 @@ def config_folder(model: str) -> Path:
 def describe(plan: MemoryPlan) -> str:
     """For people. An amount that fits is followed by the one that would, where it does not."""
     sizing = plan.sizing
+    kept = plan.dtype if plan.weight_format == "none" else f"{plan.weight_format} and {plan.dtype}"
     lines = [
-        f"weights            {format_bytes(plan.weight_bytes)} ({plan.parameters:,} parameters, {plan.dtype})",
-        f"KV per token       {format_bytes(sizing.token_bytes)} ({sizing.token_bytes:,} bytes)",
+        f"weights            {format_bytes(plan.weight_bytes)} ({plan.parameters:,} parameters, {kept})",
+        f"KV per token       {format_bytes(sizing.token_bytes)} ({sizing.token_bytes:,} bytes, {plan.kv_dtype})",
         f"KV per block       {format_bytes(sizing.block_bytes)} ({sizing.block_tokens} tokens)",
         f"KV pool            {format_bytes(sizing.kv_memory_bytes)}",
         f"                   {sizing.blocks:,} blocks, {sizing.tokens:,} tokens",
@@ -110,7 +132,9 @@ def as_dict(plan: MemoryPlan) -> dict[str, object]:
     sizing = plan.sizing
     return {
         "dtype": plan.dtype,
+        "kv_dtype": plan.kv_dtype,
         "parameters": plan.parameters,
+        "weights": plan.weight_format,
         "weight_bytes": plan.weight_bytes,
         "kv_token_bytes": sizing.token_bytes,
         "kv_block_bytes": sizing.block_bytes,

@@ -9,6 +9,7 @@ from cli.core_plan import CorePlan, plan_cores, write_cores
 from cli.devices import Machine
 from cli.paths import ROOT
 from cli.processes import ProcessSpec, Stage
+from service.adapter_folder import AdapterFolder
 
 # With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
 OUR_CODE = {"PYTHONPATH": str(ROOT)}
@@ -31,9 +32,14 @@ class UpSettings:
     port: int
     admin_port: int
     dtype: str
+    adapters: tuple[AdapterFolder, ...]
+    kv_cache_dtype: str
+    quantize: str
     block_size: int
     max_model_len: int | None
     kv_memory_bytes: int
+    swap_memory_bytes: int | None
+    step_budget_ms: float | None
     transport: str
     log_format: str
     redis_url: str
@@ -73,15 +79,20 @@ def _worker(
     arguments = ["--worker-id", name, "--host", LOOPBACK, "--port", 0]
     arguments += ["--model", settings.model_folder, "--model-name", settings.model_name]
     arguments += ["--device", settings.machine.device(position), "--dtype", settings.dtype]
+    for adapter in settings.adapters:
+        arguments += ["--adapter", adapter]
+    arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
     arguments += ["--block-size", settings.block_size, "--kv-memory", settings.kv_memory_bytes]
     arguments += ["--transport", settings.transport, *_shared(settings)]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", settings.max_model_len]
+    if role == "decode" and settings.swap_memory_bytes is not None:
+        arguments += ["--swap-memory", settings.swap_memory_bytes]
+    if role == "decode" and settings.step_budget_ms is not None:
+        arguments += ["--step-budget-ms", settings.step_budget_ms]
     environment = dict(OUR_CODE)
     if cores:
-        arguments += ["--cores", write_cores(own)]
-        if role == "decode":
-            arguments += ["--transfer-cores", write_cores(cores.transfer)]
+        arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
         environment["OMP_NUM_THREADS"] = str(len(own))
     command = _python(f"{role}_worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)

@@ -38,9 +38,12 @@ async def wait_until_serving(
     explain: Callable[[], Awaitable[str]],
     say_after_s: float = SAY_AFTER_S,
 ) -> None:
-    """Raises NotReady. While it takes long, `report` gets what `explain` says about the reason, when that changes."""
+    """Until it serves and `explain` finds nothing more to wait for. Raises NotReady.
+
+    While it takes long, `report` gets what `explain` says, when that changes.
+    """
     loop = asyncio.get_running_loop()
-    started, said, health = loop.time(), "", Health.UNREACHABLE
+    started, said, word, health = loop.time(), "", "", Health.UNREACHABLE
     next_word = started + say_after_s
     # A fresh connection is tried at once; gRPC would wait longer and longer between attempts.
     options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
@@ -48,19 +51,20 @@ async def wait_until_serving(
         stub = health_pb2_grpc.HealthStub(channel)
         while loop.time() - started < timeout_s:
             health = await _check(stub, CALL_TIMEOUT_S)
-            if health is Health.SERVING:
-                return
-            if loop.time() >= next_word:
+            if health is Health.SERVING or loop.time() >= next_word:
                 word = await explain()
+                if health is Health.SERVING and not word:
+                    return
+            if loop.time() >= next_word:
                 if word and word != said:
                     report(f"{loop.time() - started:.0f} s: {word}")
                 said, next_word = word, loop.time() + say_after_s
             await asyncio.sleep(POLL_S)
-    raise NotReady(f"the router is {health.value} after {timeout_s:g} s")
+    raise NotReady(f"the router is {health.value} after {timeout_s:g} s" + (f": {word}" if word else ""))
 
 
 def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
-    """What a start waits for, given the ids of the workers that were started. Pure."""
+    """What a start waits for, given the ids of the workers that were started; empty when for nothing. Pure."""
     connected = {worker.worker_id for worker in status.workers if worker.connected}
     missing = [worker for worker in workers if worker not in connected]
     if not missing:

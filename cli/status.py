@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 from cli.errors import CommandFailed
 from cli.failures import for_people
-from client import AdminClient, BatonClientError, ClusterStatus, RetryPolicy, WorkerStatus
+from client import AdminClient, BatonClientError, ClusterStatus, Load, RetryPolicy, WorkerStatus
 
-MIN_COLUMNS = 140
+MIN_COLUMNS = 170
 
 
 def show_status(admin_target: str, as_json: bool) -> int:
@@ -39,6 +39,8 @@ def _print_table(status: ClusterStatus) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("pages", "free", "cached", "computing", "in transfer"):
         table.add_column(column, justify="right", no_wrap=True)
+    for column in ("hit rate", "preempted", "unfilled"):
+        table.add_column(column, justify="right", no_wrap=True)
     for worker in status.workers:
         table.add_row(*row(worker))
     console.print(table)
@@ -53,14 +55,25 @@ def headline(status: ClusterStatus) -> str:
 
 
 def row(worker: WorkerStatus) -> tuple[str, ...]:
-    """Cells of one worker; a dash where nothing is known now. Pages: free + cached + computing + in transfer."""
+    """Cells of one worker; a dash where nothing is known now.
+
+    Pages: free + cached + computing + in transfer. The hit rate of the prefix cache is in tokens; unfilled are tokens
+    that held pages have room for.
+    """
     start = (worker.worker_id, _state(worker), worker.endpoint, str(worker.pid), str(worker.in_flight_requests))
     load = worker.load
     if load is None or not worker.connected:
-        return (*start, *("-",) * 8)
+        return (*start, *("-",) * 11)
     pages = load.pages
     counts = (load.waiting_requests, load.running_sequences, load.pending_tokens, pages.total, pages.free, pages.cached)
-    return (*start, *map(str, (*counts, pages.held_by_sequences, pages.held_by_transfers)))
+    more = (pages.held_by_sequences, pages.held_by_transfers, _hit_rate(load), load.preemptions, load.unfilled_slots)
+    return (*start, *map(str, (*counts, *more)))
+
+
+def _hit_rate(load: Load) -> str:
+    if not load.cache_query_tokens:
+        return "-"
+    return f"{load.cache_hit_tokens / load.cache_query_tokens:.0%}"
 
 
 def _state(worker: WorkerStatus) -> str:

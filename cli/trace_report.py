@@ -1,8 +1,9 @@
 """What one request's trace says about where its time went. Pure: spans in, numbers and lines out.
 
 Two sums are checked (DESIGN.md §7), each within 2 ms or 3 %:
-TTFT             = router queue + route + prefill queue + prefill chunks + return
-token 1 to 2     = exposed part of the transfer + decode admission + first step
+TTFT             = router queue + route + prefill fetch + prefill queue + prefill chunks + return
+token 1 to 2     = exposed part of the transfer + decode admission + first step, and before them, where a worker failed
+                   once the first token was out, the recovery
 """
 
 import json
@@ -12,8 +13,8 @@ from typing import Any
 
 from cli.rounding import round_milliseconds, round_ms
 
-TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
-GAP_PARTS = ("transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
+TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
+GAP_PARTS = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
 TOLERANCE_MS = 2.0
 TOLERANCE_SHARE = 0.03
 WATERFALL_COLUMNS = 48
@@ -79,7 +80,10 @@ class RequestTrace:
         measured_ms = self.milliseconds(whole)
         if not measured_ms:
             return None
-        return Sum(measured_ms, {part: self.milliseconds(part) or 0.0 for part in parts})
+        parts_ms = {part: self.milliseconds(part) or 0.0 for part in parts}
+        if not parts_ms.get("recovery_ms"):
+            parts_ms.pop("recovery_ms", None)  # hardly any request has one
+        return Sum(measured_ms, parts_ms)
 
 
 def read_spans(lines: Iterable[str]) -> list[Span]:
@@ -203,9 +207,11 @@ def _waterfall_line(root: Span, stage: Span) -> str:
 
 
 def _note(stage: Span) -> str:
+    attributes = stage.attributes
+    if stage.name == "prefill.fetch":
+        return f" {attributes['baton.fetch.tokens']} tokens, {attributes['baton.fetch.bytes'] / 2**20:.2f} MiB"
     if stage.name != "kv.transfer":
         return ""
-    attributes = stage.attributes
     parts = [f"{attributes.get('baton.transfer.bytes', 0) / 2**20:.2f} MiB by {attributes['baton.transfer.transport']}"]
     if "baton.transfer.gb_per_s" in attributes:
         parts.append(f"{attributes['baton.transfer.gb_per_s']:.2f} GB/s")

@@ -13,7 +13,7 @@ from typing import Any
 from cli.core_plan import plan_cores
 from cli.devices import DeviceChoice, inspect_machine
 from cli.errors import CommandFailed
-from cli.model_source import ModelSource, find_model, has_chat_template
+from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from cli.options import DEFAULT_TARGET, admin_target_of
 from cli.paths import ROOT, RUNTIME
 from cli.process_plan import LOOPBACK, UpSettings, plan_processes
@@ -41,9 +41,14 @@ class UpOptions:
     admin_port: int | None
     device: DeviceChoice
     dtype: str
+    adapters: tuple[str, ...]  # each NAME=FOLDER
+    kv_cache_dtype: str
+    quantize: str
     block_size: int
     max_model_len: int | None
     kv_memory_bytes: int | None
+    swap_memory_bytes: int | None
+    step_budget_ms: float | None
     transport: str
     log_format: str
     namespace: str | None
@@ -76,9 +81,14 @@ def run_up(options: UpOptions) -> int:
         port=port,
         admin_port=admin_port,
         dtype=options.dtype,
+        adapters=find_adapters(options.adapters, source.name),
+        kv_cache_dtype=options.kv_cache_dtype,
+        quantize=options.quantize,
         block_size=options.block_size,
         max_model_len=options.max_model_len,
         kv_memory_bytes=options.kv_memory_bytes or machine.default_kv_bytes(workers),
+        swap_memory_bytes=options.swap_memory_bytes,
+        step_budget_ms=options.step_budget_ms,
         transport=options.transport,
         log_format=options.log_format,
         redis_url=redis.url,
@@ -177,10 +187,11 @@ class _Up:
         self._say(f"model {settings.model_name} from {settings.model_folder}")
         devices = sorted({settings.machine.device(worker) for worker in range(settings.prefill + settings.decode)})
         self._say(
-            f"{settings.prefill} prefill + {settings.decode} decode on {', '.join(devices)}, "
+            f"{_workers(settings)} on {', '.join(devices)}, "
             f"{format_bytes(settings.kv_memory_bytes)} of KV each; Redis: {self._redis.description}"
         )
-        self._say("starting: load, warm up, then a canary request through prefill, transfer and decode")
+        way = "prefill, transfer and decode" if settings.prefill else "a worker"
+        self._say(f"starting: load, warm up, then a canary request through {way}")
 
     def _announce_ready(self, seconds: float) -> None:
         settings, target = self._settings, self._router_target
@@ -199,6 +210,12 @@ class _Up:
 
     def _say(self, text: str) -> None:
         self._output.write(f"{'baton':<9} | {text}")
+
+
+def _workers(settings: UpSettings) -> str:
+    if settings.prefill:
+        return f"{settings.prefill} prefill + {settings.decode} decode"
+    return f"{settings.decode} decode, prefill colocated,"
 
 
 def _command() -> str:

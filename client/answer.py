@@ -1,14 +1,25 @@
 """An answer as it comes in: holds the server to its promises, and puts the pieces together. Pure.
 
-The promises: one Started; deltas whose offsets are contiguous from 0 in every choice; one Finished per choice, after
-which that choice is silent; usage and timings with the last Finished and with no other.
+The promises: one Started; then parts of the prompt, if any, contiguous from 0; deltas whose offsets are contiguous from
+0 in every choice; one Finished per choice, after which that choice is silent; usage and timings with the last Finished
+and with no other.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from client.errors import ProtocolError
-from client.types import Choice, Completion, Delta, Event, Finished, Started, TokenLogprob
+from client.types import (
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    PromptPart,
+    Started,
+    TokenLogprob,
+    ToldPrompt,
+)
 
 
 class Continuity:
@@ -19,6 +30,7 @@ class Continuity:
         self._next_offset: dict[int, int] = {}
         self._ended: set[int] = set()
         self._started = False
+        self._prompt_tokens = 0
 
     def accept(self, event: Event) -> None:
         match event:
@@ -26,6 +38,8 @@ class Continuity:
                 if self._started:
                     raise ProtocolError("the answer was started twice")
                 self._started = True
+            case PromptPart():
+                self._check_part(event)
             case Delta():
                 self._check_open(event.index)
                 self._advance(event)
@@ -46,6 +60,13 @@ class Continuity:
             raise ProtocolError("the answer does not begin with Started")
         if index >= self._choices or index in self._ended:
             raise ProtocolError(f"choice {index} was not asked for, or has ended already")
+
+    def _check_part(self, part: PromptPart) -> None:
+        if not self._started or self._next_offset or self._ended:
+            raise ProtocolError("the prompt is told back after Started and before everything else")
+        if part.offset != self._prompt_tokens:
+            raise ProtocolError(f"the prompt stands at offset {self._prompt_tokens}, the server sent {part.offset}")
+        self._prompt_tokens += len(part.token_ids)
 
     def _advance(self, delta: Delta) -> None:
         expected = self._next_offset.get(delta.index, 0)
@@ -72,11 +93,14 @@ def completion_from(events: Sequence[Event]) -> Completion:
     """
     started: Started | None = None
     last: Finished | None = None
+    parts: list[PromptPart] = []
     pieces: dict[int, _Pieces] = {}
     for event in events:
         match event:
             case Started():
                 started = event
+            case PromptPart():
+                parts.append(event)
             case Delta():
                 piece = pieces.setdefault(event.index, _Pieces())
                 piece.texts.append(event.text)
@@ -86,11 +110,20 @@ def completion_from(events: Sequence[Event]) -> Completion:
                 pieces.setdefault(event.index, _Pieces()).finished = last = event
     if started is None or last is None or last.usage is None or last.timings is None:
         raise ProtocolError("the answer is not whole")
-    choices = tuple(_choice(index, pieces[index]) for index in sorted(pieces))
-    return Completion(started.request_id, started.model, started.seed, choices, last.usage, last.timings)
+    prompt = _told_prompt(parts) if parts else None
+    choices = tuple(_choice(index, pieces[index], prompt.text if prompt else "") for index in sorted(pieces))
+    return Completion(started.request_id, started.model, started.seed, choices, last.usage, last.timings, prompt)
 
 
-def _choice(index: int, piece: _Pieces) -> Choice:
+def _told_prompt(parts: Sequence[PromptPart]) -> ToldPrompt:
+    token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
+    logprobs = tuple(token for part in parts for token in part.logprobs or ())
+    if len(logprobs) not in (0, len(token_ids) - 1):
+        raise ProtocolError("the prompt has log-probabilities of some tokens only")
+    return ToldPrompt(token_ids, "".join(part.text for part in parts), logprobs or None)
+
+
+def _choice(index: int, piece: _Pieces, prompt: str) -> Choice:
     if piece.finished is None:
         raise ProtocolError(f"choice {index} did not end")
     finished = piece.finished
@@ -98,7 +131,7 @@ def _choice(index: int, piece: _Pieces) -> Choice:
         raise ProtocolError(f"choice {index} has log-probabilities of some tokens only")
     return Choice(
         index,
-        "".join(piece.texts),
+        prompt + "".join(piece.texts),
         tuple(piece.token_ids),
         finished.reason,
         finished.matched_stop,

@@ -32,6 +32,10 @@ class Load:
     pending_tokens: int  # still to be prefilled
     draining: bool
     steps: int
+    cache_query_tokens: int = 0  # looked up in the prefix cache since the worker's start
+    cache_hit_tokens: int = 0  # and found
+    preemptions: int = 0  # sequences that gave their pages back and were resumed, since the worker's start
+    unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold: internal fragmentation
 
 
 @dataclass(frozen=True, slots=True)

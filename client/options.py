@@ -1,7 +1,7 @@
 """What a caller may say about one request. What is left out is decided by the server and the model's own defaults."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -26,7 +26,13 @@ class GenerateOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int]  # no others are generated
     bad_words: Sequence[str | Sequence[int]]  # never generated; texts, or sequences of token ids
     logprobs: int  # log-probabilities of the tokens, and of so many likeliest in their place; from 0 to 20
-    model: str  # default: the one that is served
+    prompt_logprobs: int  # the same of the prompt; it takes nothing from a cache then
+    echo: bool  # tell the prompt back; with logprobs, theirs too. Not for chat
+    best_of: int  # so many choices are made, from n to 16; the n likeliest per token are answered with, at the end
+    beam_width: int  # beam search, from n to 16 wide; its n best sequences are the choices, at the end
+    length_penalty: float  # of a beam search; above 0 favours long answers
+    early_stopping: bool | Literal["never"]  # of a beam search, as in transformers
+    model: str  # the model's name, or that of one of its adapters; default: the model
     request_id: str  # appears in the server's traces and logs
     cache_salt: str  # prompts share cached blocks only under the same salt
     timeout_s: float  # for the whole answer, retries included; default: the client's

@@ -24,9 +24,18 @@ SAMPLING_SCALARS = (
     "frequency_penalty",
     "min_tokens",
     "logprobs",
+    "prompt_logprobs",
+    "best_of",
+    "beam_width",
+    "length_penalty",
 )
 SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
 REQUEST_SCALARS = ("model", "request_id", "cache_salt")
+EARLY_STOPPING = {
+    False: baton_pb2.EARLY_STOPPING_UNSPECIFIED,
+    True: baton_pb2.EARLY_STOPPING_FULL,
+    "never": baton_pb2.EARLY_STOPPING_NEVER,
+}
 CALL_OPTIONS = ("timeout_s", "traceparent")
 
 
@@ -86,6 +95,10 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _set(sampling, name, value, f"sampling.{name}")
         elif name in REQUEST_SCALARS:
             _set(request, name, value)
+        elif name == "early_stopping":
+            sampling.early_stopping = _early_stopping(value)
+        elif name == "echo":
+            _set_echo(request, value)
         elif name == "stop":
             _extend(sampling.stop, [value] if isinstance(value, str) else value, "sampling.stop")
         elif name in SAMPLING_TOKEN_IDS:
@@ -96,6 +109,21 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _add_bad_words(sampling, options["bad_words"])
         elif name not in CALL_OPTIONS:
             raise TypeError(f"unknown option {name!r}")
+
+
+def _early_stopping(value: object) -> "baton_pb2.EarlyStopping":
+    for known, wire in EARLY_STOPPING.items():
+        if value is known or value == known == "never":
+            return wire
+    path = "sampling.early_stopping"
+    raise InvalidRequest(f"{path}: {value!r} is none of True, False, 'never'", ErrorDetails(field=path))
+
+
+def _set_echo(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, value: object) -> None:
+    if isinstance(request, baton_pb2.GenerateRequest):
+        _set(request, "echo", value)
+    elif value:
+        raise InvalidRequest("echo: a conversation has no text to tell back", ErrorDetails(field="echo"))
 
 
 def _add_bad_words(sampling: baton_pb2.SamplingParams, words: Sequence[str | Sequence[int]]) -> None:

@@ -11,12 +11,13 @@ from client.types import (
     Finished,
     FinishReason,
     Model,
+    PromptPart,
     Started,
     Timings,
     TokenLogprob,
     Usage,
 )
-from protos import admin_pb2, baton_pb2, session_pb2
+from protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
 FINISH_REASONS = {
     baton_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -33,6 +34,8 @@ def event_from(response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse) ->
         case "started":
             started = response.started
             return Started(started.request_id, started.model, started.prompt_tokens, started.seed)
+        case "prompt":
+            return _prompt_part_from(response.prompt)
         case "delta":
             return _delta_from(response.delta)
         case "finished":
@@ -42,19 +45,24 @@ def event_from(response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse) ->
 
 
 def _delta_from(delta: baton_pb2.Delta) -> Delta:
-    logprobs = _logprobs_from(delta) if delta.HasField("logprobs") else None
-    return Delta(delta.index, delta.offset, tuple(delta.token_ids), delta.text, logprobs)
+    return Delta(delta.index, delta.offset, tuple(delta.token_ids), delta.text, _logprobs_from(delta))
 
 
-def _logprobs_from(delta: baton_pb2.Delta) -> tuple[TokenLogprob, ...]:
-    told, tokens = delta.logprobs, len(delta.token_ids)
+def _prompt_part_from(part: baton_pb2.PromptPart) -> PromptPart:
+    return PromptPart(part.offset, tuple(part.token_ids), part.text, _logprobs_from(part))
+
+
+def _logprobs_from(tokens_told: baton_pb2.Delta | baton_pb2.PromptPart) -> tuple[TokenLogprob, ...] | None:
+    if not tokens_told.HasField("logprobs"):
+        return None
+    told, tokens = tokens_told.logprobs, len(tokens_told.token_ids)
     width = len(told.top_token_ids) // tokens if tokens else 0
     if len(told.chosen) != tokens or not len(told.top_token_ids) == len(told.top_logprobs) == width * tokens:
         raise ProtocolError("the server sent log-probabilities that do not match their tokens")
     top = [Alternative(*pair) for pair in zip(told.top_token_ids, told.top_logprobs, strict=True)]
     return tuple(
         TokenLogprob(token_id, logprob, tuple(top[index * width : (index + 1) * width]))
-        for index, (token_id, logprob) in enumerate(zip(delta.token_ids, told.chosen, strict=True))
+        for index, (token_id, logprob) in enumerate(zip(tokens_told.token_ids, told.chosen, strict=True))
     )
 
 
@@ -86,7 +94,7 @@ def _timings_from(timings: baton_pb2.Timings) -> Timings:
 
 
 def model_from(model: baton_pb2.Model) -> Model:
-    return Model(model.name, model.max_model_len, model.vocab_size, model.dtype, model.block_size)
+    return Model(model.name, model.max_model_len, model.vocab_size, model.dtype, model.block_size, parent=model.parent)
 
 
 def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
@@ -119,7 +127,7 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
     )
 
 
-def _load_from(report: session_pb2.Report) -> Load:
+def _load_from(report: report_pb2.Report) -> Load:
     pages = {field.name: getattr(report.pages, field.name) for field in fields(PageCounts)}
     return Load(
         limit_blocks=report.limit_blocks,
@@ -130,4 +138,8 @@ def _load_from(report: session_pb2.Report) -> Load:
         pending_tokens=report.pending_tokens,
         draining=report.draining,
         steps=report.steps,
+        cache_query_tokens=report.cache_query_tokens,
+        cache_hit_tokens=report.cache_hit_tokens,
+        preemptions=report.preemptions,
+        unfilled_slots=report.unfilled_slots,
     )

@@ -53,6 +53,20 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Tokens of the prompt from `offset` on, where `echo` or `prompt_logprobs` ask for them; before the first Delta.
+
+    `text` is the whole prompt's, with the first part, where `echo` asks for it. `logprobs` is parallel to `token_ids`;
+    None where they were not asked for, and for the first token of a prompt, which is a part by itself then.
+    """
+
+    offset: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens, over all choices."""
 
@@ -79,6 +93,7 @@ class Timings:
     transport: str
     prefill_pid: int
     decode_pid: int
+    prefill_fetch_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,7 @@ class Finished:
     timings: Timings | None = None
 
 
-Event: TypeAlias = Started | Delta | Finished
+Event: TypeAlias = Started | PromptPart | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +119,18 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldPrompt:
+    """The prompt as the server told it back."""
+
+    token_ids: tuple[int, ...]
+    text: str  # empty without `echo`
+    logprobs: tuple[TokenLogprob, ...] | None  # of all tokens but the first; None where they were not asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     index: int
-    text: str
+    text: str  # with `echo` it begins with the prompt's
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None
@@ -123,6 +147,7 @@ class Completion:
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
+    prompt: ToldPrompt | None = None  # where `echo` or `prompt_logprobs` ask for it
 
     @property
     def text(self) -> str:
@@ -135,5 +160,6 @@ class Model:
     name: str
     max_model_len: int  # longest prompt plus answer, in tokens
     vocab_size: int
-    dtype: str  # of weights and KV: "float32" or "bfloat16"
+    dtype: str  # that the model computes in: "float32" or "bfloat16"
     block_size: int  # tokens per KV block
+    parent: str = ""  # of a LoRA adapter, which `model` chooses by its name: the model that it changes

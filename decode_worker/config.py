@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from service.config import Cores, Field
+from service.config import ByteSize, Cores, Field
 from service.worker_config import WorkerConfig
 
 
@@ -10,6 +10,18 @@ class DecodeConfig(WorkerConfig):
     """Takes over KV and generates tokens for all its sequences at once."""
 
     max_sequences: int = Field(64, ge=1, le=4096, description="most sequences in the running batch")
+    chunk_tokens: int = Field(512, ge=1, description="most tokens of one step, unless more sequences than that run")
+    step_budget_ms: float = Field(
+        50.0, gt=0, description="how long a step may take that computes a prompt beside running answers"
+    )
+    swap_memory: ByteSize = Field(
+        ByteSize(256 * 2**20),
+        ge=0,
+        description="host memory for KV of preempted sequences, taken when first needed; 0: it is computed again",
+    )
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that decode")
     pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for a prefill worker to pair")
-    transport: Literal["auto", "shared_memory", "grpc"] = Field("auto", description="how KV comes; auto: the fastest")
+    lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be away before it is ended")
+    transport: Literal["auto", "shared_memory", "grpc"] = Field(
+        "auto", description="how KV travels; auto: the fastest way there is"
+    )

@@ -1,17 +1,18 @@
-"""The engine of a decode worker: pages reserved, landed prompts activated, one batch of tokens out per step."""
+"""The engine of a decode worker: prompts land or are computed here, one batch of tokens comes out per step."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.decode_scheduler import DecodeRequest, DecodeScheduler, Reservation, SequenceStep
 from engine.engine import Engine, PlanRunner
 from engine.engine_loop import EngineLoop
 from engine.engine_thread import StepTiming
-from engine.pages import PageCounts
-from engine.sequence import FirstToken
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import MixedOutcome
+from engine.pages import PageCounts, Watch
+from engine.sequence import FirstToken, Request, Reservation
 
-StepHandler = Callable[[Sequence[SequenceStep], StepTiming], None]
+OutcomeHandler = Callable[[Sequence[MixedOutcome], StepTiming], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +23,36 @@ class DecodeLoad:
     held_by_sequences: int  # blocks
     held_by_transfers: int  # blocks
     running_sequences: int
+    waiting_sequences: int  # prompts to be computed here, and sequences that were preempted
+    pending_tokens: int  # to be computed before the next one is drawn
+    unfilled_slots: int  # of blocks of running sequences
+    cache_query_tokens: int  # this and the following since the start
+    cache_hit_tokens: int
+    preemptions: int
 
 
-class DecodeLoop(EngineLoop[SequenceStep, DecodeLoad]):
+class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
     def __init__(
         self,
         runner: PlanRunner,
-        scheduler: DecodeScheduler,
-        on_steps: StepHandler,
+        scheduler: MixedScheduler,
+        on_outcomes: OutcomeHandler,
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
-        super().__init__(Engine(runner, scheduler), on_steps, on_fault, self._observe, prepare)
+        engine = Engine(runner, scheduler, lambda plan, seconds: scheduler.observe(plan.tokens, seconds))
+        super().__init__(engine, on_outcomes, on_fault, self._observe, prepare)
 
-    def reserve(self, request: DecodeRequest) -> "Future[Reservation | None]":
-        """Takes pages for a prompt; None when there is no room now. The future raises RequestTooLong."""
-        return self._thread.call(self._scheduler.reserve, request)
+    def add(self, request: Request, cache_root: bytes | None) -> Future[None]:
+        """Queues a prompt to be computed here, within the step budget. The future raises RequestRefused."""
+        return self._thread.call(self._scheduler.add, request, cache_root)
 
-    def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[None]:
+    def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
+        """Takes pages for a prompt that is to land; None: no room now. The future raises RequestRefused."""
+        return self._thread.call(self._scheduler.reserve, request, cache_root)
+
+    def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[MixedOutcome]]:
         """The KV of the whole prompt has landed: its sequences join the batch at the next step."""
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
@@ -51,11 +63,25 @@ class DecodeLoop(EngineLoop[SequenceStep, DecodeLoad]):
         """
         self._thread.post(self._scheduler.abort, request_id)
 
+    def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
+        """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
+        return self._thread.call(self._scheduler.pool.watch, hashes)
+
+    def unwatch(self, watch: Watch) -> None:
+        self._thread.post(self._scheduler.pool.unwatch, watch)
+
     def _observe(self) -> DecodeLoad:
-        scheduler = self._scheduler
+        batch = self._scheduler.batch
+        counters = batch.counters
         return DecodeLoad(
-            scheduler.pool.counts,
-            scheduler.held_by_sequences,
-            scheduler.held_by_transfers,
-            scheduler.running_sequences,
+            pages=batch.pool.counts,
+            held_by_sequences=batch.held_by_sequences,
+            held_by_transfers=batch.held_by_transfers,
+            running_sequences=batch.running_slots,
+            waiting_sequences=len(batch.waiting),
+            pending_tokens=batch.pending_tokens,
+            unfilled_slots=batch.unfilled_slots,
+            cache_query_tokens=counters.cache_query_tokens,
+            cache_hit_tokens=counters.cache_hit_tokens,
+            preemptions=counters.preemptions,
         )

@@ -1,8 +1,9 @@
-"""What a decode worker tells routers: sessions. Protobuf stops here and in `transfer.py`.
+"""What a decode worker tells routers: sessions. Protobuf stops here and in `answer.py`.
 
 The life of a request on this worker: a Start command waits its turn for pages, its KV is pulled while prefill still
 computes, its sequences join the running batch once the copy is validated, and every engine step sends one message
-per router with the tokens of all its sequences.
+per router with the tokens of all its sequences. A Start that names no prefill worker is computed here, in chunks beside
+the running batch, and its first tokens go to the router as a prefill worker would send them.
 """
 
 import asyncio
@@ -12,45 +13,28 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
 from decode_worker.admission import Admission
+from decode_worker.answer import Answer, Landing, LocalPrefill, Session
 from decode_worker.loop import DecodeLoop
-from engine.decode_scheduler import DecodeRequest, SequenceStep
 from engine.engine_thread import StepTiming
-from engine.sequence import FirstToken, RequestRefused
-from protos import session_pb2, session_pb2_grpc
+from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
+from engine.sequence import Request, RequestRefused
+from protos import report_pb2, session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
-from service.session_hub import RouterSession, SessionHub
-from worker.transfer_reader import Pull, TransferFailed, TransferReader
-from worker.wire import END_REASONS, add_logprobs, page_counts, sampling_params
+from service.session_hub import SessionHub
+from worker.adapters import adapter_number
+from worker.transfer_reader import TransferFailed, TransferReader
+from worker.wire import page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
-Session = RouterSession[session_pb2.ConnectResponse]
 LOADING_RETRY_S = 0.5
 CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies to end
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
-
-
-@dataclass(eq=False)
-class Answer:
-    """One Start command, from its arrival until its last token or its abort."""
-
-    request_id: int  # this worker's own: two routers may use the same attempt id
-    session: Session
-    attempt_id: int
-    with_logprobs: bool  # whether the router wants to be told
-    task: "asyncio.Task[None] | None" = None
-    deadline: asyncio.TimerHandle | None = None
-    pull: Pull | None = None
-    cached_tokens: int = 0
-    landed_at: float = 0.0  # monotonic seconds; when the copy was validated
-    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # by choice; until they were repeated
-    running_choices: set[int] = field(default_factory=set)
 
 
 class DecodeService(session_pb2_grpc.SessionServiceServicer):
@@ -117,8 +101,14 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         if (session.router_id, command.attempt_id) in self._by_attempt:
             logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
             return
-        with_logprobs = command.sampling.HasField("logprobs")
-        answer = Answer(next(self._request_ids), session, command.attempt_id, with_logprobs)
+        answer = Answer(
+            next(self._request_ids),
+            session,
+            command.attempt_id,
+            with_logprobs=command.sampling.HasField("logprobs"),
+            running_choices=set(range(command.sampling.n)),
+            searches=command.sampling.beam_width > 0,
+        )
         self._answers[answer.request_id] = answer
         self._by_attempt[session.router_id, answer.attempt_id] = answer
         if self.draining:
@@ -141,22 +131,28 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
     def _fits(self, command: session_pb2.Start) -> bool:
         model = self._worker.model
         length = len(command.token_ids) + command.sampling.max_tokens
-        return bool(command.token_ids) and length <= model.max_model_len and command.sampling.n >= 1
+        known = len(command.token_ids) > 0 and max(command.token_ids) < model.vocab_size
+        return known and length <= model.max_model_len and command.sampling.n >= 1
 
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
         """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
         try:
-            request = DecodeRequest(
+            request = Request(
                 answer.request_id,
                 tuple(command.token_ids),
                 sampling_params(command.sampling),
                 tuple(command.block_hashes),
+                adapter_number(self._worker, command.adapter),
             )
         except ValueError as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
         try:
-            await self._land(answer, command, request)
+            if command.prefill_endpoint:
+                await self._land(answer, command, request)
+            else:
+                answer.prefill = LocalPrefill(arrived=time.monotonic())
+                await self._admission.add(request, command.cache_root or None)
         except TransferFailed as error:
             self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
@@ -170,74 +166,61 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         if error is not None or task.cancelled():
             self._fail(answer, session_pb2.FAILURE_REASON_UNSPECIFIED, "internal error of the decode worker")
 
-    async def _land(self, answer: Answer, command: session_pb2.Start, request: DecodeRequest) -> None:
-        reservation = await self._admission.reserve(request)
+    async def _land(self, answer: Answer, command: session_pb2.Start, request: Request) -> None:
+        reservation = await self._admission.reserve(request, command.cache_root or None)
         pull = await self._reader.pull(command.prefill_endpoint, command.transfer_id, reservation)
-        if sorted(first.choice for first in pull.first_tokens) != list(range(request.params.n)):
+        if sorted(first.choice for first in pull.first_tokens) != list(range(request.params.first_draws)):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
-        answer.pull = pull
-        answer.cached_tokens = reservation.cached_blocks * self._worker.model.block_size
-        answer.landed_at = time.monotonic()
-        answer.first_tokens = {first.choice: first for first in pull.first_tokens}
-        answer.running_choices = {first.choice for first in pull.first_tokens if first.end is None}
+        cached_tokens = reservation.cached_blocks * self._worker.model.block_size
+        answer.land(Landing(pull, cached_tokens, validated=time.monotonic()))
         if not answer.running_choices:
             self._abandon(answer)  # prefill's first tokens were the whole answer, and the router has them
             return
-        await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
+        outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
+        if outcomes:  # a search that was over with its first tokens
+            now = time.monotonic()
+            self.on_outcomes(outcomes, StepTiming(now, now))
 
-    def on_steps(self, steps: Sequence[SequenceStep], timing: StepTiming) -> None:
+    def on_outcomes(self, outcomes: Sequence[MixedOutcome], timing: StepTiming) -> None:
         """A step has ended: called on the event loop, in the order of the steps."""
         outputs: defaultdict[Session, list[session_pb2.SequenceOutput]] = defaultdict(list)
+        touched: dict[int, Answer] = {}  # with tokens of this step
         ended = False
-        for step in steps:
-            answer = self._answers.get(step.request_id)
+        for outcome in outcomes:
+            answer = self._answers.get(outcome.request_id)
             if answer is None:
                 continue  # cancelled while this step ran
-            if step.failed:
-                self._fail(answer, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this sequence are not finite")
-                continue
-            if answer.pull is not None:
-                self._send_landed(answer, answer.pull, timing)
-                answer.pull = None
-            outputs[answer.session].append(self._output(answer, step))
-            if step.end is not None:
-                ended = True  # a choice gives back its pages and its place, even where others go on
-                answer.running_choices.discard(step.choice)
-                if not answer.running_choices:
-                    self._forget(answer)
+            if isinstance(outcome, RequestFailed):
+                self._fail(answer, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this request are not finite")
+            elif isinstance(outcome, PromptComputed):
+                scores = answer.take_chunk(outcome, timing)
+                if scores is not None:
+                    self._send(answer.session, session_pb2.ConnectResponse(prompt_scores=scores))
+                if outcome.ended:
+                    touched[answer.request_id] = answer
+            else:
+                touched[answer.request_id] = answer
+                ended |= outcome.end is not None  # a choice gives back its pages, even where others go on
+                output = answer.take(outcome)
+                if output is not None:
+                    outputs[answer.session].append(output)
+        self._send_beginnings(list(touched.values()), timing)
         for session, batch in outputs.items():
             self._send(session, session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(outputs=batch)))
+        for answer in touched.values():
+            if not answer.running_choices:
+                self._forget(answer)
         if ended:
             self._admission.room_may_have_grown()
 
-    def _output(self, answer: Answer, step: SequenceStep) -> session_pb2.SequenceOutput:
-        """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""
-        first = answer.first_tokens.pop(step.choice, None)
-        tokens = (step,) if first is None else (first, step)
-        output = session_pb2.SequenceOutput(
-            attempt_id=answer.attempt_id,
-            choice=step.choice,
-            offset=step.offset if first is None else 0,
-            token_ids=[token.token_id for token in tokens],
-            end=END_REASONS[step.end],
-        )
-        if answer.with_logprobs:
-            for token in tokens:
-                add_logprobs(output, token)
-        return output
-
-    def _send_landed(self, answer: Answer, pull: Pull, timing: StepTiming) -> None:
-        landed = session_pb2.Landed(
-            attempt_id=answer.attempt_id,
-            bytes=pull.bytes,
-            copy_ms=pull.copy_ms,
-            exposed_ms=pull.exposed_ms,
-            admission_ms=pull.late_ms + (timing.started - answer.landed_at) * 1e3,
-            first_step_ms=(time.monotonic() - timing.started) * 1e3,
-            transport=pull.transport,
-            cached_tokens=answer.cached_tokens,
-        )
-        self._send(answer.session, session_pb2.ConnectResponse(landed=landed))
+    def _send_beginnings(self, answers: Sequence[Answer], timing: StepTiming) -> None:
+        """How the KV came over, or the first tokens of prompts that were computed here: before their further tokens."""
+        for answer in answers:
+            landed, first_step = answer.take_landed(timing), answer.take_first_step()
+            if landed is not None:
+                self._send(answer.session, session_pb2.ConnectResponse(landed=landed))
+            if first_step is not None:
+                self._send(answer.session, session_pb2.ConnectResponse(first_step=first_step))
 
     def _abandon(self, answer: Answer) -> None:
         """Ends a request in whatever phase. Its pages are freed only when no copy into them is under way."""
@@ -256,8 +239,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         if answer.request_id not in self._answers:
             return
         self._abandon(answer)
-        failed = session_pb2.Failed(attempt_id=answer.attempt_id, reason=reason, message=message)
-        self._send(answer.session, session_pb2.ConnectResponse(failed=failed))
+        self._send(answer.session, session_pb2.ConnectResponse(failed=answer.failed(reason, message)))
 
     def _forget(self, answer: Answer) -> None:
         self._answers.pop(answer.request_id, None)
@@ -278,13 +260,18 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         load = self._loop.load
         shares = max(1, len(self._hub.sessions))
         for session in self._hub.sessions:
-            report = session_pb2.Report(
+            report = report_pb2.Report(
                 limit_blocks=load.pages.total // shares,
                 limit_slots=self._worker.total_slots // shares,
                 pages=page_counts(load),
-                waiting_requests=self._admission.waiting,
+                waiting_requests=self._admission.waiting + load.waiting_sequences,
                 running_sequences=load.running_sequences,
+                pending_tokens=load.pending_tokens,
                 draining=self.draining,
                 steps=self._loop.steps,
+                cache_query_tokens=load.cache_query_tokens,
+                cache_hit_tokens=load.cache_hit_tokens,
+                preemptions=load.preemptions,
+                unfilled_slots=load.unfilled_slots,
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Callable
 
@@ -14,27 +13,36 @@ from decode_worker.config import DecodeConfig
 from decode_worker.loop import DecodeLoop
 from decode_worker.service import DecodeService
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
-from engine.decode_scheduler import DecodeScheduler
+from engine.mixed_scheduler import MixedScheduler
 from engine.model_config import ModelError
 from engine.pages import BlockPool
 from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
-from kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
+from engine.step_budget import StepBudget
+from engine.swap_space import SwapSpace
 from kvtransfer.puller import PullThread
-from protos import session_pb2, session_pb2_grpc
+from kvtransfer.source import SourceTable
+from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from service.affinity import pin_process
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
 from service.server import Listener, run, serve
-from service.worker_process import WorkerProcess, take_worker_epoch
+from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
+from worker.adapters import describe_adapters, load_runner
 from worker.peers import Peers
+from worker.pool import make_pool
 from worker.transfer_reader import TransferReader
+from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
 WRONG_CONFIGURATION = 2
 STOP_TIMEOUT_S = 5.0
+TOMBSTONE_S = 60.0  # longer than anything of a fetch may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
-SERVICE_NAMES = (session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,)
+SERVICE_NAMES = (
+    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
+    kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
+)
 
 
 class DecodeWorker:
@@ -45,20 +53,23 @@ class DecodeWorker:
     def __init__(self, config: DecodeConfig, prepared: PreparedModel, epoch: int) -> None:
         self._config = config
         self._prepared = prepared
-        self._storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=prepared.options.device)
+        self._memory = make_pool(prepared, config.transport)
         self._service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
-        description = PoolDescription(
-            prepared.fingerprint,
-            prepared.layout.block_bytes,
-            prepared.total_blocks,
-            host_id(),
-            secrets.token_bytes(POOL_ID_BYTES),
+        self._transfers = TransferSource(
+            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # nothing is announced: nobody is parked
+            self._memory.description,
+            self._memory.storage,
         )
         self._peers = Peers(
-            description, self._storage, PullThread(config.transfer_cores), config.transport, config.pair_timeout_s
+            self._memory.description,
+            self._memory.storage,
+            PullThread(config.transfer_cores),
+            config.transport,
+            config.pair_timeout_s,
         )
         self._reader = TransferReader(self._peers)
         self._loop: DecodeLoop | None = None
+        self._sweep: asyncio.Task[None] | None = None
 
     @property
     def listener(self) -> Listener:
@@ -75,15 +86,29 @@ class DecodeWorker:
 
     def _register(self, server: grpc.aio.Server) -> None:
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
+        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        runner = await asyncio.to_thread(self._prepared.load, self._storage, progress=False)
+        host_slots = int(self._config.swap_memory) // self._prepared.layout.block_bytes
+        runner = await asyncio.to_thread(
+            load_runner, self._prepared, self._memory.storage, self._config.adapter, host_slots
+        )
         pool = BlockPool(self._prepared.total_blocks)
-        scheduler = DecodeScheduler(pool, self._config.block_size, self._config.max_sequences)
+        scheduler = MixedScheduler(
+            pool,
+            self._config.block_size,
+            self._config.chunk_tokens,
+            self._config.max_sequences,
+            StepBudget(self._config.step_budget_ms / 1e3),
+            SwapSpace(host_slots),
+        )
         prepare = thread_preparation(self._config.cores, self._prepared.options.device, runner)
-        self._loop = DecodeLoop(runner, scheduler, self._service.on_steps, on_fault, prepare)
+        self._loop = DecodeLoop(runner, scheduler, self._service.on_outcomes, on_fault, prepare)
         await self._loop.start()
         self._service.attach(self._loop, self._reader)
+        self._transfers.attach(self._loop)
+        self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
+        end_on_error(self._sweep, on_fault)
 
     def report(self) -> None:
         self._service.report()
@@ -92,12 +117,16 @@ class DecodeWorker:
         self._service.draining = True
 
     async def stop(self) -> None:
-        """Sessions first, whose requests and copies go with them; then the links; the engine last."""
+        """Sessions first, whose requests and copies go with them; then the links; the engine and its memory last."""
         await self._service.close()
+        self._transfers.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
         await self._reader.close()
         await self._peers.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+        self._memory.close()
 
 
 def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
@@ -115,6 +144,7 @@ def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.Wo
             block_size=config.block_size,
         ),
         total_blocks=prepared.total_blocks,
+        adapters=describe_adapters(config.adapter),
         total_slots=config.max_sequences,
     )
 
@@ -146,6 +176,8 @@ async def _main(config: DecodeConfig) -> int:
         config.block_size,
         int(config.kv_memory),
         config.max_model_len,
+        config.kv_cache_dtype,
+        config.quantize,
     )
     prepared = await asyncio.to_thread(prepare_model, options)
     logger.info("%s", prepared)

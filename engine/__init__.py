@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.offline.async_llm import AsyncLLM
+    from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams
     from engine.offline.llm import LLM
+    from engine.offline.lora import LoRARequest
     from engine.offline.params import SamplingParams
     from engine.offline.request_output import CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "LoRARequest",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 _HOMES = {
     "LLM": "engine.offline.llm",
     "AsyncLLM": "engine.offline.async_llm",
+    "BeamSearchOutput": "engine.offline.beam_search",
+    "BeamSearchParams": "engine.offline.beam_search",
+    "LoRARequest": "engine.offline.lora",
     "SamplingParams": "engine.offline.params",
     "CompletionOutput": "engine.offline.request_output",
     "RequestOutput": "engine.offline.request_output",

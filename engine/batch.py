@@ -1,10 +1,14 @@
-"""A plan's chunks as tensors. Single-token chunks come first, so that decode attention is one slice of rows."""
+"""A plan's chunks as tensors. Single-token chunks come first, so that decode attention is one slice of rows.
+
+Rows that have an adapter stand side by side (engine/lora/rows.py).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from engine.lora.rows import AdapterRows, adapter_rows, batch_order
 from engine.plan import Chunk
 
 
@@ -34,6 +38,7 @@ class Batch:
     decode: DecodeRows | None
     prefills: tuple[PrefillRows, ...]
     chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
+    adapters: AdapterRows | None = None  # where no row has one
 
 
 def make_batch(chunks: Sequence[Chunk], block_tokens: int, device: torch.device) -> Batch:
@@ -42,17 +47,21 @@ def make_batch(chunks: Sequence[Chunk], block_tokens: int, device: torch.device)
         if not chunk.token_ids or len(chunk.block_table) * block_tokens < chunk.end:
             blocks = len(chunk.block_table)
             raise ValueError(f"request {chunk.request_id}: {blocks} blocks for positions {chunk.start} to {chunk.end}")
-    order = sorted(range(len(chunks)), key=lambda index: len(chunks[index].token_ids) > 1)
+    order = sorted(
+        range(len(chunks)), key=lambda index: batch_order(len(chunks[index].token_ids) > 1, chunks[index].adapter)
+    )
     chunk_rows = [slice(0, 0)] * len(chunks)
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     prefills: list[PrefillRows] = []
+    adapters: list[int] = []
     for index in order:
         chunk = chunks[index]
         rows = slice(len(token_ids), len(token_ids) + len(chunk.token_ids))
         chunk_rows[index] = rows
         token_ids += chunk.token_ids
+        adapters += [chunk.adapter] * len(chunk.token_ids)
         for position in range(chunk.start, chunk.end):
             positions.append(position)
             slots.append(chunk.block_table[position // block_tokens] * block_tokens + position % block_tokens)
@@ -63,9 +72,12 @@ def make_batch(chunks: Sequence[Chunk], block_tokens: int, device: torch.device)
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
         slots=torch.tensor(slots, device=device),
-        decode=_decode_rows([chunk for chunk in chunks if len(chunk.token_ids) == 1], block_tokens, device),
+        decode=_decode_rows(
+            [chunks[index] for index in order if len(chunks[index].token_ids) == 1], block_tokens, device
+        ),
         prefills=tuple(prefills),
         chunk_rows=tuple(chunk_rows),
+        adapters=adapter_rows(adapters, device),
     )
 
 

@@ -1,6 +1,7 @@
 """One step: what the scheduler decides, the runner computes. The same for prefill and for decode."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from engine.plan import ChunkResult, Plan
@@ -26,13 +27,23 @@ class Scheduler(Protocol[Committed]):
 class Engine(Generic[Outcome]):
     """Not thread-safe: scheduler, pages and runner belong to the one thread that steps."""
 
-    def __init__(self, runner: PlanRunner, scheduler: Scheduler[Outcome]) -> None:
+    def __init__(
+        self,
+        runner: PlanRunner,
+        scheduler: Scheduler[Outcome],
+        on_computed: Callable[[Plan, float], None] = lambda plan, seconds: None,
+    ) -> None:
+        """`on_computed` is told how long the runner took for each plan, before the plan is committed."""
         self._runner = runner
         self._scheduler = scheduler
+        self._on_computed = on_computed
 
     def step(self) -> Sequence[Outcome] | None:
         """Computes one plan and returns what came of it; None, without computing, when nothing can run."""
         plan = self._scheduler.plan()
         if plan is None:
             return None
-        return self._scheduler.commit(plan, self._runner.run(plan))
+        started = time.monotonic()
+        results = self._runner.run(plan)
+        self._on_computed(plan, time.monotonic() - started)
+        return self._scheduler.commit(plan, results)

@@ -1,29 +1,50 @@
 """Prefill and decode on one device: decode tokens first, and the rest of a step's budget for chunks of prompts.
 
+A prompt is computed here, or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it joins
+with its first tokens. From then on the two are alike.
+
 Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool the newest sequence gives up its
-blocks and waits at the head of the line; resumed, its accepted tokens are fed again and never drawn again. The oldest
-sequence always fits, since a request that does not fit into the empty pool is refused: so there is always progress.
+blocks and waits in line by its age; resumed, its KV comes back from host memory, or its accepted tokens are fed again;
+they are never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
+request that does not fit into the empty pool is refused: so there is always progress.
 """
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
-from engine.block_table import BlockTable
-from engine.hashing import HashChain
-from engine.mixed_state import MixedCounters, MixedOutcome, MixedSequence, RequestFailed, TokenMade, Turn, next_chunk
-from engine.pages import BlockPool, OutOfBlocks, PageError
-from engine.plan import BlockCopy, ChunkResult, Drawn, NonFinite, Plan
-from engine.sequence import Request, RequestRefused, RequestTooLong, blocks_for, check_request, end_reason
+from engine.beam_groups import BeamGroups
+from engine.mixed_batch import MixedBatch
+from engine.mixed_draft import Draft
+from engine.mixed_growth import grow, wanted_blocks
+from engine.mixed_state import (
+    MixedCounters,
+    MixedOutcome,
+    MixedSequence,
+    RequestFailed,
+    TokenMade,
+)
+from engine.pages import BlockPool, PageError
+from engine.plan import ChunkResult, Computed, Drawn, NonFinite, Plan
+from engine.sequence import (
+    EndReason,
+    FirstToken,
+    Request,
+    RequestRefused,
+    RequestTooLong,
+    Reservation,
+    UnknownRequest,
+    blocks_for,
+    check_request,
+    end_reason,
+)
 from engine.step_budget import StepBudget
-
-SEQUENCES_PER_RESERVED_BLOCK = 4
-"""Admission leaves one block for so many running sequences to grow into, lest it preempts what it just admitted."""
+from engine.swap_space import SwapSpace
 
 
 class MixedScheduler:
     """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
 
-    With a `budget` the prompts' share of a step shrinks to what running answers can wait for.
+    With a `budget` the prompts' share of a step shrinks to what running answers can wait for. With a `swap` space a
+    preempted sequence's KV waits there, where there is room for all of it.
     """
 
     def __init__(
@@ -33,59 +54,74 @@ class MixedScheduler:
         max_step_tokens: int,
         max_sequences: int,
         budget: StepBudget | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
-        self.pool = pool
-        self.counters = MixedCounters()
+        self.batch = MixedBatch(pool, block_tokens, swap or SwapSpace(0))
+        self._beams = BeamGroups(self.batch)
         self._block_tokens = block_tokens
         self._max_step_tokens = max_step_tokens
         self._max_sequences = max_sequences
         self._budget = budget
-        self._waiting: OrderedDict[Turn, MixedSequence] = OrderedDict()
-        self._running: dict[Turn, MixedSequence] = {}  # both in order of turn, and all that run before all that wait
-        self._requests: dict[int, dict[int, MixedSequence]] = {}  # by request and choice
         self._planned: tuple[MixedSequence, ...] = ()
-        self._arrivals = 0
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
-        """Queues a request. Raises: RequestTooLong, RequestRefused.
+        """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.
 
         Its blocks are cached where the request brings hashes or the `cache_root` of its sequence is given; the answer's
         blocks too.
         """
-        check_request(request, self._block_tokens)
-        if request.request_id in self._requests:
-            raise RequestRefused(f"request {request.request_id} is here already")
-        longest = len(request.token_ids) + request.params.max_tokens - 1  # the last token's KV is never needed
-        needed = blocks_for(longest, self._block_tokens)
-        if needed > self.pool.total_blocks:
-            raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {self.pool.total_blocks}")
-        if request.params.n > self._max_sequences:
-            raise RequestTooLong(f"the request has {request.params.n} choices; at most {self._max_sequences} run")
-        root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
-        hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
-        turn = Turn(self._arrivals, 0)
-        self._arrivals += 1
-        sequence = MixedSequence(request, turn, list(request.token_ids), hashes, request.params.n)
-        self._waiting[turn] = sequence
-        self._requests[request.request_id] = {0: sequence}
+        self._check(request)
+        self.batch.wait(self.batch.make(request, cache_root))
+
+    def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
+        """Takes the blocks of a prompt that is to land, and one more to go on in: all of them or none.
+
+        None when there is no room now, or only such as those who wait have a claim to: the caller asks again, in its
+        order of arrival, once something has ended. Raises: RequestTooLong when there can never be room; RequestRefused.
+        """
+        self._check(request)
+        batch, prompt_blocks = self.batch, blocks_for(len(request.token_ids), self._block_tokens)
+        if batch.used_slots + batch.claimed_slots + request.params.places > self._max_sequences:
+            return None
+        sequence = batch.make(request, cache_root)
+        if not batch.reserve(sequence, min(prompt_blocks + 1, self._most_blocks(request))):
+            return None
+        return Reservation(sequence.held().blocks[:prompt_blocks], sequence.computed_tokens // self._block_tokens)
+
+    def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[MixedOutcome]:
+        """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
+
+        `first` has token 0 of every choice; one that ended there never runs. Of a beam search it has one token, whose
+        `top` are the candidates, and what is returned are its answers, if one token was all. Raises: UnknownRequest,
+        ValueError.
+        """
+        prompt = self.batch.reserved.get(request_id)
+        if prompt is None:
+            raise UnknownRequest(request_id)
+        first = sorted(first, key=lambda token: token.choice)
+        if [token.choice for token in first] != list(range(prompt.first_draws)):
+            raise ValueError(f"not one first token for each of {prompt.first_draws} choices")
+        choices = self.batch.land(prompt)
+        if prompt.request.params.beam is not None:
+            return list(self._beams.take(prompt, first[0].top))
+        for sequence, token in zip(choices, first, strict=True):
+            self._append(sequence, token.token_id, token.end)
+        return []
 
     def plan(self) -> Plan | None:
-        """The next step, or None when there is no work."""
-        self._make_room()
-        copies: list[BlockCopy] = []
-        planned = [sequence for sequence in self._running.values() if sequence.uncomputed_tokens == 1]
-        for sequence in planned:
-            copies += self._grow(sequence.held(), sequence.computed_tokens)
-        chunks = [next_chunk(sequence, budget_tokens=1) for sequence in planned]
-        budget_tokens = self._prefill_budget(len(planned))
-        prompts = self._prompts()
+        """The next step, or None when there is none to be made now."""
+        draft = Draft()
+        self._make_room(draft)
+        answers = [sequence for sequence in self.batch.running if sequence.uncomputed_tokens == 1]
+        for sequence in answers:
+            draft.copy(grow(sequence.held(), sequence.computed_tokens, self._block_tokens))
+            draft.compute(sequence, budget_tokens=1)
+        budget_tokens = self._prefill_budget(len(answers))
+        prompts = self._prompts(draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
-            chunk = next_chunk(prompt, budget_tokens)
-            chunks.append(chunk)
-            planned.append(prompt)
-            budget_tokens -= len(chunk.token_ids)
-        self._planned = tuple(planned)
-        return Plan(tuple(chunks), tuple(copies)) if chunks else None
+            budget_tokens -= draft.compute(prompt, budget_tokens)
+        self._planned = tuple(draft.sequences)
+        return draft.finish()
 
     def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[MixedOutcome]:
         """Takes in what the step planned last computed, `results` parallel to the plan's chunks."""
@@ -97,6 +133,8 @@ class MixedScheduler:
                 self.abort(chunk.request_id)
                 outcomes.append(RequestFailed(chunk.request_id))
                 continue
+            if not sequence.answer_tokens:
+                outcomes.append(sequence.prompt_computed(chunk, result))
             sequence.computed_tokens = chunk.end
             if chunk.samples:
                 outcomes += self._take(sequence, result)
@@ -105,47 +143,71 @@ class MixedScheduler:
 
     def observe(self, step_tokens: int, duration_s: float) -> None:
         """How long a step took, so that the next ones can be sized by it."""
-        if self._budget is not None:
+        if self._budget is not None and step_tokens:
             self._budget.observe(step_tokens, duration_s)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""
-        sequence = self._requests.get(request_id, {}).get(choice)
-        if sequence is None or not sequence.answer_tokens:
+        sequence = self.batch.requests.get(request_id, {}).get(choice)
+        if sequence is None or not sequence.answer_tokens or sequence.request.params.beam is not None:
             return False
-        self._end(sequence)
+        self.batch.end(sequence)
         return True
 
     def abort(self, request_id: int) -> bool:
-        """Forgets a request in whatever phase and frees what it holds. Returns whether it was here."""
-        sequences = tuple(self._requests.get(request_id, {}).values())
+        """Forgets a request in whatever phase and frees what it holds. Returns whether it was here.
+
+        Of a reserved request no copy into its blocks may be under way: end it first.
+        """
+        self._beams.forget(request_id)
+        sequences = tuple(self.batch.requests.get(request_id, {}).values())
         for sequence in sequences:
-            self._end(sequence)
+            self.batch.end(sequence)
         return bool(sequences)
 
     @property
+    def pool(self) -> BlockPool:
+        return self.batch.pool
+
+    @property
+    def counters(self) -> MixedCounters:
+        return self.batch.counters
+
+    @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        """Whether any request is here, be it only a reservation."""
+        return bool(self.batch.requests)
 
     @property
     def waiting_sequences(self) -> int:
         """Prompts never admitted, and sequences that were preempted."""
-        return len(self._waiting)
+        return len(self.batch.waiting)
 
     @property
     def running_sequences(self) -> int:
         """Places in the batch that are taken: a prompt takes one for each of its choices."""
-        return sum(sequence.choices for sequence in self._running.values())
+        return self.batch.running_slots
 
     @property
     def unfilled_slots(self) -> int:
-        """Token slots of held blocks that have no KV yet: internal fragmentation. Walks all tables."""
-        filled: Counter[int] = Counter()
-        for sequence in self._running.values():
-            for index, block in enumerate(sequence.held().blocks):
-                tokens = sequence.computed_tokens - index * self._block_tokens
-                filled[block] = max(filled[block], min(tokens, self._block_tokens), 0)
-        return len(filled) * self._block_tokens - filled.total()
+        """Token slots of running sequences' blocks that have no KV yet."""
+        return self.batch.unfilled_slots
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self._block_tokens)
+        if request.request_id in self.batch.requests:
+            raise RequestRefused(f"request {request.request_id} is here already")
+        needed, total, places = self._most_blocks(request), self.pool.total_blocks, request.params.places
+        if needed > total:
+            raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {total}")
+        if places > self._max_sequences:
+            raise RequestTooLong(f"the request needs {places} places in the batch; there are {self._max_sequences}")
+        if request.params.beam is not None and (all_beams := self.batch.blocks_at_once(places, needed)) > total:
+            raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
+
+    def _most_blocks(self, request: Request) -> int:
+        """Of one choice at its longest. The last token's KV is never needed."""
+        return blocks_for(len(request.token_ids) + request.params.max_tokens - 1, self._block_tokens)
 
     def _prefill_budget(self, decode_tokens: int) -> int:
         left = max(0, self._max_step_tokens - decode_tokens)
@@ -153,121 +215,53 @@ class MixedScheduler:
             return left  # nobody waits between two tokens
         return self._budget.prefill_tokens(decode_tokens, left)
 
-    def _make_room(self) -> None:
+    def _make_room(self, draft: Draft) -> None:
         """Preempts the newest until every answer that runs can grow by a token.
 
-        All of it before the first copy is planned: no block may be the source of one copy and then used anew.
+        All of it before the first copy is planned: no block may be the source of one copy and then used anew. The
+        oldest gives way only to reservations, which land or are given up in bounded time.
         """
-        while self._wanted_blocks() > self._available_blocks:
-            if len(self._running) == 1:
+        batch = self.batch
+        while self._lacks_blocks():
+            if len(batch.running) == 1 and not batch.reserved:
                 raise PageError("the oldest sequence does not fit: somebody else takes blocks from this pool")
-            self._preempt(next(reversed(self._running.values())))
+            draft.swaps_out += batch.preempt(batch.running.newest)
 
-    @property
-    def _available_blocks(self) -> int:
-        counts = self.pool.counts
-        return counts.free + counts.cached
+    def _lacks_blocks(self) -> bool:
+        """Whether some answer that runs cannot grow by a token. Each takes a block at most: mostly none is counted."""
+        running, available = self.batch.running, self.batch.available_blocks
+        return len(running) > available and wanted_blocks(running, self.pool, self._block_tokens) > available
 
-    def _wanted_blocks(self) -> int:
-        """Blocks that one more token for each answer takes: new ones, and copies of shared ones."""
-        new, writers = 0, Counter[int]()
-        for sequence in self._running.values():
-            if sequence.uncomputed_tokens != 1:
-                continue
-            blocks, index = sequence.held().blocks, sequence.computed_tokens // self._block_tokens
-            if index == len(blocks):
-                new += 1
-            else:
-                writers[blocks[index]] += 1
-        # The last one to write a block that nobody else reads keeps it.
-        return new + sum(min(count, self.pool.references(block) - 1) for block, count in writers.items())
-
-    def _grow(self, table: BlockTable, position: int) -> list[BlockCopy]:
-        """Makes the block of `position` exist and be this table's alone."""
-        index = position // self._block_tokens
-        if index == len(table.blocks):
-            table.append(1)
-        copy = table.make_writable(index)
-        return [] if copy is None else [copy]
-
-    def _preempt(self, sequence: MixedSequence) -> None:
-        self.counters.preemptions += 1
-        self.counters.preempted_tokens += sequence.computed_tokens
-        sequence.release()
-        del self._running[sequence.turn]
-        self._waiting[sequence.turn] = sequence
-        self._waiting.move_to_end(sequence.turn, last=False)
-
-    def _prompts(self) -> Iterator[MixedSequence]:
+    def _prompts(self, draft: Draft) -> Iterator[MixedSequence]:
         """What is to be computed in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
-        yield from [sequence for sequence in self._running.values() if sequence.uncomputed_tokens > 1]
-        while self._waiting:
-            sequence = next(iter(self._waiting.values()))
-            if not self._admit(sequence):
+        batch = self.batch
+        yield from [sequence for sequence in batch.running if sequence.uncomputed_tokens > 1]
+        while batch.waiting:
+            sequence = batch.waiting.oldest
+            if batch.used_slots + sequence.choices > self._max_sequences:
                 return
+            swaps = batch.admit(sequence)
+            if swaps is None:
+                return
+            draft.swaps_in += swaps
             yield sequence
 
-    def _admit(self, sequence: MixedSequence) -> bool:
-        if self.running_sequences + sequence.choices > self._max_sequences:
-            return False
-        cached = self.pool.lookup(sequence.reusable_hashes(self._block_tokens))
-        table = BlockTable(self.pool, cached)
-        fresh = blocks_for(len(sequence.token_ids), self._block_tokens) - len(cached)
-        reserve = -(-len(self._running) // SEQUENCES_PER_RESERVED_BLOCK)
-        try:
-            if fresh + reserve > self._available_blocks:
-                raise OutOfBlocks(fresh + reserve, self._available_blocks)
-            table.append(fresh)
-        except OutOfBlocks:
-            table.release()
-            return False
-        self._start(sequence, table, cached_blocks=len(cached))
-        return True
-
-    def _start(self, sequence: MixedSequence, table: BlockTable, cached_blocks: int) -> None:
-        sequence.table = table
-        sequence.published_blocks = cached_blocks
-        sequence.computed_tokens = cached_blocks * self._block_tokens
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.computed_tokens
-            if sequence.hashes is not None:
-                self.counters.cache_query_tokens += len(sequence.token_ids)
-                self.counters.cache_hit_tokens += sequence.computed_tokens
-        del self._waiting[sequence.turn]
-        self._running[sequence.turn] = sequence
-
-    def _take(self, sequence: MixedSequence, drawn: tuple[Drawn, ...]) -> list[MixedOutcome]:
+    def _take(self, sequence: MixedSequence, computed: Computed) -> list[MixedOutcome]:
         """One token for each choice that the sequence stands for."""
-        sequence.publish(self._block_tokens)
-        choices = [sequence]
-        if sequence.choices > 1:
-            choices += self._fork(sequence)
-        return [self._append(choice, token) for choice, token in zip(choices, drawn, strict=True)]
+        choices = self.batch.split(sequence)
+        if sequence.request.params.beam is not None:
+            return list(self._beams.take(sequence, computed.drawn[0].top))
+        return [self._draw(choice, drawn) for choice, drawn in zip(choices, computed.drawn, strict=True)]
 
-    def _fork(self, prompt: MixedSequence) -> list[MixedSequence]:
-        others = [prompt.fork(choice) for choice in range(1, prompt.choices)]
-        prompt.choices = 1
-        for other in others:
-            self._running[other.turn] = other
-            self._requests[prompt.request.request_id][other.turn.choice] = other
-        self._running = dict(sorted(self._running.items()))
-        return others
-
-    def _append(self, sequence: MixedSequence, drawn: Drawn) -> TokenMade:
+    def _draw(self, sequence: MixedSequence, drawn: Drawn) -> TokenMade:
         request, offset = sequence.request, sequence.answer_tokens
-        sequence.token_ids.append(drawn.token_id)
         end = end_reason(request.params, drawn.token_id, offset)
-        if end is not None:
-            self._end(sequence)
+        self._append(sequence, drawn.token_id, end)
         return TokenMade(
             request.request_id, sequence.turn.choice, offset, drawn, end, cached_tokens=sequence.cached_tokens or 0
         )
 
-    def _end(self, sequence: MixedSequence) -> None:
-        if self._waiting.pop(sequence.turn, None) is None:
-            del self._running[sequence.turn]
-            sequence.release()
-        choices = self._requests[sequence.request.request_id]
-        del choices[sequence.turn.choice]
-        if not choices:
-            del self._requests[sequence.request.request_id]
+    def _append(self, sequence: MixedSequence, token_id: int, end: EndReason | None) -> None:
+        sequence.token_ids.append(token_id)
+        if end is not None:
+            self.batch.end(sequence)

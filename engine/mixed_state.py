@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from engine.block_table import BlockTable
 from engine.hashing import HashChain
-from engine.plan import Chunk, Drawn, Sample
-from engine.sequence import EndReason, Request
+from engine.line import Turn
+from engine.plan import Chunk, Computed, Drawn, Sample, Scored, scored
+from engine.sequence import EndReason, Request, blocks_for
+from engine.swap_space import SwapSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,24 @@ class TokenMade:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """A chunk of a prompt was computed here. With its last one the first token of every choice follows, in order."""
+
+    request_id: int
+    tokens: int  # of this chunk
+    cached_tokens: int  # as in TokenMade
+    ended: bool  # the prompt is computed to its end
+    prompt: tuple[Drawn, ...] = ()  # of `params.prompt_logprobs`: the next prompt tokens, from the second one on
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """The logits were not finite: the request is forgotten with all its choices."""
 
     request_id: int
 
 
-MixedOutcome = TokenMade | RequestFailed
+MixedOutcome = TokenMade | PromptComputed | RequestFailed
 
 
 @dataclass(slots=True)
@@ -38,21 +51,24 @@ class MixedCounters:
     cache_hit_tokens: int = 0
     preemptions: int = 0
     preempted_tokens: int = 0  # whose KV was given up
+    swapped_tokens: int = 0  # of those, came back from host memory
+    recomputed_tokens: int = 0  # of those, neither came back nor were in the prefix cache
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Turn:
-    """Place in line: older requests first, and a request's choices in order."""
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """The KV of a preempted sequence, in host memory."""
 
-    arrival: int
-    choice: int
+    slots: SwapSlots
+    tokens: int  # whose KV it is, from the first one
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MixedSequence:
     """A prompt, or one choice with its answer so far. KV of its first `computed_tokens` tokens is written.
 
-    A prompt stands for all choices of its request, until its last token's logits give each its first token.
+    A prompt stands for all choices of its request, until its last token's logits give each its first token, or a
+    prefill worker's do.
     """
 
     request: Request
@@ -64,6 +80,9 @@ class MixedSequence:
     computed_tokens: int = 0
     published_blocks: int = 0
     cached_tokens: int | None = None  # of the prompt; None until first admitted
+    lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
+    swapped: Swapped | None = None  # only while it waits
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were told
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -73,6 +92,11 @@ class MixedSequence:
     def answer_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.token_ids)
 
+    @property
+    def first_draws(self) -> int:
+        """Tokens to be drawn after the newest one: several only after a prompt that stands for several choices."""
+        return min(self.choices, self.request.params.first_draws)
+
     def held(self) -> BlockTable:
         """Raises: RuntimeError for a sequence that does not run, which is a fault of this program."""
         if self.table is None:
@@ -80,9 +104,12 @@ class MixedSequence:
         return self.table
 
     def release(self) -> None:
-        """Gives the blocks back; whatever is not in the cache then must be computed again."""
-        self.held().release()
-        self.table = None
+        """Gives back whatever it holds, if anything; what is not in the cache then must be computed again."""
+        if self.table is not None:
+            self.table.release()
+        if self.swapped is not None:
+            self.swapped.slots.release()
+        self.table = self.swapped = None
         self.computed_tokens = 0
         self.published_blocks = 0
 
@@ -98,7 +125,7 @@ class MixedSequence:
 
         The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too.
         """
-        if self.hashes is None or (self.request.params.prompt_logprobs is not None and self.cached_tokens is None):
+        if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.answer_tokens):
             return []
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
@@ -107,17 +134,30 @@ class MixedSequence:
         params, first = self.request.params, self.turn.choice
         history = self.token_ids if params.needs_history else ()
         prompt_tokens = len(self.request.token_ids)
-        return tuple(Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.choices))
+        return tuple(
+            Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.first_draws)
+        )
 
-    def fork(self, choice: int) -> "MixedSequence":
-        """Another choice over the same prompt, sharing all its blocks."""
+    def scores(self, start: int, end: int) -> Scored | None:
+        """What a chunk over [start, end) tells of the prompt."""
+        return scored(self.request.token_ids, start, end, self.request.params.prompt_logprobs)
+
+    def prompt_computed(self, chunk: Chunk, computed: Computed) -> PromptComputed:
+        """What to tell of a chunk of the prompt; of log-probabilities those that nobody heard before a preemption."""
+        new = computed.prompt[self.scored_tokens - chunk.start :]
+        self.scored_tokens += len(new)
+        cached_tokens, ended = self.cached_tokens or 0, chunk.end == len(self.request.token_ids)
+        return PromptComputed(chunk.request_id, len(chunk.token_ids), cached_tokens, ended, new)
+
+    def fork(self, choice: int, block_tokens: int) -> "MixedSequence":
+        """Another choice over the same prompt, sharing all blocks that have KV."""
         return MixedSequence(
             self.request,
             Turn(self.turn.arrival, choice),
             list(self.token_ids),
             None if self.hashes is None else self.hashes.fork(),
             choices=1,
-            table=self.held().fork(len(self.held().blocks)),
+            table=self.held().fork(blocks_for(self.computed_tokens, block_tokens)),
             computed_tokens=self.computed_tokens,
             published_blocks=self.published_blocks,
             cached_tokens=self.cached_tokens,
@@ -129,4 +169,13 @@ def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
     samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
-    return Chunk(sequence.request.request_id, token_ids, start, sequence.held().blocks, samples)
+    scores = None if sequence.answer_tokens else sequence.scores(start, start + len(token_ids))
+    return Chunk(
+        sequence.request.request_id,
+        token_ids,
+        start,
+        sequence.held().blocks,
+        samples,
+        scores,
+        adapter=sequence.request.adapter,
+    )

@@ -1,14 +1,15 @@
-"""What can be said of a model from its config.json alone, of any architecture that transformers knows."""
+"""What can be said of a model from its config.json alone, of any architecture that can be served."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
+from engine.config_file import read_model_config, read_transformers_config
 from engine.model_config import ModelError
+from engine.quantization.sizes import TensorShape
 from engine.sizing import KvShape
 
 
@@ -16,24 +17,20 @@ from engine.sizing import KvShape
 class ModelShape:
     kv: KvShape
     parameters: int
+    tensors: tuple[TensorShape, ...]  # tied ones once
     stated_dtype: torch.dtype | None
 
 
 def read_model_shape(folder: Path) -> ModelShape:
     """Reads `folder`/config.json; no weights are needed. Raises: ModelError."""
+    config = read_model_config(folder)
+    kv = KvShape(config.num_layers, config.num_kv_heads, config.head_dim, config.max_positions)
+    stated: Any = read_transformers_config(folder)
     try:
-        config: Any = AutoConfig.from_pretrained(folder)
-        text = config.get_text_config()
-        heads = int(text.num_attention_heads)
-        kv = KvShape(
-            num_layers=int(text.num_hidden_layers),
-            num_kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
-            max_positions=int(text.max_position_embeddings),
-        )
         with torch.device("meta"):  # shapes without numbers
-            model = AutoModelForCausalLM.from_config(text)
-    except (StrictDataclassError, AttributeError, ValueError, TypeError, KeyError, OSError) as error:
+            model = AutoModelForCausalLM.from_config(stated)
+    except (AttributeError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{folder / 'config.json'}: cannot be sized: {error}") from error
-    stated = getattr(text, "dtype", None)
-    return ModelShape(kv, model.num_parameters(), stated if isinstance(stated, torch.dtype) else None)
+    dtype = getattr(stated.get_text_config(decoder=True), "dtype", None)
+    tensors = tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.named_parameters())
+    return ModelShape(kv, model.num_parameters(), tensors, dtype if isinstance(dtype, torch.dtype) else None)

@@ -6,6 +6,7 @@ A block is free, held (by one or more references) or cached: held by nobody, com
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 class PageError(Exception):
@@ -39,6 +40,17 @@ class Published:
     parent_hash: bytes | None  # None: the first block of a prompt
 
 
+@dataclass(eq=False, slots=True)
+class Watch:
+    """Blocks that someone reads without holding them: room for work is never kept back for a reader.
+
+    `broken` turns true, for good, before the first of them is given to anyone else; any thread may look.
+    """
+
+    blocks: tuple[int, ...]
+    broken: bool = False
+
+
 class BlockPool:
     """References, free list and prefix cache of `total_blocks` blocks with ids [0, total_blocks)."""
 
@@ -49,6 +61,7 @@ class BlockPool:
         self._published: dict[int, Published] = {}
         self._by_hash: dict[bytes, int] = {}
         self._cached_children: Counter[bytes] = Counter()  # cached blocks by the hash of their parent
+        self._watches: dict[int, set[Watch]] = {}  # by block
 
     @property
     def total_blocks(self) -> int:
@@ -119,6 +132,24 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def watch(self, hashes: Sequence[bytes]) -> Watch:
+        """The blocks of the longest known prefix of `hashes`, which count as just used; to be ended by `unwatch`."""
+        known = takewhile(lambda block: block is not None, map(self._by_hash.get, hashes))
+        watch = Watch(tuple(block for block in known if block is not None))
+        for block in reversed(watch.blocks):  # the first one last: it is evicted after those that follow it
+            self._watches.setdefault(block, set()).add(watch)
+            if block in self._cached:
+                self._cached.move_to_end(block)
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        """Nobody reads these blocks any more. A second time it changes nothing."""
+        for block in watch.blocks:
+            watches = self._watches.get(block, set())
+            watches.discard(watch)
+            if not watches:
+                self._watches.pop(block, None)
+
     def held_only_by(self, owners: Iterable[Sequence[int]]) -> int:
         """How many held blocks have no reference but those of `owners`, each a list of blocks."""
         owned = Counter(block for blocks in owners for block in blocks)
@@ -134,6 +165,7 @@ class BlockPool:
         assert all(references >= 0 for references in self._references), "a block has negative references"
         assert not free & self._published.keys(), "a free block is published"
         assert cached <= self._published.keys(), "a cached block has no hash"
+        assert self._watches.keys() <= self._published.keys(), "a block without a hash is watched"
         named = {published.block_hash: block for block, published in self._published.items()}
         assert named == self._by_hash, "hashes and blocks disagree"
         parents = Counter(self._published[block].parent_hash for block in cached)
@@ -144,10 +176,16 @@ class BlockPool:
         """Frees the least recently used cached block without cached children.
 
         Tables are released from their end, so the oldest block is nearly always such a leaf; it is not where two
-        sequences computed the same parent and only one copy was published.
+        sequences computed the same parent and only one copy was published. Watched blocks go only where nothing else is
+        left, and who watches them knows it first.
         """
         oldest = next(iter(self._cached))
-        block = next((block for block in self._cached if self._is_leaf(block)), oldest)
+        leaves = filter(self._is_leaf, self._cached)
+        block = next((leaf for leaf in leaves if leaf not in self._watches), None)
+        if block is None:
+            block = next(filter(self._is_leaf, self._cached), oldest)
+        for watch in self._watches.pop(block, ()):
+            watch.broken = True
         self._leave_cache(block)
         published = self._published.pop(block)
         del self._by_hash[published.block_hash]

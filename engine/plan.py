@@ -25,6 +25,17 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Tokens of the prompt whose log-probabilities are told: those one place after a chunk's own, in order.
+
+    As many as the chunk has, or one fewer where it ends the prompt. Each comes with the `top` likeliest in its place.
+    """
+
+    token_ids: Sequence[int]
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens of one sequence to be computed in one step.
 
@@ -37,6 +48,8 @@ class Chunk:
     start: int
     block_table: Sequence[int]  # physical block of each logical block
     samples: tuple[Sample, ...] = ()  # empty: only fills KV
+    scored: Scored | None = None
+    adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
 
     @property
     def end(self) -> int:
@@ -50,11 +63,28 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSwap:
+    """A block of the pool and the slot of host memory that its bytes go to or come from."""
+
+    block: int
+    host_slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `copies` are carried out before anything is computed (copy on write)."""
+    """One step. Before anything is computed blocks are moved: `swaps_out`, then `swaps_in`, then `copies`.
+
+    `copies` are for copy on write. A step without chunks only moves blocks.
+    """
 
     chunks: tuple[Chunk, ...]
     copies: tuple[BlockCopy, ...] = ()
+    swaps_out: tuple[BlockSwap, ...] = ()  # to host memory
+    swaps_in: tuple[BlockSwap, ...] = ()  # from there
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +97,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A sampled token and the log-probability the model gave it (before penalties, temperature and filters)."""
+    """A token and the log-probability the model gave it (before penalties, temperature and filters)."""
 
     token_id: int
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # the `params.logprobs` likeliest first; of equal ones the smaller id first
+    top: tuple[TokenLogprob, ...] = ()  # as many as were asked for, likeliest first; of equal ones the smaller id first
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +111,18 @@ class NonFinite:
     """
 
 
-ChunkResult = tuple[Drawn, ...] | NonFinite
-"""One entry per sample of the chunk, in order."""
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a chunk came to."""
+
+    drawn: tuple[Drawn, ...] = ()  # one per sample of the chunk, in order
+    prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
+
+
+ChunkResult = Computed | NonFinite
+
+
+def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> Scored | None:
+    """What a chunk over [start, end) of the prompt `token_ids` is to tell of it; `top` is the request's wish."""
+    following = token_ids[start + 1 : end + 1]
+    return None if top is None or not following else Scored(following, top)

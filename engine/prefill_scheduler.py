@@ -3,12 +3,13 @@
 Pure: a prompt waits, is computed, and then is pinned until `release`. Plans are made and committed in turn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.block_table import BlockTable, acquire
 from engine.pages import BlockPool, OutOfBlocks
-from engine.plan import Chunk, ChunkResult, Drawn, NonFinite, Plan, Sample
+from engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, scored
 from engine.sequence import (
     FirstToken,
     Request,
@@ -37,6 +38,7 @@ class PrefillProgress:
     cached_tokens: int
     new_blocks: tuple[int, ...]  # in order, those that became readable in this step; the prompt's last may be part full
     first: tuple[FirstToken, ...] | None = None  # one per choice, in order
+    prompt: tuple[Drawn, ...] = ()  # of `params.prompt_logprobs`: the next prompt tokens, from the second one on
     failed: bool = False
 
 
@@ -51,6 +53,19 @@ class Prompt:
     readable_blocks: int = 0  # told in progress so far
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Landing:
+    """Blocks that are being filled by someone else, for the prefix cache. To be ended by `landed`, once."""
+
+    hashes: tuple[bytes, ...]
+    table: BlockTable
+    cached_blocks: int  # the first so many were here already
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self.table.blocks
+
+
 class PrefillScheduler:
     """Fills steps of at most `chunk_tokens` tokens with the oldest prompts."""
 
@@ -61,6 +76,9 @@ class PrefillScheduler:
         self._waiting: dict[int, Request] = {}
         self._computing: dict[int, Prompt] = {}
         self._pinned: dict[int, BlockTable] = {}
+        self._landings: set[Landing] = set()
+        self.cache_query_tokens = 0  # of prompts that could be looked up, since the start
+        self.cache_hit_tokens = 0  # of those, what was here
 
     def add(self, request: Request) -> None:
         """Queues a prompt. Raises: RequestTooLong, RequestRefused."""
@@ -115,6 +133,28 @@ class PrefillScheduler:
         table.release()
         return True
 
+    def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> Landing | None:
+        """Takes blocks for the KV of `hashes` as far as the cache lacks it, if that many are `worthwhile`.
+
+        None when nothing is lacking, it is not worthwhile, or there is no room now: the prompt is then computed.
+        """
+        table = BlockTable(self.pool, self.pool.lookup(hashes))
+        cached_blocks = len(table.blocks)
+        lacking, counts = len(hashes) - cached_blocks, self.pool.counts
+        if not 0 < lacking <= counts.free + counts.cached or not worthwhile(lacking):
+            table.release()
+            return None
+        table.append(lacking)
+        landing = Landing(tuple(hashes), table, cached_blocks)
+        self._landings.add(landing)
+        return landing
+
+    def landed(self, landing: Landing, blocks: int) -> None:
+        """The KV of the first `blocks` is there, valid: they are in the cache from now on. The others are free."""
+        self._landings.remove(landing)
+        landing.table.publish(landing.hashes[:blocks])
+        landing.table.release()
+
     @property
     def has_work(self) -> bool:
         """Whether a prompt waits or is being computed; pinned ones need no step."""
@@ -143,8 +183,9 @@ class PrefillScheduler:
 
     @property
     def held_by_transfers(self) -> int:
-        """Blocks that only pinned prompts hold."""
-        return self.pool.held_only_by(table.blocks for table in self._pinned.values())
+        """Blocks that only pinned prompts hold, or that are being filled by a fetch."""
+        tables = chain(self._pinned.values(), (landing.table for landing in self._landings))
+        return self.pool.held_only_by(table.blocks for table in tables)
 
     def _knows(self, request_id: int) -> bool:
         return request_id in self._waiting or request_id in self._computing or request_id in self._pinned
@@ -165,6 +206,9 @@ class PrefillScheduler:
         except OutOfBlocks:
             return None
         cached_tokens = acquired.cached_blocks * self._block_tokens
+        if request.block_hashes and request.params.prompt_logprobs is None:
+            self.cache_query_tokens += len(request.token_ids)
+            self.cache_hit_tokens += cached_tokens
         prompt = Prompt(request, acquired.table, cached_tokens, computed_tokens=cached_tokens)
         del self._waiting[request.request_id]
         self._computing[request.request_id] = prompt
@@ -174,7 +218,7 @@ class PrefillScheduler:
         """Blocks that need no computing if they are here; none where the logits of all prompt tokens are asked for."""
         return () if request.params.prompt_logprobs is not None else reusable_hashes(request, self._block_tokens)
 
-    def _advance(self, prompt: Prompt, chunk: Chunk, drawn: tuple[Drawn, ...]) -> PrefillProgress:
+    def _advance(self, prompt: Prompt, chunk: Chunk, result: Computed) -> PrefillProgress:
         prompt.computed_tokens = chunk.end
         done = chunk.end == len(prompt.request.token_ids)
         readable = len(prompt.table.blocks) if done else chunk.end // self._block_tokens
@@ -182,8 +226,10 @@ class PrefillScheduler:
         prompt.readable_blocks = readable
         if done:
             self._pin(prompt)
-        first = first_tokens(chunk, drawn) if done else None
-        return PrefillProgress(chunk.request_id, chunk.end, prompt.cached_tokens, new_blocks, first)
+        first = first_tokens(chunk, result.drawn) if done else None
+        return PrefillProgress(
+            chunk.request_id, chunk.end, prompt.cached_tokens, new_blocks, first, prompt=result.prompt
+        )
 
     def _pin(self, prompt: Prompt) -> None:
         """Only now are blocks published: finite logits at the end vouch for the KV of every chunk before."""
@@ -203,14 +249,15 @@ def next_chunk(prompt: Prompt, budget_tokens: int) -> Chunk:
     token_ids = request.token_ids[start : start + budget_tokens]
     done = start + len(token_ids) == len(request.token_ids)
     samples = first_samples(request) if done else ()
-    return Chunk(request.request_id, token_ids, start, prompt.table.blocks, samples)
+    scores = scored(request.token_ids, start, start + len(token_ids), request.params.prompt_logprobs)
+    return Chunk(request.request_id, token_ids, start, prompt.table.blocks, samples, scores, adapter=request.adapter)
 
 
 def first_samples(request: Request) -> tuple[Sample, ...]:
     """Token 0 of every choice; they share one history, the prompt, if the request's sampling looks back at all."""
     params = request.params
     history = request.token_ids if params.needs_history else ()
-    return tuple(Sample(choice, params, history, len(request.token_ids)) for choice in range(params.n))
+    return tuple(Sample(choice, params, history, len(request.token_ids)) for choice in range(params.first_draws))
 
 
 def first_tokens(chunk: Chunk, drawn: tuple[Drawn, ...]) -> tuple[FirstToken, ...]:
@@ -219,7 +266,7 @@ def first_tokens(chunk: Chunk, drawn: tuple[Drawn, ...]) -> tuple[FirstToken, ..
             sample.choice,
             token.token_id,
             token.logprob,
-            end=end_reason(sample.params, token.token_id, offset=0),
+            end=end_reason(sample.params, token.token_id, offset=0) if sample.params.beam is None else None,
             top=token.top,
         )
         for sample, token in zip(chunk.samples, drawn, strict=True)

@@ -12,10 +12,17 @@ from pathlib import Path
 
 import torch
 
-from engine.kv_layout import KvLayout, kv_layout
-from engine.model_config import ModelConfig, ModelError, read_model_config
+from engine.checkpoint_files import model_fingerprint
+from engine.config_file import read_model_config
+from engine.host_pool import HostPool
+from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
+from engine.lora.adapters import AdapterSet
+from engine.model_config import ModelConfig, ModelError
+from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
+from engine.quantization.sizes import checkpoint_bytes
 from engine.runner import Runner
-from engine.weights import load_model, model_fingerprint
+from engine.weights import load_model
+from kernels.kv_pages import QUANTISED
 
 LEAST_BLOCKS = 2  # one for a prompt, one to go on
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -23,7 +30,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What a process was asked to serve. `dtype` is "auto" or a key of DTYPES."""
+    """What a process was asked to serve. `dtype` is "auto" or a key of DTYPES, `kv_cache_dtype` what resolve_kv_dtype
+    knows, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
 
     folder: Path
     device: torch.device
@@ -31,6 +39,8 @@ class ModelOptions:
     block_tokens: int
     kv_memory_bytes: int
     max_model_len: int | None  # tokens; None: as long as the model and the memory allow
+    kv_cache_dtype: str = "auto"
+    quantize: str = WeightFormat.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class PreparedModel:
     layout: KvLayout
     total_blocks: int
     max_model_len: int  # tokens, prompt and answer together
+    weight_format: WeightFormat
+    weight_bytes: int  # in memory
     fingerprint: bytes  # 32 bytes over everything that two pools must share to exchange blocks
 
     @property
@@ -53,25 +65,46 @@ class PreparedModel:
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def kv_dtype_name(self) -> str:
+        """A key of KV_DTYPES."""
+        return next(name for name, dtype in KV_DTYPES.items() if dtype == self.layout.dtype)
+
     def __str__(self) -> str:
-        pool = f"{self.total_blocks} KV blocks of {self.layout.block_tokens} tokens ({self.pool_bytes / 2**20:.0f} MiB)"
+        pool = (
+            f"{self.total_blocks} KV blocks of {self.layout.block_tokens} tokens in {self.kv_dtype_name} "
+            f"({self.pool_bytes / 2**20:.0f} MiB)"
+        )
         at_once = self.total_blocks * self.layout.block_tokens / self.max_model_len
         return (
-            f"{self.config.family} in {self.dtype_name} on {self.options.device}, {pool}, "
+            f"{self.config.family} in {self.dtype_name} on {self.options.device}, {self.weights_text}, {pool}, "
             f"requests of up to {self.max_model_len} tokens ({at_once:.1f} of that length at once)"
         )
 
-    def load(self, storage: torch.Tensor, progress: bool) -> Runner:
-        """Loads the weights and lays the pool over `storage` (uint8, [pool_bytes], on the options' device)."""
-        model = load_model(self.options.folder, self.dtype, self.options.device, progress)
-        return Runner(model, self.layout, self.layout.view(storage, self.total_blocks))
+    @property
+    def weights_text(self) -> str:
+        kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
+        return f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
+
+    def load(
+        self, storage: torch.Tensor, progress: bool, adapters: AdapterSet | None = None, host_slots: int = 0
+    ) -> Runner:
+        """Loads the weights and lays the pool over `storage` (uint8, [pool_bytes], on the options' device).
+
+        `host_slots`: blocks of host memory that plans may swap to; taken with the first swap.
+        """
+        options = self.options
+        model = load_model(options.folder, self.dtype, options.device, progress, adapters, options.quantize)
+        blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
+        return Runner(model, self.layout, self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots))
 
 
 def prepare_model(options: ModelOptions) -> PreparedModel:
     """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming what would fit."""
     config = read_model_config(options.folder)
     dtype = resolve_dtype(options)
-    layout = kv_layout(config, dtype, options.block_tokens)
+    format = weight_format(options.folder, options.quantize)
+    layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
     total_blocks = options.kv_memory_bytes // layout.block_bytes
     room_tokens = total_blocks * options.block_tokens
     longest = min(config.max_positions, room_tokens)
@@ -91,7 +124,12 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         )
     digest = hashlib.sha256(model_fingerprint(options.folder))
     digest.update(layout.describe().encode())
-    return PreparedModel(options, config, dtype, layout, total_blocks, wanted, digest.digest())
+    if layout.is_quantised:
+        digest.update(f" computed_in={dtype}".encode())  # else the layout says it
+    if format in MADE_WHILE_LOADING:
+        digest.update(f" weights={format}".encode())
+    weights = checkpoint_bytes(options.folder, format, dtype.itemsize)
+    return PreparedModel(options, config, dtype, layout, total_blocks, wanted, format, weights, digest.digest())
 
 
 def resolve_dtype(options: ModelOptions) -> torch.dtype:
@@ -108,6 +146,20 @@ def resolve_dtype(options: ModelOptions) -> torch.dtype:
     stated = json.loads((options.folder / "config.json").read_text())
     name = stated.get("dtype") or stated.get("torch_dtype")
     return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def resolve_kv_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of KV in the pool: "auto" is the model's; a key of KV_DTYPES; "fp8" is fp8_e4m3, as in vLLM.
+
+    Raises: ModelError for a name that is not known, and for numbers neither quantised nor the model's.
+    """
+    dtype = model_dtype if name == "auto" else KV_DTYPES.get(KV_DTYPE_ALIASES.get(name, name))
+    if dtype is None:
+        raise ModelError(f"kv-cache-dtype is {name!r}; known are auto, {', '.join([*KV_DTYPES, *KV_DTYPE_ALIASES])}")
+    if dtype not in QUANTISED and dtype != model_dtype:
+        model = str(model_dtype).removeprefix("torch.")
+        raise ModelError(f"kv-cache-dtype is {name} and the model computes in {model}; give --dtype {name} or auto")
+    return dtype
 
 
 def has_bf16_arithmetic() -> bool:

@@ -3,28 +3,34 @@
 import torch
 
 from engine.batch import Batch, make_batch
+from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
-from engine.models.decoder import DecoderModel
-from engine.plan import BlockCopy, Chunk, ChunkResult, NonFinite, Plan, Sample
-from engine.sampler import Row, sample
+from engine.models.model import Model
+from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
+from engine.prompt_scores import prompt_scores
+from engine.sampler import Row, RowResult, sample
 from engine.sampling_params import SamplingParams
 from kernels.copy_blocks import copy_blocks
+from kernels.kv_pages import KvPages
 
 
 class Runner:
     """Owns the model; borrows `kv`, the pool as `layout.view()` makes it. One thread at a time."""
 
-    def __init__(self, model: DecoderModel, layout: KvLayout, kv: torch.Tensor) -> None:
+    def __init__(self, model: Model, layout: KvLayout, kv: KvPages, host: HostPool | None = None) -> None:
+        """`host`: where plans that swap blocks put them."""
         config = model.config
         wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
-        if kv.shape[1:] != wanted or kv.dtype != model.dtype or kv.device != model.device:
+        dtype = model.dtype if kv.scales is None else layout.dtype
+        if kv.data.shape[1:] != wanted or kv.data.dtype != dtype or kv.device != model.device:
             raise ValueError(
-                f"pool is {list(kv.shape)} {kv.dtype} on {kv.device}, "
-                f"model needs [blocks, {wanted}] {model.dtype} on {model.device}"
+                f"pool is {list(kv.data.shape)} {kv.data.dtype} on {kv.device}, "
+                f"model needs [blocks, {wanted}] {dtype} on {model.device}"
             )
         self._model = model
         self._block_tokens = layout.block_tokens
         self._kv = kv
+        self._host = host
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
@@ -32,15 +38,18 @@ class Runner:
         A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
         """
         with torch.inference_mode():
-            self._copy(plan.copies)
+            self._move(plan)
             if not plan.chunks:
                 return ()
             batch = make_batch(plan.chunks, self._block_tokens, self._model.device)
             hidden = self._model.hidden(batch, self._kv)
             failed = _non_finite_chunks(hidden, batch)
             drawn = iter(self._draw(hidden, batch, plan.chunks))
-            results = [next(drawn) if chunk.samples else () for chunk in plan.chunks]
-            return tuple(NonFinite() if index in failed else result for index, result in enumerate(results))
+            of_chunks = [next(drawn) if chunk.samples else () for chunk in plan.chunks]
+            return tuple(
+                NonFinite() if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
+                for index, (chunk, rows) in enumerate(zip(plan.chunks, batch.chunk_rows, strict=True))
+            )
 
     def warm_up(self) -> None:
         """Runs one prefill and one decode step, so that the first request does not pay for lazy set-up.
@@ -51,6 +60,14 @@ class Runner:
         self.run(Plan((Chunk(0, [0] * tokens, 0, [0]),)))
         self.run(Plan((Chunk(0, [0], tokens - 1, [0], (Sample(0, SamplingParams(max_tokens=1)),)),)))
 
+    def _move(self, plan: Plan) -> None:
+        if plan.swaps_out or plan.swaps_in:
+            if self._host is None:
+                raise ValueError("the plan swaps blocks, and there is no host memory for them")
+            self._host.carry_out(plan.swaps_out)
+            self._host.bring_back(plan.swaps_in)
+        self._copy(plan.copies)
+
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         if not copies:
             return
@@ -58,13 +75,20 @@ class Runner:
         destinations = torch.tensor([copy.destination for copy in copies], device=self._kv.device)
         copy_blocks(self._kv, sources, destinations)
 
-    def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[ChunkResult]:
+    def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:
         """Results of the chunks that have samples, in order; only their last tokens go through the head."""
         rows = [Row(chunk.samples, chunk.end) for chunk in chunks if chunk.samples]
         if not rows:
             return []
         last = [place.stop - 1 for chunk, place in zip(chunks, batch.chunk_rows, strict=True) if chunk.samples]
         return sample(self._model.logits(hidden[last]), rows)
+
+    def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
+        """`rows` are those of this chunk."""
+        if isinstance(drawn, NonFinite):
+            return drawn
+        prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
+        return NonFinite() if prompt is None else Computed(drawn, prompt)
 
 
 def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:

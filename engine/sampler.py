@@ -7,7 +7,7 @@ import torch
 
 from engine.logits_processors import adjust
 from engine.logprobs import described
-from engine.plan import ChunkResult, Drawn, NonFinite, Sample
+from engine.plan import Drawn, NonFinite, Sample
 from engine.sampler_filters import filtered, is_narrow, pick
 from engine.uniform import uniform
 
@@ -24,6 +24,10 @@ class Row:
     position: int
 
 
+RowResult = tuple[Drawn, ...] | NonFinite
+"""One entry per sample of the row, in order."""
+
+
 @dataclass(slots=True)
 class Distribution:
     """Samples of one row that are drawn from the same distribution: same parameters, same tokens before."""
@@ -35,7 +39,7 @@ class Distribution:
     token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[ChunkResult]:
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
     """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other.
 
     Raises: HistoryMissing for a sample whose scheduler left it out.
@@ -109,7 +113,7 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
         each.token_ids = token_ids[: len(each.numbers)]
 
 
-def _results(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[list[int] | None]) -> list[ChunkResult]:
+def _results(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[list[int] | None]) -> list[RowResult]:
     of_rows = [index for index, token_ids in enumerate(drawn) for _ in token_ids or ()]
     token_ids = [token_id for of_row in drawn for token_id in of_row or ()]
     counts = [

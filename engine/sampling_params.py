@@ -4,14 +4,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.beam_params import BeamParams, candidates_per_beam
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request; the same for all its choices.
 
     `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to go on past them. Token ids
-    that the model does not have are of no effect. Raises ValueError, naming the field, for a value without meaning;
-    `n` and `max_tokens` are the scheduler's to refuse.
+    that the model does not have are of no effect. With a `beam` search the answers are its `n` best sequences, and
+    `logprobs` is at least what it needs. Raises ValueError, naming the field, for a value without meaning; `n` and
+    `max_tokens` are the scheduler's to refuse.
     """
 
     max_tokens: int
@@ -32,6 +35,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never completed
     logprobs: int = 0  # likeliest tokens told with each token of the answer
     prompt_logprobs: int | None = None  # the same of the prompt; 0 tells only the prompt's own tokens
+    beam: BeamParams | None = None  # None: each choice is drawn on its own
     adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether logits change before temperature
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
 
@@ -42,10 +46,22 @@ class SamplingParams:
         masks = bool(self.bad_words) or self.allowed_token_ids is not None
         object.__setattr__(self, "needs_history", needs_history)
         object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))
+        if self.beam is not None:
+            _check_beam(self, self.beam)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def first_draws(self) -> int:
+        """Tokens drawn from the logits of the prompt's last token."""
+        return self.n if self.beam is None else 1
+
+    @property
+    def places(self) -> int:
+        """Sequences that run at once."""
+        return self.n if self.beam is None else self.beam.width
 
 
 def _check(params: SamplingParams) -> None:
@@ -68,3 +84,14 @@ def _check(params: SamplingParams) -> None:
     ):
         if not good:
             raise ValueError(f"{name} must be {wanted}")
+
+
+def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
+    """Raises: ValueError."""
+    if params.n > beam.width:
+        raise ValueError(f"n must be at most beam_width, {beam.width}: so many sequences there are to choose from")
+    if not params.greedy or params.adjusts_logits:
+        raise ValueError("beam_width goes with temperature 0, and without what changes the logits")
+    needed = candidates_per_beam(beam.width, params.stop_token_ids)
+    if params.logprobs < needed:
+        raise ValueError(f"logprobs must be at least {needed} for this beam search")

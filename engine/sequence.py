@@ -32,6 +32,7 @@ class Request:
     token_ids: tuple[int, ...]
     params: SamplingParams
     block_hashes: tuple[bytes, ...]  # one per complete block of the prompt, chained; or none: keep out of the cache
+    adapter: int = 0  # as in Chunk; the hashes' root covers which it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,14 @@ class FirstToken:
     logprob: float
     end: EndReason | None
     top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks that a prompt's KV is to be copied into. The first `cached_blocks` hold it already: leave them alone."""
+
+    blocks: tuple[int, ...]  # of the whole prompt, in order
+    cached_blocks: int
 
 
 def end_reason(params: SamplingParams, token_id: int, offset: int) -> EndReason | None:

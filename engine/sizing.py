@@ -1,9 +1,28 @@
 """How much KV a model needs and how many requests fit: plain arithmetic, for an engine's start and `baton plan`.
 
-Bytes per token = 2 (keys, values) x layers x KV heads x head_dim x bytes per number.
+Bytes per token = 2 (keys, values) x layers x KV heads x (head_dim x bytes per number + bytes of a scale).
 """
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """What one number of KV takes, and the scale that the numbers of one token and head share."""
+
+    number_bytes: int
+    scale_bytes: int = 0
+
+
+KV_FORMATS = {
+    "float32": NumberFormat(4),
+    "float16": NumberFormat(2),
+    "bfloat16": NumberFormat(2),
+    "fp8_e4m3": NumberFormat(1, 4),
+    "fp8_e5m2": NumberFormat(1, 4),
+    "int8": NumberFormat(1, 4),
+}
+KV_FORMATS["fp8"] = KV_FORMATS["fp8_e4m3"]  # its name in vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +34,9 @@ class KvShape:
     head_dim: int
     max_positions: int  # tokens of the longest sequence
 
-    def token_bytes(self, number_bytes: int) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number_bytes
+    def token_bytes(self, numbers: NumberFormat) -> int:
+        row_bytes = self.head_dim * numbers.number_bytes + numbers.scale_bytes
+        return 2 * self.num_layers * self.num_kv_heads * row_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """How many tokens a step may have so that it ends in time: learned from how long steps took. Pure.
 
 A step costs about `fixed + per_token * tokens`. Both are fitted by least squares over the recent past, older steps
-counting less and less.
+counting less and less. What the fit says of steps far larger than any of late is not believed: they grow by doubling.
 """
 
 DECAY = 0.98  # weight of a step against the one after it: about the last 50 count
 LEAST_TOKENS = 16  # a prompt goes on by this much whatever a step takes, lest it never ends
+BELIEVED = 2.0  # times the largest step of late
 
 
 class StepBudget:
@@ -20,6 +21,7 @@ class StepBudget:
         self._seconds = 0.0
         self._tokens_squared = 0.0
         self._tokens_seconds = 0.0
+        self._largest = 0.0  # step of late, in tokens; it fades as the others do
 
     def observe(self, step_tokens: int, duration_s: float) -> None:
         """A step of so many tokens took so long."""
@@ -28,13 +30,15 @@ class StepBudget:
         self._seconds = DECAY * self._seconds + duration_s
         self._tokens_squared = DECAY * self._tokens_squared + step_tokens * step_tokens
         self._tokens_seconds = DECAY * self._tokens_seconds + step_tokens * duration_s
+        self._largest = max(DECAY * self._largest, step_tokens)
 
     def prefill_tokens(self, decode_tokens: int, most: int) -> int:
         """Prompt tokens, at most `most`, that fit beside `decode_tokens`. At first, and at least, LEAST_TOKENS."""
         least = min(LEAST_TOKENS, most)
         if self._tokens == 0.0:
             return least
-        return max(least, min(most, int(self._affordable_tokens()) - decode_tokens))
+        step_tokens = min(self._affordable_tokens(), BELIEVED * self._largest)
+        return max(least, min(most, int(step_tokens) - decode_tokens))
 
     def _affordable_tokens(self) -> float:
         """The step size whose expected duration is the target."""

@@ -4,13 +4,14 @@ import torch
 
 from kernels import reference
 from kernels.check import check_index
+from kernels.kv_pages import KvPages
 
 
-def copy_blocks(kv: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """Copies block `sources[i]` to block `destinations[i]` over all layers, in place.
+def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    """Copies block `sources[i]` to block `destinations[i]` over all layers, scales and all, in place.
 
-    kv: the pool, `[blocks, ...]`; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is
-    both source and destination, so the order of the copies does not matter.
+    kv: the pool; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is both source and
+    destination, so the order of the copies does not matter.
     """
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])

@@ -1,7 +1,19 @@
 """What every kernel must compute, in plain PyTorch. Contracts stand in the file of each operation; no checks here."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
+
+from kernels.kv_pages import KvLayer, KvPages
+from kernels.packed_weight import PackedWeight, Stored, unpacked
+from kernels.quantise_kv import dequantise, quantise
+from kernels.scoring import Scoring
+
+if TYPE_CHECKING:
+    from kernels.rotate_and_store import HeadNorms
+
+KEYS, VALUES = 0, 1
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -20,60 +32,113 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def store_kv(kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    block_tokens = kv.shape[3]
-    blocks, offsets = slots // block_tokens, slots % block_tokens
+def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    blocks, offsets = slots // kv.block_tokens, slots % kv.block_tokens
     # The slice between two index tensors moves the indexed dimension to the front: [tokens, kv_heads, head_dim].
-    kv[:, 0][blocks, :, offsets] = key
-    kv[:, 1][blocks, :, offsets] = value
+    for part, numbers in ((KEYS, key), (VALUES, value)):
+        if kv.scales is not None:
+            numbers, scales = quantise(numbers, kv.data.dtype)
+            kv.scales[:, part][blocks, :, offsets] = scales
+        kv.data[:, part][blocks, :, offsets] = numbers
 
 
-def copy_blocks(kv: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    kv[destinations] = kv[sources]
+def rotate_and_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: "HeadNorms | None",
+    kv: KvLayer,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    heads = qkv.shape[1] - 2 * kv.kv_heads
+    query, key, value = qkv.split((heads, kv.kv_heads, kv.kv_heads), dim=1)
+    if norms is not None:
+        query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
+    store_kv(kv, rotary(key, cos, sin), value, slots)
+    return rotary(query, cos, sin)
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    stored = unpacked(weight)
+    if weight.stored is Stored.INT8 and weight.scales is not None:
+        scales = (x.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        integers = (x / scales).round().clamp(-127, 127)
+        # Sums of integers are exact in float64; a row that is not finite stays so by its scale.
+        sums = (integers.double() @ stored.double().T).float()
+        out = sums * weight.scales[: weight.outputs] * scales
+        out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
+    else:
+        rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
+        out = rounded @ stored.float().T
+    return out if weight.bias is None else out + weight.bias
+
+
+def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    # index_select, since plain indexing came late to 8-bit floats
+    for part in (kv.data, kv.scales):
+        if part is not None:
+            part[destinations] = part.index_select(0, sources)
 
 
 def paged_prefill(
-    query: torch.Tensor, kv: torch.Tensor, block_ids: torch.Tensor, start: int, scale: float, window: int | None
+    query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    kv_heads, block_tokens, head_dim = kv.shape[2:]
+    kv_heads, block_tokens, head_dim = kv.kv_heads, kv.block_tokens, kv.head_dim
     end = start + query.shape[0]
-    skipped_blocks = max(0, start - window + 1) // block_tokens if window is not None else 0
+    skipped_blocks = max(0, start - scoring.window + 1) // block_tokens if scoring.window is not None else 0
     first = skipped_blocks * block_tokens
-    gathered = kv.index_select(0, block_ids[skipped_blocks:]).permute(1, 2, 0, 3, 4)
-    keys, values = gathered.reshape(2, 1, kv_heads, -1, head_dim)[:, :, :, : end - first]
-    asking = torch.arange(start, end, device=query.device)[:, None]
-    position = torch.arange(first, end, device=query.device)[None, :]
-    visible = position <= asking
-    if window is not None:
-        visible &= position > asking - window
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys, values, attn_mask=visible, scale=scale, enable_gqa=True
+    keys, values = (
+        read(kv, part, block_ids[skipped_blocks:], query.dtype)
+        .transpose(0, 1)
+        .reshape(1, kv_heads, -1, head_dim)[:, :, : end - first]
+        for part in (KEYS, VALUES)
     )
-    return attended[0].transpose(0, 1)
+    asking = torch.arange(start, end, device=query.device)[:, None]
+    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0 is itself, the past is negative
+    visible = distance <= 0
+    if scoring.window is not None:
+        visible &= distance > -scoring.window
+    if scoring.is_plain:
+        plain = F.scaled_dot_product_attention(
+            query.transpose(0, 1)[None], keys, values, attn_mask=visible, scale=scoring.scale, enable_gqa=True
+        )
+        return plain[0].transpose(0, 1)
+    grouped = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, head_dim]
+    scores = soft_capped((grouped @ keys[0, :, None].transpose(-1, -2)).float() * scoring.scale, scoring.softcap)
+    if scoring.alibi_slopes is not None:
+        scores = scores + scoring.alibi_slopes.view(kv_heads, -1, 1, 1) * distance
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).to(values.dtype)
+    attended = weights @ values[0, :, None]
+    return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def paged_decode(
     query: torch.Tensor,
-    kv: torch.Tensor,
+    kv: KvLayer,
     block_ids: torch.Tensor,
     block_starts: torch.Tensor,
     context_tokens: torch.Tensor,
-    scale: float,
-    window: int | None,
+    scoring: Scoring,
 ) -> torch.Tensor:
     """Each block attends by itself, then the blocks of a sequence are combined: nothing is padded."""
     sequences, heads, head_dim = query.shape
-    kv_heads, block_tokens = kv.shape[2:4]
+    kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
     owner = torch.arange(sequences, device=query.device).repeat_interleave(block_starts.diff())  # [used_blocks]
-    visible = _visible(owner, block_starts, context_tokens, block_tokens, window)[:, None, None]
+    distance = _distance(owner, block_starts, context_tokens, block_tokens)[:, None, None]
+    visible = distance <= 0
+    if scoring.window is not None:
+        visible &= distance > -scoring.window
 
     # [used_blocks, kv_heads, block_tokens, head_dim]; gathered apart, or matmul would copy them once more
-    keys, values = kv[:, 0].index_select(0, block_ids), kv[:, 1].index_select(0, block_ids)
+    keys, values = read(kv, KEYS, block_ids, query.dtype), read(kv, VALUES, block_ids, query.dtype)
     tails = block_starts[1:] - 1  # past the context a block may hold anything, and 0 * NaN is NaN
     values[tails] = values[tails].masked_fill(~visible[tails].transpose(-1, -2), 0)
 
     grouped = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
-    scores = (grouped[owner] @ keys.transpose(-1, -2)).float() * scale  # [used_blocks, kv_heads, group, block_tokens]
+    scores = (grouped[owner] @ keys.transpose(-1, -2)).float() * scoring.scale  # [used_blocks, kv_heads, group, tokens]
+    scores = soft_capped(scores, scoring.softcap)
+    if scoring.alibi_slopes is not None:
+        scores = scores + scoring.alibi_slopes.view(kv_heads, -1, 1) * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     highest = torch.segment_reduce(scores.amax(-1), "max", lengths=block_starts.diff(), axis=0)
     weights = (scores - highest[owner].unsqueeze(-1)).exp()
@@ -83,16 +148,23 @@ def paged_decode(
     return result.to(query.dtype).view(sequences, heads, head_dim)
 
 
-def _visible(
-    owner: torch.Tensor,
-    block_starts: torch.Tensor,
-    context_tokens: torch.Tensor,
-    block_tokens: int,
-    window: int | None,
+def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The keys or values of these blocks, in `dtype`: a new `[used_blocks, kv_heads, block_tokens, head_dim]`."""
+    stored = kv.data[:, part].index_select(0, block_ids)
+    if kv.scales is None:
+        return stored
+    return dequantise(stored, kv.scales[:, part].index_select(0, block_ids), dtype)
+
+
+def soft_capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """Of the same sign and order, within `(-softcap, softcap)`."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _distance(
+    owner: torch.Tensor, block_starts: torch.Tensor, context_tokens: torch.Tensor, block_tokens: int
 ) -> torch.Tensor:
-    """Which tokens of each used block its owner's query sees: bool `[used_blocks, block_tokens]`."""
+    """Positions of the tokens of each used block less that of its owner's query: `[used_blocks, block_tokens]`."""
     logical = torch.arange(len(owner), device=owner.device) - block_starts[owner]
     position = logical[:, None] * block_tokens + torch.arange(block_tokens, device=owner.device)
-    context = context_tokens[owner][:, None]
-    visible = position < context
-    return visible if window is None else visible & (position >= context - window)
+    return position - (context_tokens[owner] - 1)[:, None]

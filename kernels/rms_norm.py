@@ -4,6 +4,7 @@ import torch
 
 from kernels import reference
 from kernels.check import check_dtype, check_shape
+from kernels.native.library import native_library
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -14,4 +15,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     check_shape("weight", weight, x.shape[-1])
     check_dtype("weight", weight, x.dtype)
+    native = native_library()
+    if native is not None and native.layers.takes(x):
+        return native.layers.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)

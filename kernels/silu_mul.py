@@ -3,6 +3,7 @@
 import torch
 
 from kernels import reference
+from kernels.native.library import native_library
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -12,4 +13,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [tokens, 2 * size], got {list(gate_up.shape)}")
+    native = native_library()
+    if native is not None and native.layers.takes(gate_up):
+        return native.layers.silu_mul(gate_up)
     return reference.silu_mul(gate_up)

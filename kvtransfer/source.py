@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 from kvtransfer.errors import UnknownTransfer
 
+Owner = TypeVar("Owner")  # what is to be released when a transfer has ended; never looked at
 FirstToken = TypeVar("FirstToken")  # handed through to the reader, never looked at
 
 
@@ -28,9 +29,9 @@ class OpenVerdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CloseVerdict:
+class CloseVerdict(Generic[Owner]):
     valid: bool  # pinned from the first read until now, and complete
-    request_id: int | None  # to be released by the caller now; None: nothing was pinned
+    owner: Owner | None  # to be released by the caller now; None: nothing was pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class _Reader(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Transfer(Generic[FirstToken]):
-    request_id: int | None  # None: parked
+class _Transfer(Generic[Owner, FirstToken]):
+    owner: Owner | None  # None: parked
     reader: _Reader
     ends_at: float | None = None  # None: no lease is running
     blocks: list[int] = field(default_factory=list)
@@ -72,14 +73,14 @@ class _Transfer(Generic[FirstToken]):
     finished_at: float | None = None
 
 
-class SourceTable(Generic[FirstToken]):
+class SourceTable(Generic[Owner, FirstToken]):
     """All transfers of one source. A deadline that has passed counts from the next `expired` on."""
 
     def __init__(self, lease_s: float, park_s: float, tombstone_s: float) -> None:
         self._lease_s = lease_s  # how long blocks wait for a reader that never came, or went
         self._park_s = park_s  # how long a reader waits for the announcement
         self._tombstone_s = tombstone_s  # how long a used id is remembered
-        self._transfers: dict[bytes, _Transfer[FirstToken]] = {}
+        self._transfers: dict[bytes, _Transfer[Owner, FirstToken]] = {}
         self._tombstones: dict[bytes, float] = {}  # id -> when it may be forgotten
         self._expired = 0
         self._stale = 0
@@ -92,18 +93,18 @@ class SourceTable(Generic[FirstToken]):
     def counters(self) -> SourceCounters:
         return SourceCounters(self._expired, self._stale)
 
-    def announce(self, transfer_id: bytes, request_id: int, now: float) -> bool:
+    def announce(self, transfer_id: bytes, owner: Owner, now: float) -> bool:
         """A prompt will be computed. False: the id was used before, or its reader has given up; do not compute it.
 
         No lease runs before the first blocks are there: a prompt that waits its turn pins nothing.
         """
         transfer = self._transfers.get(transfer_id)
-        if transfer_id in self._tombstones or (transfer is not None and transfer.request_id is not None):
+        if transfer_id in self._tombstones or (transfer is not None and transfer.owner is not None):
             return False
         if transfer is None:
-            self._transfers[transfer_id] = _Transfer(request_id, _Reader.NEVER)
+            self._transfers[transfer_id] = _Transfer(owner, _Reader.NEVER)
             return True
-        transfer.request_id = request_id
+        transfer.owner = owner
         transfer.ends_at = None if transfer.reader is _Reader.READING else now + self._lease_s
         return True
 
@@ -129,7 +130,7 @@ class SourceTable(Generic[FirstToken]):
             self._transfers[transfer_id] = _Transfer(None, _Reader.READING, ends_at=now + self._park_s)
             return OpenVerdict.PARKED
         transfer.reader = _Reader.READING
-        if transfer.request_id is None:
+        if transfer.owner is None:
             return OpenVerdict.PARKED
         transfer.ends_at = None
         return OpenVerdict.OPENED
@@ -140,31 +141,31 @@ class SourceTable(Generic[FirstToken]):
         if transfer is None or transfer.reader is not _Reader.READING:
             return
         transfer.reader = _Reader.LOST
-        if transfer.request_id is not None:
+        if transfer.owner is not None:
             transfer.ends_at = now + self._lease_s
 
-    def close(self, transfer_id: bytes, complete: bool, now: float) -> CloseVerdict:
+    def close(self, transfer_id: bytes, complete: bool, now: float) -> CloseVerdict[Owner]:
         """The reader is done (`complete`: it has copied everything) or gives up. Ends the transfer, even before it is
         announced."""
         transfer = self._end(transfer_id, now)
         valid = complete and transfer is not None and transfer.first_tokens is not None
         if complete and not valid:
             self._stale += 1
-        return CloseVerdict(valid, None if transfer is None else transfer.request_id)
+        return CloseVerdict(valid, None if transfer is None else transfer.owner)
 
     def drop(self, transfer_id: bytes, now: float) -> None:
         """The source takes its blocks back (cancelled, failed, memory is short). Whatever is read of them is stale."""
         self._end(transfer_id, now)
 
-    def expired(self, now: float) -> list[int]:
-        """Ends what has waited too long; returns the requests to be released. Call a few times per lease."""
+    def expired(self, now: float) -> list[Owner]:
+        """Ends what has waited too long; returns the owners to be released. Call a few times per lease."""
         overdue = [
             transfer_id
             for transfer_id, transfer in self._transfers.items()
             if transfer.ends_at is not None and transfer.ends_at <= now
         ]
         ended = [self._end(transfer_id, now) for transfer_id in overdue]
-        released = [transfer.request_id for transfer in ended if transfer and transfer.request_id is not None]
+        released = [transfer.owner for transfer in ended if transfer and transfer.owner is not None]
         self._expired += len(released)
         for transfer_id in [identity for identity, until in self._tombstones.items() if until <= now]:
             del self._tombstones[transfer_id]
@@ -176,26 +177,26 @@ class SourceTable(Generic[FirstToken]):
         if transfer is None:
             return SourceState(announced=False, blocks=(), first_tokens=None, finished_at=None, dropped=True)
         return SourceState(
-            transfer.request_id is not None,
+            transfer.owner is not None,
             tuple(transfer.blocks),
             transfer.first_tokens,
             transfer.finished_at,
             dropped=False,
         )
 
-    def _computing(self, transfer_id: bytes) -> _Transfer[FirstToken]:
+    def _computing(self, transfer_id: bytes) -> _Transfer[Owner, FirstToken]:
         transfer = self._transfers.get(transfer_id)
-        if transfer is None or transfer.request_id is None:
+        if transfer is None or transfer.owner is None:
             raise UnknownTransfer(transfer_id)
         if transfer.first_tokens is not None:
             raise ValueError("a transfer that is finished cannot advance or finish")
         return transfer
 
-    def _renew_unread(self, transfer: _Transfer[FirstToken], now: float) -> None:
+    def _renew_unread(self, transfer: _Transfer[Owner, FirstToken], now: float) -> None:
         """Blocks still being computed are in use anyway: the lease of an unopened transfer runs from its newest one."""
         if transfer.reader is _Reader.NEVER:
             transfer.ends_at = now + self._lease_s
 
-    def _end(self, transfer_id: bytes, now: float) -> _Transfer[FirstToken] | None:
+    def _end(self, transfer_id: bytes, now: float) -> _Transfer[Owner, FirstToken] | None:
         self._tombstones[transfer_id] = now + self._tombstone_s
         return self._transfers.pop(transfer_id, None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from engine.engine import Engine, PlanRunner
 from engine.engine_loop import EngineLoop
 from engine.engine_thread import StepTiming
-from engine.pages import PageCounts
-from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
+from engine.pages import PageCounts, Watch
+from engine.prefill_scheduler import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
 
 ProgressHandler = Callable[[Sequence[PrefillProgress], StepTiming], None]
 
@@ -23,6 +23,8 @@ class PrefillLoad:
     waiting_requests: int
     running_sequences: int
     pending_tokens: int
+    cache_query_tokens: int  # since the start
+    cache_hit_tokens: int
 
 
 class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
@@ -45,6 +47,21 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         """Forgets a prompt in whatever phase and frees its pages; an unknown one is forgotten already."""
         self._thread.post(self._scheduler.abort, request_id)
 
+    def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> "Future[Landing | None]":
+        """Takes pages for blocks that are to be fetched: see `PrefillScheduler.land`, also for what it returns."""
+        return self._thread.call(self._scheduler.land, hashes, worthwhile)
+
+    def landed(self, landing: Landing, blocks: int) -> None:
+        """The first `blocks` of them have their KV, the copying has ended. Comes before whatever is queued later."""
+        self._thread.post(self._scheduler.landed, landing, blocks)
+
+    def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
+        """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
+        return self._thread.call(self._scheduler.pool.watch, hashes)
+
+    def unwatch(self, watch: Watch) -> None:
+        self._thread.post(self._scheduler.pool.unwatch, watch)
+
     def _observe(self) -> PrefillLoad:
         scheduler = self._scheduler
         return PrefillLoad(
@@ -54,4 +71,6 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
             scheduler.waiting_requests,
             scheduler.running_sequences,
             scheduler.pending_tokens,
+            scheduler.cache_query_tokens,
+            scheduler.cache_hit_tokens,
         )

@@ -1,8 +1,8 @@
 """What a prefill worker tells routers: sessions. Protobuf stops here.
 
-The life of a prompt on this worker: a Prefill command queues it, chunks are computed, finished blocks are advertised
-to the transfers, the first tokens go to the router at once, and the pages stay pinned until the decode worker has
-validated its copy, gives up, or its lease ends.
+The life of a prompt on this worker: a Prefill command queues it, perhaps once some of its KV was fetched from another
+worker, chunks are computed, finished blocks are advertised to the transfers, the first tokens go to the router at once,
+and the pages stay pinned until the decode worker has validated its copy, gives up, or its lease ends.
 """
 
 import asyncio
@@ -11,42 +11,29 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
 from engine.engine_thread import StepTiming
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest
-from engine.sequence import RequestRefused
+from engine.sequence import RequestRefused, reusable_hashes
+from prefill_worker.fetch import FetchHint, PrefixFetcher
+from prefill_worker.fetch_policy import PrefillRate
 from prefill_worker.loop import PrefillLoop
-from protos import session_pb2, session_pb2_grpc
+from prefill_worker.prompt import Prompt, Session
+from protos import report_pb2, session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
-from service.session_hub import RouterSession, SessionHub
+from service.session_hub import SessionHub
+from worker.adapters import adapter_number
 from worker.transfer_source import TRANSFER_ID_BYTES, TransferSource
-from worker.wire import first_output, page_counts, sampling_params
+from worker.wire import page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
-Session = RouterSession[session_pb2.ConnectResponse]
 LOADING_RETRY_S = 0.5
 CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
-
-
-@dataclass(eq=False)
-class Prompt:
-    """One Prefill command, from its arrival until its pages are unpinned."""
-
-    request_id: int  # this worker's own: two routers may use the same attempt id
-    session: Session
-    attempt_id: int
-    transfer_id: bytes
-    arrived: float  # monotonic seconds
-    with_logprobs: bool  # whether the router wants to be told
-    deadline: asyncio.TimerHandle | None = None
-    queue_ms: float = 0.0
-    chunk_ms: list[float] = field(default_factory=list)
 
 
 class PrefillService(session_pb2_grpc.SessionServiceServicer):
@@ -63,10 +50,15 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         self._request_ids = itertools.count(1)
         self._attached = False
         self.draining = False
+        self.rate = PrefillRate()
 
-    def attach(self, loop: PrefillLoop, transfers: TransferSource) -> None:
-        """The engine and the transfers call back into this object, so they are given to it after it is made."""
+    def attach(self, loop: PrefillLoop, transfers: TransferSource, fetcher: PrefixFetcher | None) -> None:
+        """The engine and the transfers call back into this object, so they are given to it after it is made.
+
+        Without `fetcher` whatever is not in the cache is computed.
+        """
         self._loop = loop
+        self._fetcher = fetcher
         self._attached = True
         self._transfers = transfers
 
@@ -116,6 +108,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
             command.transfer_id,
             arrived=time.monotonic(),
             with_logprobs=command.sampling.HasField("logprobs"),
+            searches=command.sampling.beam_width > 0,
         )
         if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not `_fail`, which would end a transfer of that id that is someone else's
@@ -129,15 +122,40 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
             return
         try:
             params = sampling_params(command.sampling)
+            adapter = adapter_number(self._worker, command.adapter)
         except ValueError as error:
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
         prompt.deadline = asyncio.get_running_loop().call_later(
             command.time_left_ms / 1e3, self._fail, prompt, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
         )
-        request = PrefillRequest(prompt.request_id, tuple(command.token_ids), params, tuple(command.block_hashes))
+        request = PrefillRequest(
+            prompt.request_id, tuple(command.token_ids), params, tuple(command.block_hashes), adapter
+        )
+        hashes = reusable_hashes(request, self._worker.model.block_size)
+        if self._fetcher is not None and command.HasField("fetch") and hashes and params.prompt_logprobs is None:
+            fetch = command.fetch
+            hint = FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks)
+            prompt.fetching = asyncio.create_task(self._fetch_then_add(self._fetcher, prompt, request, hint, hashes))
+            prompt.fetching.add_done_callback(partial(self._on_added, prompt))
+        else:
+            self._add(prompt, request)
+
+    def _add(self, prompt: Prompt, request: PrefillRequest) -> None:
         added = asyncio.wrap_future(self._loop.add(request))
         added.add_done_callback(partial(self._on_added, prompt))
+
+    async def _fetch_then_add(
+        self,
+        fetcher: PrefixFetcher,
+        prompt: Prompt,
+        request: PrefillRequest,
+        hint: FetchHint,
+        hashes: Sequence[bytes],
+    ) -> None:
+        prompt.fetched = await fetcher.fetch(hint, hashes)
+        if prompt.request_id in self._prompts:
+            self._add(prompt, request)
 
     def _refusal(self, command: session_pb2.Prefill) -> "session_pb2.FailureReason | None":
         if self.draining:
@@ -149,6 +167,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         return None if fits and can_be_read and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
 
     def _on_added(self, prompt: Prompt, added: "asyncio.Future[None]") -> None:
+        """Queued, or its fetch has ended: only an error matters here."""
         error = None if added.cancelled() else added.exception()
         if isinstance(error, RequestRefused):
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
@@ -158,30 +177,24 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
 
     def on_progress(self, progress: Sequence[PrefillProgress], timing: StepTiming) -> None:
         """A step has ended: called on the event loop, in the order of the steps."""
+        tokens = 0
         for advance in progress:
             prompt = self._prompts.get(advance.request_id)
             if prompt is None:
                 continue  # cancelled while this step ran
-            if not prompt.chunk_ms:
-                prompt.queue_ms = (timing.started - prompt.arrived) * 1e3
-            prompt.chunk_ms.append(timing.duration_ms)
+            tokens += prompt.record(advance, timing)
             if advance.failed:
                 self._fail(prompt, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this prompt are not finite")
                 continue
             self._transfers.advance(prompt.transfer_id, advance.new_blocks, advance.first)
-            if advance.first is not None:
-                self._send_first_step(prompt, advance)  # last: it may end the session, and the prompt with it
-
-    def _send_first_step(self, prompt: Prompt, advance: PrefillProgress) -> None:
-        outputs = [first_output(prompt.attempt_id, first, prompt.with_logprobs) for first in advance.first or ()]
-        timings = session_pb2.PrefillTimings(
-            queue_ms=prompt.queue_ms,
-            chunk_ms=prompt.chunk_ms,
-            total_ms=(time.monotonic() - prompt.arrived) * 1e3,
-            cached_tokens=advance.cached_tokens,
-        )
-        step = session_pb2.FirstStep(attempt_id=prompt.attempt_id, outputs=outputs, timings=timings)
-        self._send(prompt.session, session_pb2.ConnectResponse(first_step=step))
+            scores = prompt.scores(advance)
+            if scores is not None:
+                self._send(prompt.session, session_pb2.ConnectResponse(prompt_scores=scores))
+            if advance.first is not None and prompt.request_id in self._prompts:
+                first_step = prompt.first_step(advance)
+                # last: it may end the session, and the prompt with it
+                self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
+        self.rate.observe(tokens, timing.ended - timing.started)
 
     def on_transfer_ended(self, request_id: int) -> None:
         """The reader has closed, or its lease has ended: nobody needs these pages any more."""
@@ -208,8 +221,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
     def _forget(self, prompt: Prompt) -> None:
         del self._prompts[prompt.request_id]
         self._by_attempt.pop((prompt.session.router_id, prompt.attempt_id), None)
-        if prompt.deadline is not None:
-            prompt.deadline.cancel()
+        prompt.let_go()
 
     def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
         message.epoch = self._epoch
@@ -223,7 +235,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         """Tells every router how things stand."""
         load = self._loop.load
         for session in self._hub.sessions:
-            report = session_pb2.Report(
+            report = report_pb2.Report(
                 limit_blocks=load.pages.total,
                 limit_slots=0,
                 pages=page_counts(load),
@@ -232,5 +244,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
                 pending_tokens=load.pending_tokens,
                 draining=self.draining,
                 steps=self._loop.steps,
+                cache_query_tokens=load.cache_query_tokens,
+                cache_hit_tokens=load.cache_hit_tokens,
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Callable
 
@@ -15,11 +14,10 @@ from engine.model_config import ModelError
 from engine.pages import BlockPool
 from engine.prefill_scheduler import PrefillScheduler
 from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
-from kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
-from kvtransfer.errors import SharedMemoryUnavailable
-from kvtransfer.memory import SharedPool
+from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
+from prefill_worker.fetch import FetchOptions, PrefixFetcher
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.service import PrefillService
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
@@ -29,6 +27,9 @@ from service.logs import configure_logging
 from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
+from worker.adapters import describe_adapters, load_runner
+from worker.peers import Peers
+from worker.pool import make_pool
 from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
@@ -50,23 +51,23 @@ class PrefillWorker:
     def __init__(self, config: PrefillConfig, prepared: PreparedModel, epoch: int) -> None:
         self._config = config
         self._prepared = prepared
-        self._shared_pool = shared_pool(config, prepared)
-        self._storage = self._shared_pool.tensor if self._shared_pool else private_pool(prepared)
+        self._memory = make_pool(prepared, config.transport)
         self._service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, config.park_s, TOMBSTONE_S),
-            PoolDescription(
-                prepared.fingerprint,
-                prepared.layout.block_bytes,
-                prepared.total_blocks,
-                host_id(),
-                secrets.token_bytes(POOL_ID_BYTES),
-                self._shared_pool.handle if self._shared_pool else None,
-            ),
-            self._storage,
+            self._memory.description,
+            self._memory.storage,
             self._service.on_transfer_ended,
         )
+        self._peers = Peers(
+            self._memory.description,
+            self._memory.storage,
+            PullThread(config.transfer_cores),
+            config.transport,
+            config.pair_timeout_s,
+        )
         self._loop: PrefillLoop | None = None
+        self._fetcher: PrefixFetcher | None = None
         self._sweep: asyncio.Task[None] | None = None
 
     @property
@@ -87,15 +88,26 @@ class PrefillWorker:
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        runner = await asyncio.to_thread(self._prepared.load, self._storage, progress=False)
+        runner = await asyncio.to_thread(load_runner, self._prepared, self._memory.storage, self._config.adapter)
         pool = BlockPool(self._prepared.total_blocks)
         scheduler = PrefillScheduler(pool, self._config.block_size, self._config.chunk_tokens)
         prepare = thread_preparation(self._config.cores, self._prepared.options.device, runner)
         self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, prepare)
         await self._loop.start()
-        self._service.attach(self._loop, self._transfers)
+        self._fetcher = self._make_fetcher(self._loop)
+        self._service.attach(self._loop, self._transfers, self._fetcher)
+        self._transfers.attach(self._loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
         end_on_error(self._sweep, on_fault)
+
+    def _make_fetcher(self, loop: PrefillLoop) -> PrefixFetcher | None:
+        config = self._config
+        if config.fetch == "never":
+            return None
+        options = FetchOptions(
+            config.block_size, self._prepared.layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
+        )
+        return PrefixFetcher(loop, self._peers, self._service.rate, options)
 
     def report(self) -> None:
         self._service.report()
@@ -104,33 +116,17 @@ class PrefillWorker:
         self._service.draining = True
 
     async def stop(self) -> None:
-        """Sessions first, whose prompts go with them; then the readers; the engine and its memory last."""
+        """Sessions first, whose prompts go with them; then readers and links; the engine and its memory last."""
         await self._service.close()
         self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()
+        await self._peers.close()
+        if self._fetcher is not None:
+            await self._fetcher.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
-        if self._shared_pool is not None:
-            self._shared_pool.close()
-
-
-def shared_pool(config: PrefillConfig, prepared: PreparedModel) -> SharedPool | None:
-    """A pool that peers may map, where that is wanted and possible."""
-    if config.device != "cpu" or config.transport == "grpc":
-        return None
-    try:
-        return SharedPool.create(prepared.pool_bytes)
-    except SharedMemoryUnavailable as error:
-        if config.transport == "shared_memory":
-            raise
-        logger.warning("KV will leave over grpc, the slow way: %s", error)
-        return None
-
-
-def private_pool(prepared: PreparedModel) -> torch.Tensor:
-    """A pool that no other process can map."""
-    return torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=prepared.options.device)
+        self._memory.close()
 
 
 def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
@@ -148,6 +144,7 @@ def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.W
             block_size=config.block_size,
         ),
         total_blocks=prepared.total_blocks,
+        adapters=describe_adapters(config.adapter),
     )
 
 
@@ -165,7 +162,8 @@ def main(config: PrefillConfig) -> int:
 def _run(config: PrefillConfig) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if config.cores is not None:
-        pin_process(config.cores)
+        # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
+        pin_process(config.cores | (config.transfer_cores or frozenset()))
     return run(_main(config))
 
 
@@ -177,6 +175,8 @@ async def _main(config: PrefillConfig) -> int:
         config.block_size,
         int(config.kv_memory),
         config.max_model_len,
+        config.kv_cache_dtype,
+        config.quantize,
     )
     prepared = await asyncio.to_thread(prepare_model, options)
     logger.info("%s", prepared)

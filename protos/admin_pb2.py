@@ -22,22 +22,23 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos import report_pb2 as protos_dot_report__pb2
 from protos import session_pb2 as protos_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x08\x62\x61ton.v1\x1a\x14protos/session.proto\"\x12\n\x10GetStatusRequest\"\xa9\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x1a\n\x12registry_connected\x18\x03 \x01(\x08\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\"\xa6\x01\n\x0cWorkerStatus\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12 \n\x06report\x18\x05 \x01(\x0b\x32\x10.baton.v1.Report\x12\x1a\n\x12in_flight_requests\x18\x06 \x01(\r2T\n\x0c\x41\x64minService\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/report.proto\x1a\x14protos/session.proto\"\x12\n\x10GetStatusRequest\"\xa9\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x1a\n\x12registry_connected\x18\x03 \x01(\x08\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\"\xa6\x01\n\x0cWorkerStatus\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12 \n\x06report\x18\x05 \x01(\x0b\x32\x10.baton.v1.Report\x12\x1a\n\x12in_flight_requests\x18\x06 \x01(\r2T\n\x0c\x41\x64minService\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATUSREQUEST']._serialized_start=54
-  _globals['_GETSTATUSREQUEST']._serialized_end=72
-  _globals['_GETSTATUSRESPONSE']._serialized_start=75
-  _globals['_GETSTATUSRESPONSE']._serialized_end=244
-  _globals['_WORKERSTATUS']._serialized_start=247
-  _globals['_WORKERSTATUS']._serialized_end=413
-  _globals['_ADMINSERVICE']._serialized_start=415
-  _globals['_ADMINSERVICE']._serialized_end=499
+  _globals['_GETSTATUSREQUEST']._serialized_start=75
+  _globals['_GETSTATUSREQUEST']._serialized_end=93
+  _globals['_GETSTATUSRESPONSE']._serialized_start=96
+  _globals['_GETSTATUSRESPONSE']._serialized_end=265
+  _globals['_WORKERSTATUS']._serialized_start=268
+  _globals['_WORKERSTATUS']._serialized_end=434
+  _globals['_ADMINSERVICE']._serialized_start=436
+  _globals['_ADMINSERVICE']._serialized_end=520
 # @@protoc_insertion_point(module_scope)

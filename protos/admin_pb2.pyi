@@ -1,3 +1,4 @@
+from protos import report_pb2 as _report_pb2
 from protos import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -38,6 +39,6 @@ class WorkerStatus(_message.Message):
     endpoint: str
     connected: bool
     epoch: int
-    report: _session_pb2.Report
+    report: _report_pb2.Report
     in_flight_requests: int
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_session_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ...) -> None: ...

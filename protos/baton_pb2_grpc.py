@@ -70,8 +70,9 @@ class BatonServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Continues a prompt. The stream is: one Started, then Deltas, then one Finished per choice; the last
-        Finished carries usage and timings. A cancelled or expired call frees its pages on every worker.
+        """Continues a prompt. The stream is: one Started, then PromptParts where the prompt is to be told back, then Deltas,
+        and one Finished per choice, after its last Delta; the last Finished carries usage and timings. A cancelled or
+        expired call frees its pages on every worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +100,7 @@ class BatonServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that this endpoint serves.
+        """The model that this endpoint serves, and its adapters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

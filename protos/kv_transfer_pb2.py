@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x08\x62\x61ton.v1\"8\n\x0bPairRequest\x12)\n\x06reader\x18\x01 \x01(\x0b\x32\x19.baton.v1.PoolDescription\"9\n\x0cPairResponse\x12)\n\x06source\x18\x01 \x01(\x0b\x32\x19.baton.v1.PoolDescription\"\xa6\x01\n\x0fPoolDescription\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x33\n\rshared_memory\x18\x05 \x01(\x0b\x32\x1c.baton.v1.SharedMemoryHandle\x12\x0f\n\x07pool_id\x18\x06 \x01(\x0c\"P\n\x12SharedMemoryHandle\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\r\n\x05inode\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"3\n\x0bOpenRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07pool_id\x18\x02 \x01(\x0c\"\\\n\x0cOpenResponse\x12\x18\n\x10watermark_blocks\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\"\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x15.baton.v1.TransferEnd\"I\n\x0bTransferEnd\x12*\n\x0c\x66irst_tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\x01\"{\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"V\n\x0bReadRequest\x12(\n\x05range\x18\x01 \x01(\x0b\x32\x17.baton.v1.TransferRangeH\x00\x12\x15\n\x0bprobe_bytes\x18\x02 \x01(\x04H\x00\x42\x06\n\x04what\"M\n\rTransferRange\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\x1c\n\x0cReadResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"5\n\x0c\x43loseRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"\x1e\n\rCloseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x32\xf6\x01\n\x11KvTransferService\x12\x35\n\x04Pair\x12\x15.baton.v1.PairRequest\x1a\x16.baton.v1.PairResponse\x12\x37\n\x04Open\x12\x15.baton.v1.OpenRequest\x1a\x16.baton.v1.OpenResponse0\x01\x12\x37\n\x04Read\x12\x15.baton.v1.ReadRequest\x1a\x16.baton.v1.ReadResponse0\x01\x12\x38\n\x05\x43lose\x12\x16.baton.v1.CloseRequest\x1a\x17.baton.v1.CloseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x08\x62\x61ton.v1\"8\n\x0bPairRequest\x12)\n\x06reader\x18\x01 \x01(\x0b\x32\x19.baton.v1.PoolDescription\"9\n\x0cPairResponse\x12)\n\x06source\x18\x01 \x01(\x0b\x32\x19.baton.v1.PoolDescription\"\xa6\x01\n\x0fPoolDescription\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x33\n\rshared_memory\x18\x05 \x01(\x0b\x32\x1c.baton.v1.SharedMemoryHandle\x12\x0f\n\x07pool_id\x18\x06 \x01(\x0c\"P\n\x12SharedMemoryHandle\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\r\n\x05inode\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"I\n\x0bOpenRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07pool_id\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"\\\n\x0cOpenResponse\x12\x18\n\x10watermark_blocks\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\"\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x15.baton.v1.TransferEnd\"I\n\x0bTransferEnd\x12*\n\x0c\x66irst_tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\x01\"{\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"V\n\x0bReadRequest\x12(\n\x05range\x18\x01 \x01(\x0b\x32\x17.baton.v1.TransferRangeH\x00\x12\x15\n\x0bprobe_bytes\x18\x02 \x01(\x04H\x00\x42\x06\n\x04what\"M\n\rTransferRange\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\x1c\n\x0cReadResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"5\n\x0c\x43loseRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"\x1e\n\rCloseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x32\xf6\x01\n\x11KvTransferService\x12\x35\n\x04Pair\x12\x15.baton.v1.PairRequest\x1a\x16.baton.v1.PairResponse\x12\x37\n\x04Open\x12\x15.baton.v1.OpenRequest\x1a\x16.baton.v1.OpenResponse0\x01\x12\x37\n\x04Read\x12\x15.baton.v1.ReadRequest\x1a\x16.baton.v1.ReadResponse0\x01\x12\x38\n\x05\x43lose\x12\x16.baton.v1.CloseRequest\x1a\x17.baton.v1.CloseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,23 +40,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHAREDMEMORYHANDLE']._serialized_start=324
   _globals['_SHAREDMEMORYHANDLE']._serialized_end=404
   _globals['_OPENREQUEST']._serialized_start=406
-  _globals['_OPENREQUEST']._serialized_end=457
-  _globals['_OPENRESPONSE']._serialized_start=459
-  _globals['_OPENRESPONSE']._serialized_end=551
-  _globals['_TRANSFEREND']._serialized_start=553
-  _globals['_TRANSFEREND']._serialized_end=626
-  _globals['_FIRSTTOKEN']._serialized_start=628
-  _globals['_FIRSTTOKEN']._serialized_end=751
-  _globals['_READREQUEST']._serialized_start=753
-  _globals['_READREQUEST']._serialized_end=839
-  _globals['_TRANSFERRANGE']._serialized_start=841
-  _globals['_TRANSFERRANGE']._serialized_end=918
-  _globals['_READRESPONSE']._serialized_start=920
-  _globals['_READRESPONSE']._serialized_end=948
-  _globals['_CLOSEREQUEST']._serialized_start=950
-  _globals['_CLOSEREQUEST']._serialized_end=1003
-  _globals['_CLOSERESPONSE']._serialized_start=1005
-  _globals['_CLOSERESPONSE']._serialized_end=1035
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1038
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1284
+  _globals['_OPENREQUEST']._serialized_end=479
+  _globals['_OPENRESPONSE']._serialized_start=481
+  _globals['_OPENRESPONSE']._serialized_end=573
+  _globals['_TRANSFEREND']._serialized_start=575
+  _globals['_TRANSFEREND']._serialized_end=648
+  _globals['_FIRSTTOKEN']._serialized_start=650
+  _globals['_FIRSTTOKEN']._serialized_end=773
+  _globals['_READREQUEST']._serialized_start=775
+  _globals['_READREQUEST']._serialized_end=861
+  _globals['_TRANSFERRANGE']._serialized_start=863
+  _globals['_TRANSFERRANGE']._serialized_end=940
+  _globals['_READRESPONSE']._serialized_start=942
+  _globals['_READRESPONSE']._serialized_end=970
+  _globals['_CLOSEREQUEST']._serialized_start=972
+  _globals['_CLOSEREQUEST']._serialized_end=1025
+  _globals['_CLOSERESPONSE']._serialized_start=1027
+  _globals['_CLOSERESPONSE']._serialized_end=1057
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1060
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1306
 # @@protoc_insertion_point(module_scope)

@@ -46,12 +46,14 @@ class SharedMemoryHandle(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., inode: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("transfer_id", "pool_id")
+    __slots__ = ("transfer_id", "pool_id", "block_hashes")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
     pool_id: bytes
-    def __init__(self, transfer_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ...) -> None: ...
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, transfer_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("watermark_blocks", "blocks", "end")

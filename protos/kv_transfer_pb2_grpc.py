@@ -69,6 +69,7 @@ class KvTransferServiceServicer(object):
     def Open(self, request, context):
         """Follows one transfer: a watermark whenever more blocks are complete; the last carries the first step.
         Opening an id that is not known yet waits, bounded. An open stream keeps the lease alive.
+        With block hashes it is the other way round: any worker gives what its cache holds, to any other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

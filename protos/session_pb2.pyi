@@ -1,3 +1,4 @@
+from protos import report_pb2 as _report_pb2
 from protos import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -59,7 +60,7 @@ class ConnectRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report")
+    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +70,7 @@ class ConnectResponse(_message.Message):
     LANDED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     epoch: int
@@ -77,8 +79,9 @@ class ConnectResponse(_message.Message):
     step_outputs: StepOutputs
     landed: Landed
     failed: Failed
-    report: Report
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    report: _report_pb2.Report
+    prompt_scores: PromptScores
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "received", "resumes_epoch")
@@ -101,7 +104,7 @@ class Welcome(_message.Message):
     def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots")
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +112,7 @@ class WorkerInfo(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     pid: int
@@ -116,7 +120,16 @@ class WorkerInfo(_message.Message):
     model: ModelInfo
     total_blocks: int
     total_slots: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "path", "max_model_len", "vocab_size", "dtype", "block_size")
@@ -135,7 +148,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent")
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +156,8 @@ class Prefill(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -150,10 +165,22 @@ class Prefill(_message.Message):
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     time_left_ms: int
     traceparent: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    fetch: Fetch
+    adapter: str
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("endpoint", "transfer_id", "blocks")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    transfer_id: bytes
+    blocks: int
+    def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +189,8 @@ class Start(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -170,13 +199,29 @@ class Start(_message.Message):
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     time_left_ms: int
     traceparent: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    cache_root: bytes
+    adapter: str
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("attempt_id",)
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     def __init__(self, attempt_id: _Optional[int] = ...) -> None: ...
+
+class PromptScores(_message.Message):
+    __slots__ = ("attempt_id", "offset", "logprobs", "top_token_ids", "top_logprobs")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: int
+    offset: int
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, attempt_id: _Optional[int] = ..., offset: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FirstStep(_message.Message):
     __slots__ = ("attempt_id", "outputs", "timings")
@@ -189,16 +234,24 @@ class FirstStep(_message.Message):
     def __init__(self, attempt_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., timings: _Optional[_Union[PrefillTimings, _Mapping]] = ...) -> None: ...
 
 class PrefillTimings(_message.Message):
-    __slots__ = ("queue_ms", "chunk_ms", "total_ms", "cached_tokens")
+    __slots__ = ("queue_ms", "chunk_ms", "total_ms", "cached_tokens", "fetch_ms", "fetched_tokens", "fetch_bytes", "fetch_transport")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     chunk_ms: _containers.RepeatedScalarFieldContainer[float]
     total_ms: float
     cached_tokens: int
-    def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    fetch_ms: float
+    fetched_tokens: int
+    fetch_bytes: int
+    fetch_transport: str
+    def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., fetch_bytes: _Optional[int] = ..., fetch_transport: _Optional[str] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
     __slots__ = ("outputs",)
@@ -255,39 +308,3 @@ class Failed(_message.Message):
     reason: FailureReason
     message: str
     def __init__(self, attempt_id: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
-
-class Report(_message.Message):
-    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps")
-    LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    limit_blocks: int
-    limit_slots: int
-    pages: PageCounts
-    waiting_requests: int
-    running_sequences: int
-    pending_tokens: int
-    draining: bool
-    steps: int
-    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ...) -> None: ...
-
-class PageCounts(_message.Message):
-    __slots__ = ("total", "free", "cached", "held", "held_by_sequences", "held_by_transfers")
-    TOTAL_FIELD_NUMBER: _ClassVar[int]
-    FREE_FIELD_NUMBER: _ClassVar[int]
-    CACHED_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    HELD_BY_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    HELD_BY_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
-    total: int
-    free: int
-    cached: int
-    held: int
-    held_by_sequences: int
-    held_by_transfers: int
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., held_by_sequences: _Optional[int] = ..., held_by_transfers: _Optional[int] = ...) -> None: ...

@@ -1,12 +1,12 @@
 """The operator's servicer: workers, pages and load as this router sees them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from protos import admin_pb2, session_pb2
+from protos import admin_pb2, report_pb2, session_pb2
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
@@ -35,7 +35,8 @@ class AdminServicer:
         self, message: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.GetStatusResponse:
         connected = self.registry_connected()
-        gaps = [self.readiness.detail, *_missing(self.cluster.workers)]
+        needed = self.readiness.needed | self.cluster.roles_seen
+        gaps = [self.readiness.detail, *_missing(needed, self.cluster.workers)]
         if not connected:
             gaps.append("the registry does not answer; membership is as last seen")
         return admin_pb2.GetStatusResponse(
@@ -48,10 +49,12 @@ class AdminServicer:
         )
 
 
-def _missing(workers: Sequence[Worker]) -> list[str]:
-    """Roles that nobody fills now. The router may call itself ready: a lost connection has a moment to come back."""
+def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
+    """Roles that nobody fills now. The router may call itself ready: a lost connection has a moment to come back, and
+    decode workers may do without prefill workers for a while.
+    """
     filled = {worker.role for worker in workers if worker.connected}
-    return [f"no {role.value} worker is connected" for role in _ROLES if role not in filled]
+    return [f"no {role.value} worker is connected" for role in _ROLES if role in needed and role not in filled]
 
 
 def _worker_status(worker: Worker) -> admin_pb2.WorkerStatus:
@@ -84,15 +87,16 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
         ),
         total_blocks=description.total_blocks,
         total_slots=description.total_slots,
+        adapters=[session_pb2.Adapter(name=each.name, digest=each.digest) for each in description.adapters],
     )
 
 
-def _report(report: WorkerReport) -> session_pb2.Report:
+def _report(report: WorkerReport) -> report_pb2.Report:
     pages = report.pages
-    return session_pb2.Report(
+    return report_pb2.Report(
         limit_blocks=report.limit_blocks,
         limit_slots=report.limit_slots,
-        pages=session_pb2.PageCounts(
+        pages=report_pb2.PageCounts(
             total=pages.total,
             free=pages.free,
             cached=pages.cached,
@@ -105,4 +109,8 @@ def _report(report: WorkerReport) -> session_pb2.Report:
         pending_tokens=report.pending_tokens,
         draining=report.draining,
         steps=report.steps,
+        cache_query_tokens=report.cache_query_tokens,
+        cache_hit_tokens=report.cache_hit_tokens,
+        preemptions=report.preemptions,
+        unfilled_slots=report.unfilled_slots,
     )

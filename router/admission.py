@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.cluster import Cluster
-from router.placement import NoRoom, Placement, PlacementRequest, place
+from router.placement import NoPrefillWorker, NoRoom, Placement, PlacementPolicy, PlacementRequest, place
 from service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 
 RETRY_AFTER_S = 1.0
@@ -48,8 +48,9 @@ class _Ticket:
 class AdmissionQueue:
     """`pump` is called whenever room may have become free."""
 
-    def __init__(self, cluster: Cluster, limits: AdmissionLimits) -> None:
+    def __init__(self, cluster: Cluster, limits: AdmissionLimits, policy: PlacementPolicy) -> None:
         self._cluster = cluster
+        self._policy = policy
         self._limits = limits
         self._waiting: deque[_Ticket] = deque()
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
@@ -90,16 +91,18 @@ class AdmissionQueue:
         while self._waiting:
             ticket = self._waiting[0]
             began_s = time.monotonic()
-            outcome = place(ticket.request, self._cluster.snapshot(ticket.block_hashes))
+            outcome = place(ticket.request, self._cluster.snapshot(ticket.block_hashes), self._policy)
             match outcome:
                 case Placement():
                     self._cluster.charge(ticket.attempt_id, outcome, ticket.request, ticket.block_hashes)
                     self._waiting.popleft().settle(Admitted(outcome, began_s))
-                case NoRoom.NEVER_FITS:
-                    self._waiting.popleft().settle(_never_fits(ticket.request))
+                case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
+                    self._waiting.popleft().settle(_never_fits(ticket.request, outcome))
                 case NoRoom.NO_CREDIT:
                     self._stop_patience()
                     return
+                case NoRoom.NO_PREFILL_WORKER if self._policy.no_prefill_worker is NoPrefillWorker.REJECT:
+                    self._waiting.popleft().settle(_no_workers(outcome))
                 case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_DECODE_WORKER:
                     if self._patience is None:
                         loop = asyncio.get_running_loop()
@@ -115,9 +118,8 @@ class AdmissionQueue:
 
     def _give_up(self, reason: NoRoom) -> None:
         self._patience = None
-        missing = "prefill" if reason is NoRoom.NO_PREFILL_WORKER else "decode"
         while self._waiting:
-            self._waiting.popleft().settle(Unavailable(f"there is no {missing} worker", "NO_WORKERS", RETRY_AFTER_S))
+            self._waiting.popleft().settle(_no_workers(reason))
 
     def _stop_patience(self) -> None:
         if self._patience is not None:
@@ -127,18 +129,25 @@ class AdmissionQueue:
     def _withdraw(self, ticket: _Ticket) -> None:
         """Its owner has gone: out of the queue, or, if it was placed in the same moment, its charge returned."""
         if isinstance(ticket.outcome, Admitted):
-            self._cluster.release(ticket.attempt_id, ticket.outcome.placement.prefill)
-            self._cluster.release(ticket.attempt_id, ticket.outcome.placement.decode)
+            for endpoint in ticket.outcome.placement.endpoints:
+                self._cluster.release(ticket.attempt_id, endpoint)
         elif ticket in self._waiting:
             self._waiting.remove(ticket)
         self.pump()
 
 
-def _never_fits(request: PlacementRequest) -> InvalidArgument:
-    field_name = "sampling.n" if request.choices > 1 else "sampling.max_tokens"
+def _no_workers(reason: NoRoom) -> Unavailable:
+    missing = "prefill" if reason is NoRoom.NO_PREFILL_WORKER else "decode"
+    return Unavailable(f"there is no {missing} worker", "NO_WORKERS", RETRY_AFTER_S)
+
+
+def _never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
+    if reason is NoRoom.TOO_MANY_CHOICES:
+        return InvalidArgument(
+            "sampling.n", f"no decode worker runs {request.choices} sequences at once", reason="NEVER_FITS"
+        )
     return InvalidArgument(
-        field_name,
-        f"in the worst case the answer takes {request.worst_blocks} KV blocks and {request.choices} sequences;"
-        " no decode worker has as many",
+        "sampling.max_tokens",
+        f"prompt and answer take {request.longest_blocks} KV blocks at their longest; no decode worker has as many",
         reason="NEVER_FITS",
     )

@@ -1,4 +1,4 @@
-"""One attempt at a request on a pair of workers: what is held there, what arrives from there, and letting go of it."""
+"""One attempt at a request on its workers: what is held there, what arrives from there, and letting go of it."""
 
 import asyncio
 from collections import deque
@@ -7,11 +7,11 @@ from typing import Self
 
 from router import session_wire
 from router.cluster import Cluster
-from router.events import Failed, FirstStep, Landed, SequenceOutput
+from router.events import Failed, FirstStep, Landed, PromptScores, SequenceOutput
 from router.failures import AttemptFailed
 from router.fleet import Fleet
 from router.inbox import Arrival
-from router.lifecycle import Lifecycle, Released
+from router.lifecycle import InconsistentOutput, Lifecycle, Released
 from router.placement import Placement
 from router.request import PreparedRequest
 from router.timeline import Timeline
@@ -20,7 +20,7 @@ _LANDED_WAIT_S = 0.1  # Landed travels beside the tokens; it may come just after
 
 
 class Attempt:
-    """Owns the charges and the work on both workers until it is left (`with`); then both are told what to forget."""
+    """Owns the charges and the work on its workers until it is left (`with`); then they are told what to forget."""
 
     def __init__(
         self,
@@ -30,47 +30,55 @@ class Attempt:
         cluster: Cluster,
         fleet: Fleet,
         timeline: Timeline,
+        lifecycle: Lifecycle,
     ) -> None:
+        """`lifecycle` is the request's, and begins this attempt."""
         self.attempt_id = attempt_id
-        self._placement = placement
+        self.placement = placement
         self._request = request
         self._cluster = cluster
         self._fleet = fleet
         self._timeline = timeline
-        self._lifecycle = Lifecycle(attempt_id, request.sampling.n)
+        self._lifecycle = lifecycle
+        lifecycle.begin(attempt_id)
         self._outputs: deque[SequenceOutput] = deque()
+        self._scores: deque[PromptScores] = deque()
+        self._unscored = 0 if request.sampling.prompt_logprobs is None else len(request.token_ids) - 1
         self._unfinished = set(range(request.sampling.n))  # choices that may still be running on decode
         self._prefill_holds = False
         self._decode_holds = False
 
     def __enter__(self) -> Self:
-        self._inbox = self._fleet.open(self.attempt_id, self._placement)
+        self._inbox = self._fleet.open(self.attempt_id, self.placement)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        placement = self._placement
+        placement = self.placement
         self._fleet.close(self.attempt_id)
         if self._decode_holds:
             self._fleet.cancel(self.attempt_id, placement.decode)
-        if self._prefill_holds:
+        if self._prefill_holds and placement.prefill is not None:
             self._fleet.cancel(self.attempt_id, placement.prefill)
-        self._cluster.release(self.attempt_id, placement.prefill)
-        self._cluster.release(self.attempt_id, placement.decode)
+        for endpoint in placement.endpoints:
+            self._cluster.release(self.attempt_id, endpoint)
         self._fleet.on_change()
 
     def dispatch(self, tag: session_wire.Tag) -> None:
-        self._prefill_holds = self._decode_holds = True
-        self._fleet.dispatch(tag, self._request, self._placement)
+        self._prefill_holds = self.placement.prefill is not None
+        self._decode_holds = True
+        self._fleet.dispatch(tag, self._request, self.placement)
 
-    async def next(self) -> Released:
-        """The next tokens in order, of some choice. The caller bounds the wait.
+    async def next(self) -> PromptScores | Released:
+        """All scores of the prompt, where they are asked for; then the next tokens in order, of some choice.
 
-        Raises: AttemptFailed, InconsistentOutput.
+        The caller bounds the wait. Raises: AttemptFailed, InconsistentOutput.
         """
         while True:
-            while self._outputs:
+            if self._scores:
+                return self._scores.popleft()
+            while self._outputs and not self._unscored:  # tokens from decode may overtake prefill's scores
                 released = self._lifecycle.take(self._outputs.popleft())
                 if released is not None:
                     return released
@@ -78,7 +86,7 @@ class Attempt:
 
     async def landing(self) -> None:
         """Waits a moment for Landed where it is still due: an answer that decode ended comes with its timings."""
-        if self._decode_holds or self._timeline.landed is not None:
+        if self._decode_holds or self.placement.prefill is None or self._timeline.landed is not None:
             return
         try:
             async with asyncio.timeout(_LANDED_WAIT_S):
@@ -89,11 +97,10 @@ class Attempt:
 
     def _take(self, arrival: Arrival) -> None:
         match arrival.event:
+            case PromptScores() as scores:
+                self._take_scores(scores)
             case FirstStep() as first_step:
-                self._timeline.take_first_step(first_step, arrival.at_s)
-                self._cluster.release(self.attempt_id, self._placement.prefill)
-                self._unfinished.difference_update(o.choice for o in first_step.outputs if o.end is not None)
-                self._outputs.extend(first_step.outputs)
+                self._take_first_step(first_step, arrival.at_s)
             case SequenceOutput() as output:
                 self._timeline.take_decode_output(output.choice, output.offset, len(output.token_ids), arrival.at_s)
                 self._take_decode_end(output)
@@ -104,6 +111,21 @@ class Attempt:
             case Failed() as failed:
                 self._take_failure(failed)
 
+    def _take_scores(self, scores: PromptScores) -> None:
+        if scores.offset != len(self._request.token_ids) - self._unscored or len(scores.logprobs) > self._unscored:
+            raise InconsistentOutput(f"scores of the prompt from {scores.offset} on; {self._unscored} are missing")
+        self._unscored -= len(scores.logprobs)
+        self._scores.append(scores)
+
+    def _take_first_step(self, first_step: FirstStep, now: float) -> None:
+        self._timeline.take_first_step(first_step, now)
+        self._unfinished.difference_update(o.choice for o in first_step.outputs if o.end is not None)
+        if self.placement.prefill is not None:
+            self._cluster.release(self.attempt_id, self.placement.prefill)
+        elif not self._unfinished:
+            self._decode_holds = False  # it made this step, so it knows that the answer has ended
+        self._outputs.extend(first_step.outputs)
+
     def _take_decode_end(self, output: SequenceOutput) -> None:
         if output.end is not None:
             self._unfinished.discard(output.choice)
@@ -111,10 +133,10 @@ class Attempt:
                 self._decode_holds = False
 
     def _take_failure(self, failed: Failed) -> None:
-        """Once the KV has landed, prefill's troubles are not this request's."""
-        if failed.endpoint == self._placement.prefill:
+        """Once the KV has landed, and the prompt's scores have come, prefill's troubles are not this request's."""
+        if failed.endpoint == self.placement.prefill:
             self._prefill_holds = False
-            if self._timeline.landed is not None:
+            if self._timeline.landed is not None and not self._unscored:
                 return
         else:
             self._decode_holds = False

@@ -1,4 +1,7 @@
-"""The canary: one short greedy request through prefill, transfer and decode, under a cache salt of its own."""
+"""The canary: one short greedy request all the way, under a cache salt of its own.
+
+The way is prefill, transfer and decode, or a decode worker that computes the prompt itself.
+"""
 
 import itertools
 import secrets
@@ -6,6 +9,7 @@ import time
 
 from router.answer import Delta
 from router.generation import Generation, Scheduling
+from router.placement import Placement
 from router.request import Operation, TokenPrompt, ValidRequest
 from router.served_model import ServedModel
 from router.timeline import Timeline
@@ -17,8 +21,8 @@ class CanaryFailed(Exception):
     """The path does not work, though its workers are there."""
 
 
-async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> None:
-    """Returns once the request went all the way. Raises: CanaryFailed, BatonError."""
+async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> Placement:
+    """Returns which way, once the request went all of it. Raises: CanaryFailed, BatonError."""
     # One complete block and one token: KV of a whole block travels.
     prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
     token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))
@@ -47,5 +51,9 @@ async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) 
         tokens += len(event.token_ids) if isinstance(event, Delta) else 0
     if tokens != _TOKENS:
         raise CanaryFailed(f"{tokens} tokens came back, not {_TOKENS}")
-    if timeline.landed is None:
+    placement = timeline.placement
+    if placement is None:
+        raise RuntimeError("a request that was answered was placed")
+    if placement.prefill is not None and timeline.landed is None:
         raise CanaryFailed("decode does not say how the KV came over")
+    return placement

@@ -39,13 +39,20 @@ class Cluster:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._roles_seen: set[WorkerRole] = set()
         self._prefixes = PrefixIndex()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         return tuple(self._workers.values())
 
+    @property
+    def roles_seen(self) -> frozenset[WorkerRole]:
+        """The roles that membership ever named."""
+        return frozenset(self._roles_seen)
+
     def add(self, endpoint: str, role: WorkerRole) -> None:
+        self._roles_seen.add(role)
         self._workers[endpoint] = Worker(endpoint, role)
 
     def remove(self, endpoint: str) -> None:
@@ -95,11 +102,18 @@ class Cluster:
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
         """The attempt is dispatched: it counts from now on."""
-        uncached = request.prompt_tokens - placement.prefill_hit_tokens
-        self._charge(placement.prefill, attempt_id, Charge(tokens=uncached), block_hashes)
-        most_tokens = request.prompt_tokens + request.choices * request.max_tokens
-        decode = Charge(tokens=most_tokens, blocks=request.worst_blocks, slots=request.choices)
+        if placement.prefill is not None:
+            uncached = request.prompt_tokens - placement.prefill_hit_tokens
+            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached), block_hashes)
+        tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
+        decode = Charge(tokens=tokens, blocks=request.charged_blocks, slots=request.choices)
         self._charge(placement.decode, attempt_id, decode, block_hashes)
+
+    def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
+        """A decode worker made these blocks, those of the prompt included. It may be gone since."""
+        worker = self._workers.get(endpoint)
+        if worker is not None and worker.held and worker.description is not None:
+            self._prefixes.record(endpoint, block_hashes, worker.description.total_blocks, ready=True)
 
     def release(self, attempt_id: int, endpoint: str) -> None:
         """The attempt takes up nothing more on this worker. The worker may be gone, or the charge returned before."""
@@ -129,4 +143,6 @@ class Cluster:
             used_slots=sum(charge.slots for charge in charges),
             tokens_in_flight=sum(charge.tokens for charge in charges),
             hit_blocks=self._prefixes.hit_blocks(worker.endpoint, block_hashes),
+            adapters=description.adapters,
+            ready_blocks=self._prefixes.ready_blocks(worker.endpoint, block_hashes),
         )

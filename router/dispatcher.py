@@ -7,16 +7,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from router.adapters import choose_adapter, served_adapters
 from router.admission import RETRY_AFTER_S
 from router.answer import ChoiceFinished
 from router.generation import Generation, Scheduling
 from router.readiness import Readiness
 from router.request import GenerationRequest, PreparedRequest
 from router.response import Finished, ResponseEvent, Started, Summary, Timings, Usage
-from router.served_model import ServedModel
+from router.served_model import ChosenModel, ServedModel
 from router.timeline import stages
 from router.tracing import RequestRecord, Tracer
-from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, check_model, validate
+from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
+from router.worker import Adapter
 from service.errors import BatonError, DeadlineExceeded, ResourceExhausted, Unavailable
 from service.trace_context import TraceContext, current_request_id
 
@@ -46,16 +48,23 @@ class Dispatcher:
         self._draining = True
         await self._idle.wait()
 
-    async def served(self, model: str) -> ServedModel:
-        """The model of that name. Raises: NotFound, Unavailable."""
+    async def models(self) -> tuple[ChosenModel, ...]:
+        """The model that is served, and with each of its adapters. Raises: Unavailable."""
         served = await self._readiness.served()
-        check_model(model, served.name)
-        return served
+        return (ChosenModel(served), *(ChosenModel(served, adapter) for adapter in self._adapters(served)))
+
+    async def choose(self, model: str) -> ChosenModel:
+        """The model, or the adapter, of that name; the model where it is empty. Raises: NotFound, Unavailable."""
+        served = await self._readiness.served()
+        return ChosenModel(served, choose_adapter(model, served.name, self._adapters(served)))
+
+    def _adapters(self, served: ServedModel) -> tuple[Adapter, ...]:
+        return served_adapters(self._scheduling.cluster.workers, served.fingerprint, self._readiness.needed)
 
     async def answer(
         self, request: GenerationRequest, time_left_s: float | None, parent: TraceContext | None
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """One Started, Deltas, one Finished per choice. Closing it cancels the request. Raises: BatonError."""
+        """One Started, PromptParts, Deltas, one Finished per choice. Closing it cancels all. Raises: BatonError."""
         if self.active >= self._limits.max_active:
             raise ResourceExhausted(f"{self.active} requests are active already", RETRY_AFTER_S)
         if self._draining:
@@ -86,23 +95,23 @@ class Dispatcher:
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
-                served = await self.served(request.model)
-                prepared = record.prepared = await self._prepare(request, served)
+                chosen = await self.choose(request.model)
+                prepared = record.prepared = await self._prepare(request, chosen)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
-        record.model = served.name
+        record.model = chosen.name
         record.timeline.tokenised_s = time.monotonic()
         generation = Generation(
             prepared,
             self._scheduling,
             record.timeline,
-            served.tokenizer.detokenizer,
+            chosen.served.tokenizer.detokenizer,
             deadline_s,
             record.identity.traceparent,
         )
         # Started goes out with the first token: before it, a client may safely try again.
         started: Started | None = Started(
-            prepared.valid.request_id, served.name, len(prepared.token_ids), prepared.valid.seed
+            prepared.valid.request_id, chosen.name, len(prepared.token_ids), prepared.valid.seed
         )
         async with aclosing(generation.events()) as events:
             async for event in events:
@@ -113,14 +122,16 @@ class Dispatcher:
                     yield event
                     continue
                 record.finish_reasons.append(event.reason.name.lower())
-                record.summary = self._summary(prepared, generation) if generation.answer.done else None
+                last = len(record.finish_reasons) == prepared.valid.n
+                record.summary = self._summary(prepared, generation) if last else None
                 yield Finished(event, record.summary)
 
-    async def _prepare(self, request: GenerationRequest, served: ServedModel) -> PreparedRequest:
+    async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
+        served = chosen.served
         drawn = Drawn(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
         current_request_id.set(request.request_id[:MAX_REQUEST_ID_CHARACTERS] or drawn.request_id)  # refusals too
         valid = validate(request, served.defaults, served.vocab_size, served.max_model_len, drawn)
-        return await served.prepare(valid)
+        return await served.prepare(valid, chosen.adapter)
 
     def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:
         timeline = generation.timeline
@@ -135,7 +146,7 @@ class Dispatcher:
                 stages=stages(timeline, time.monotonic()),
                 transfer_bytes=landed.transferred_bytes if landed else 0,
                 transport=landed.transport if landed else "",
-                prefill_pid=self._pid(placement.prefill) if placement else 0,
+                prefill_pid=self._pid(placement.prefill or placement.decode) if placement else 0,
                 decode_pid=self._pid(placement.decode) if placement else 0,
             ),
         )

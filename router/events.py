@@ -54,7 +54,20 @@ class PrefillTimings:
     queue_ms: float
     chunk_ms: tuple[float, ...]
     total_ms: float  # from the arrival of the command to the sending of the first step
-    cached_tokens: int
+    cached_tokens: int  # fetched ones included
+    fetch_ms: float = 0.0  # a part of queue_ms, also where nothing came of it
+    fetched_tokens: int = 0
+    fetch_bytes: int = 0
+    fetch_transport: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """From whoever computes the prompt: how likely its tokens are, from position `offset` on."""
+
+    attempt_id: int
+    offset: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +103,4 @@ class Failed:
     message: str
 
 
-AttemptEvent = FirstStep | SequenceOutput | Landed | Failed
+AttemptEvent = PromptScores | FirstStep | SequenceOutput | Landed | Failed

@@ -56,15 +56,17 @@ class Fleet:
                 self._follow(records, tasks)
 
     def open(self, attempt_id: int, placement: Placement) -> Inbox:
-        """From now on what the two workers say of this attempt goes to the inbox, until `close`."""
+        """From now on what its workers say of this attempt goes to the inbox, until `close`."""
         inbox = Inbox()
         self._attempts[attempt_id] = _Open(inbox, placement)
         return inbox
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
-        """Tells both workers at once. One that was lost since it was chosen is reported as such to the inbox."""
-        start, prefill = session_wire.start(tag, request, placement.prefill), session_wire.prefill(tag, request)
-        for endpoint, command in ((placement.decode, start), (placement.prefill, prefill)):
+        """Tells the workers at once. One that was lost since it was chosen is reported as such to the inbox."""
+        commands = [(placement.decode, session_wire.start(tag, request, placement.prefill))]
+        if placement.prefill is not None:
+            commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
+        for endpoint, command in commands:
             if not self._send(endpoint, command):
                 failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
                 self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
@@ -97,7 +99,7 @@ class Fleet:
         now = time.monotonic()
         self._cluster.lost(endpoint)
         for attempt_id, attempt in self._attempts.items():
-            if endpoint in (attempt.placement.prefill, attempt.placement.decode):
+            if endpoint in attempt.placement.endpoints:
                 attempt.inbox.put(Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, why), now)
         self._drop_unnamed(endpoint)
         self.on_change()

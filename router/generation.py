@@ -9,18 +9,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from router import session_wire
-from router.admission import AdmissionQueue
+from router.admission import RETRY_AFTER_S, AdmissionQueue
 from router.answer import Answer, AnswerEvent
 from router.attempt import Attempt
+from router.best_of import BestOf
+from router.block_hashing import block_hashes
 from router.cluster import Cluster
 from router.detokenizer import Detokenizer
+from router.events import FailureReason, PromptScores
 from router.failures import RETRYABLE, AttemptFailed, error_of
 from router.fleet import Fleet
-from router.lifecycle import InconsistentOutput, Released
-from router.placement import PlacementRequest
+from router.lifecycle import InconsistentOutput, Lifecycle, NotRepeated, Released
+from router.placement import Placement, PlacementRequest
+from router.prompt_echo import PromptEcho, PromptPart
 from router.request import PreparedRequest
 from router.timeline import Timeline
-from service.errors import DeadlineExceeded, Internal
+from service.errors import DeadlineExceeded, Internal, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -54,17 +58,24 @@ class Generation:
     ) -> None:
         """`deadline_s` is a reading of the monotonic clock."""
         sampling = request.sampling
-        self.answer = Answer(sampling.n, request.valid.stop, sampling.rules.min_tokens, new_detokenizer)
+        valid = request.valid
+        made = Answer(sampling.n, valid.stop, sampling.rules.min_tokens, new_detokenizer)
+        self.answer = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
         self.timeline = timeline
+        timeline.streams = valid.streams
         self._request = request
         self._scheduling = scheduling
         self._deadline_s = deadline_s
         self._traceparent = traceparent
-        self._begun = False
+        self._lifecycle = Lifecycle(sampling.n)
+        scored = sampling.prompt_logprobs is not None
+        self._echo = PromptEcho(request.token_ids, request.echo_text, scored) if scored or valid.echo else None
         self._avoided_prefill: frozenset[str] = frozenset()
 
-    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
+
+        Where the prompt is to be told back, it is before the first of them.
 
         Closing this iterator, at any time, frees everything on both workers. Raises: BatonError.
         """
@@ -75,18 +86,20 @@ class Generation:
                         yield event
                 return
             except AttemptFailed as failure:
-                if last or self._begun or failure.failed.reason not in RETRYABLE:
+                if last or not self._lifecycle.at_first_token or failure.failed.reason not in RETRYABLE:
                     raise error_of(failure.failed, self._request.valid.request_id) from failure
                 logger.info("another attempt: %s", failure)
-                if self.timeline.placement is not None:
-                    self._avoided_prefill |= {self.timeline.placement.prefill}
+                self._avoid(failure)
                 await asyncio.sleep(_RETRY_PAUSE_S)
+            except NotRepeated as error:
+                message = "a worker failed, and another one did not repeat the token that had gone out"
+                raise Unavailable(message, "NOT_REPEATED", RETRY_AFTER_S) from error
             except InconsistentOutput as error:
                 logger.exception("a worker broke the protocol")
                 raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
 
-    async def _attempt(self) -> AsyncGenerator[AnswerEvent, None]:
-        events: tuple[AnswerEvent, ...] = ()
+    async def _attempt(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+        events: tuple[AnswerEvent | PromptPart, ...] = ()
         with await self._place() as attempt:
             self._dispatch(attempt)
             while not self.answer.done:
@@ -96,6 +109,7 @@ class Generation:
                         yield event
             await attempt.landing()
             self.timeline.ended_s = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement)
         for event in events:  # the last ones: the workers are free already, whether or not the client reads on
             yield event
 
@@ -107,44 +121,71 @@ class Generation:
             block_tokens=request.block_tokens,
             prompt_tokens=len(request.token_ids),
             max_tokens=request.sampling.max_tokens,
-            choices=request.sampling.n,
+            choices=request.sampling.places,
             turn=attempt_id,
             avoided_prefill=self._avoided_prefill,
+            adapter=request.adapter,
         )
         try:
             async with asyncio.timeout(self._time_left_s()):
-                admitted = await scheduling.queue.admit(attempt_id, placement_request, request.block_hashes)
+                # Who wants the prompt's log-probabilities has it computed: what is cached does not matter.
+                cacheable = request.block_hashes if request.sampling.prompt_logprobs is None else ()
+                admitted = await scheduling.queue.admit(attempt_id, placement_request, cacheable)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the request waited for room") from None
         self.timeline.begin_attempt(admitted.placement, admitted.route_began_s)
-        return Attempt(attempt_id, admitted.placement, request, scheduling.cluster, scheduling.fleet, self.timeline)
+        cluster, fleet = scheduling.cluster, scheduling.fleet
+        return Attempt(attempt_id, admitted.placement, request, cluster, fleet, self.timeline, self._lifecycle)
+
+    def _avoid(self, failure: AttemptFailed) -> None:
+        """The next attempt goes to another prefill worker where this one failed, or its KV could not be read."""
+        prefill = self.timeline.placement.prefill if self.timeline.placement is not None else None
+        if prefill is not None and (
+            failure.failed.endpoint == prefill or failure.failed.reason is FailureReason.TRANSFER
+        ):
+            self._avoided_prefill |= {prefill}
 
     def _dispatch(self, attempt: Attempt) -> None:
         tag = session_wire.Tag(
             attempt_id=attempt.attempt_id,
             transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
+            fetch_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
             time_left_ms=max(1, min(round(self._time_left_s() * 1e3), _MAX_TIME_LEFT_MS)),
             traceparent=self._traceparent,
         )
         attempt.dispatch(tag)
-        self.timeline.sent_s = time.monotonic()
+        self.timeline.dispatched(time.monotonic())
 
-    async def _within_deadline(self, attempt: Attempt) -> Released:
+    async def _within_deadline(self, attempt: Attempt) -> PromptScores | Released:
         try:
             async with asyncio.timeout(self._time_left_s()):
                 return await attempt.next()
         except TimeoutError:
             raise DeadlineExceeded from None
 
-    def _take(self, released: Released) -> tuple[AnswerEvent, ...]:
-        self._begun = True
+    def _take(self, arrived: PromptScores | Released) -> tuple[AnswerEvent | PromptPart, ...]:
+        if isinstance(arrived, PromptScores):
+            return self._echo.take(arrived) if self._echo is not None else ()
         began_s = time.monotonic()
-        events = self.answer.take(released)
+        parts = self._echo.rest() if self._echo is not None else ()
+        events = self.answer.take(arrived)
         now = time.monotonic()
         self.timeline.detokenise_ms += (now - began_s) * 1e3
         if self.timeline.first_token_s is None and events:
             self.timeline.first_token_s = now
-        return events
+        return (*parts, *events)
+
+    def _record_answer(self, placement: Placement) -> None:
+        """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
+
+        The last token of a choice has no KV yet.
+        """
+        request = self._request
+        parent = request.block_hashes[-1] if request.block_hashes else request.cache_root
+        tail = request.token_ids[len(request.block_hashes) * request.block_tokens :]
+        for answer in self._lifecycle.answers:
+            hashes = block_hashes(parent, (*tail, *answer[:-1]), request.block_tokens)
+            self._scheduling.cluster.answered(placement.decode, (*request.block_hashes, *hashes))
 
     def _time_left_s(self) -> float:
         return self._deadline_s - time.monotonic()

@@ -1,7 +1,7 @@
-"""One attempt's streams: outputs in any order, with repeats, become contiguous tokens of each choice. Pure.
+"""One request's streams: outputs in any order, with repeats, become contiguous tokens of each choice. Pure.
 
-Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what prefill said, and a reconnected session
-may repeat anything. What comes out has every offset once, in order.
+Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what prefill said, a reconnected session may
+repeat anything, and another attempt begins from the first token. What comes out has every offset once, in order.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +12,10 @@ from router.events import End, SequenceOutput, TokenLogprob
 
 class InconsistentOutput(Exception):
     """A worker broke the protocol: unknown choice, tokens past an end, or another token at an offset given before."""
+
+
+class NotRepeated(InconsistentOutput):
+    """Another attempt made another token than the one that an earlier attempt gave out."""
 
 
 class Released(NamedTuple):
@@ -27,6 +31,7 @@ class Released(NamedTuple):
 @dataclass(slots=True)
 class _Choice:
     token_ids: list[int] = field(default_factory=list)  # released
+    carried: int = 0  # of these, by earlier attempts
     waiting: dict[int, int] = field(default_factory=dict)  # offset -> token, beyond a gap
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by offset, of tokens not released
     length: int | None = None  # known with the end
@@ -36,13 +41,30 @@ class _Choice:
     def done(self) -> bool:
         return self.length is not None and len(self.token_ids) == self.length
 
+    def begin(self) -> None:
+        """Only what was released holds for another attempt."""
+        self.waiting.clear()
+        self.logprobs.clear()
+        self.carried = len(self.token_ids)
+        if not self.done:
+            self.length = self.end = None
+
+    def contradiction(self, offset: int, message: str) -> InconsistentOutput:
+        return NotRepeated(message) if offset < self.carried else InconsistentOutput(message)
+
 
 class Lifecycle:
-    """The choices of one attempt, from the first token to the last."""
+    """The choices of one request, from the first token to the last, over all its attempts."""
 
-    def __init__(self, attempt_id: int, choices: int) -> None:
-        self._attempt_id = attempt_id
+    def __init__(self, choices: int) -> None:
+        self._attempt_id = 0
         self._choices = [_Choice() for _ in range(choices)]
+
+    def begin(self, attempt_id: int) -> None:
+        """From now on only this attempt counts. It must repeat what was released; tokens released stay released."""
+        self._attempt_id = attempt_id
+        for choice in self._choices:
+            choice.begin()
 
     @property
     def done(self) -> bool:
@@ -53,6 +75,16 @@ class Lifecycle:
     def begun(self) -> bool:
         """Something was released."""
         return any(choice.token_ids for choice in self._choices)
+
+    @property
+    def at_first_token(self) -> bool:
+        """Nothing beyond the first token of any choice was released."""
+        return all(len(choice.token_ids) <= 1 for choice in self._choices)
+
+    @property
+    def answers(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each choice that were released."""
+        return tuple(tuple(choice.token_ids) for choice in self._choices)
 
     def take(self, output: SequenceOutput) -> Released | None:
         """What became contiguous with this output; None if nothing did.
@@ -81,16 +113,19 @@ class Lifecycle:
         beyond = output.offset + len(output.token_ids)
         if output.end is not None:
             if choice.length not in (None, beyond):
-                raise InconsistentOutput(f"choice {output.choice} ends at {choice.length} and at {beyond}")
+                message = f"choice {output.choice} ends at {choice.length} and at {beyond}"
+                raise choice.contradiction(min(choice.length or beyond, beyond) - 1, message)
             choice.length, choice.end = beyond, output.end
         if choice.length is not None and max(beyond, len(choice.token_ids)) > choice.length:
-            raise InconsistentOutput(f"choice {output.choice} goes on past its end at {choice.length}")
+            message = f"choice {output.choice} goes on past its end at {choice.length}"
+            raise choice.contradiction(choice.length - 1, message)
         for offset, token_id in enumerate(output.token_ids, start=output.offset):
             known = choice.token_ids[offset] if offset < len(choice.token_ids) else choice.waiting.get(offset)
             if known is None:
                 choice.waiting[offset] = token_id
             elif known != token_id:
-                raise InconsistentOutput(f"choice {output.choice} has tokens {known} and {token_id} at {offset}")
+                message = f"choice {output.choice} has tokens {known} and {token_id} at {offset}"
+                raise choice.contradiction(offset, message)
         for offset, logprob in enumerate(output.logprobs, start=output.offset):
             if offset >= len(choice.token_ids):
                 choice.logprobs.setdefault(offset, logprob)

@@ -13,6 +13,7 @@ from router.config import RouterConfig
 from router.dispatcher import Dispatcher, DispatcherLimits
 from router.fleet import Fleet
 from router.generation import Scheduling
+from router.placement import NoPrefillWorker, PlacementPolicy
 from router.readiness import Readiness
 from router.service import SERVICE_NAME, BatonServicer
 from router.session import SessionTiming
@@ -35,12 +36,13 @@ class RouterProcess:
         self._registry, self._membership = _membership(config)
         cluster = Cluster()
         limits = AdmissionLimits(config.max_waiting, config.max_wait_s, config.ready_wait_s)
-        self._queue = AdmissionQueue(cluster, limits)
+        policy = PlacementPolicy(NoPrefillWorker(config.no_prefill_worker), config.local_prefill_tokens)
+        self._queue = AdmissionQueue(cluster, limits, policy)
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         self._fleet = Fleet(cluster, timing, self._on_change)
         scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1))
         self._readiness = Readiness(
-            scheduling, config.model, config.model_name, config.ready_wait_s, self._on_readiness
+            scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
         self._dispatcher = Dispatcher(
             self._readiness,

@@ -4,7 +4,9 @@ from protos import baton_pb2
 from router.answer import ChoiceFinished, Delta, FinishReason
 from router.events import TokenLogprob
 from router.logit_rules import MAX_BAD_WORDS
+from router.prompt_echo import PromptPart
 from router.request import (
+    BeamStop,
     ChatPrompt,
     GenerationRequest,
     Message,
@@ -15,12 +17,18 @@ from router.request import (
     TokenPrompt,
 )
 from router.response import Finished, ResponseEvent, Started, Summary
-from router.served_model import ServedModel
+from router.served_model import ChosenModel
 from router.validation import MAX_MESSAGES
 
 _REASONS = {
     FinishReason.STOP: baton_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: baton_pb2.FINISH_REASON_LENGTH,
+}
+
+_BEAM_STOPS = {
+    baton_pb2.EARLY_STOPPING_UNSPECIFIED: BeamStop.UNPROMISING,
+    baton_pb2.EARLY_STOPPING_FULL: BeamStop.FULL,
+    baton_pb2.EARLY_STOPPING_NEVER: BeamStop.NEVER,
 }
 
 
@@ -38,6 +46,7 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
         model=message.model,
         sampling=_sampling(message.sampling),
         cache_salt=message.cache_salt,
+        echo=message.echo,
     )
 
 
@@ -62,6 +71,13 @@ def fill(
         case Started(request_id, model, prompt_tokens, seed):
             started = baton_pb2.Started(request_id=request_id, model=model, prompt_tokens=prompt_tokens, seed=seed)
             response.started.CopyFrom(started)
+        case PromptPart(offset, token_ids, text, logprobs):
+            part = response.prompt
+            part.offset, part.text = offset, text
+            part.token_ids.extend(token_ids)
+            if logprobs:
+                part.logprobs.CopyFrom(_logprobs(logprobs))
+            part.SetInParent()
         case Delta(index, offset, token_ids, text, logprobs):
             delta = response.delta
             delta.index, delta.offset, delta.text = index, offset, text
@@ -74,9 +90,11 @@ def fill(
     return response
 
 
-def model(served: ServedModel) -> baton_pb2.Model:
+def model(chosen: ChosenModel) -> baton_pb2.Model:
+    served = chosen.served
     return baton_pb2.Model(
-        name=served.name,
+        name=chosen.name,
+        parent=served.name if chosen.adapter is not None else "",
         max_model_len=served.max_model_len,
         vocab_size=served.vocab_size,
         dtype=served.dtype,
@@ -106,6 +124,11 @@ def _sampling(message: baton_pb2.SamplingParams) -> RequestedSampling:
         bad_words=message.bad_words,
         bad_word_token_ids=[word.ids for word in message.bad_word_token_ids[: MAX_BAD_WORDS + 1]],
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        best_of=message.best_of if message.HasField("best_of") else None,
+        beam_width=message.beam_width if message.HasField("beam_width") else None,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else None,
+        early_stopping=_BEAM_STOPS.get(message.early_stopping),
     )
 
 
@@ -141,6 +164,7 @@ def _finished(choice: ChoiceFinished, summary: Summary | None) -> baton_pb2.Fini
                 router_queue_ms=measured.router_queue_ms,
                 route_ms=measured.route_ms,
                 prefill_queue_ms=measured.prefill_queue_ms,
+                prefill_fetch_ms=measured.prefill_fetch_ms,
                 prefill_ms=measured.prefill_ms,
                 return_ms=measured.return_ms,
                 transfer_exposed_ms=measured.transfer_exposed_ms,

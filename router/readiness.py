@@ -1,11 +1,13 @@
-"""When this router may serve: a pair of workers is there, their model is loaded, and a canary came back.
+"""When this router may serve: the workers that an answer takes are there, their model is loaded, a canary came back.
 
-waiting for a pair -> loading the tokenizer -> canary -> ready -> (a role has no workers left) -> waiting ...
+waiting for workers -> loading the tokenizer -> canary -> ready -> (no such workers left) -> waiting ...
+An answer takes a decode worker, and a prefill worker unless decode workers may compute prompts themselves. In that case
+the first prefill worker may come later: then another canary goes through it, while requests are served already.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
 from router import canary
@@ -13,6 +15,7 @@ from router.admission import RETRY_AFTER_S
 from router.cluster import Cluster
 from router.defaults import ModelFolderError
 from router.generation import Scheduling
+from router.placement import NoPrefillWorker, PlacementPolicy
 from router.served_model import ServedModel, load_served_model
 from router.worker import WorkerDescription, WorkerRole
 from service.errors import BatonError, Unavailable
@@ -29,6 +32,7 @@ class Readiness:
     def __init__(
         self,
         scheduling: Scheduling,
+        policy: PlacementPolicy,
         model_folder: Path | None,
         model_name: str | None,
         wait_s: float,
@@ -36,6 +40,10 @@ class Readiness:
     ) -> None:
         """`wait_s` bounds how long a request waits for readiness."""
         self._scheduling = scheduling
+        alone = policy.no_prefill_worker is NoPrefillWorker.LOCAL
+        self.needed = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
+        """The roles without which nothing is answered."""
+        self._sung_through_prefill = False
         self._model_folder = model_folder
         self._model_name = model_name
         self._wait_s = wait_s
@@ -43,7 +51,7 @@ class Readiness:
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._served: ServedModel | None = None
-        self.detail = "waiting for workers"
+        self._detail = "waiting for workers"
 
     def notice(self) -> None:
         """The cluster may have changed."""
@@ -53,6 +61,13 @@ class Readiness:
     def ready(self) -> bool:
         return self._ready.is_set()
 
+    @property
+    def detail(self) -> str:
+        """Why it is not ready, or in which way less than it should be; empty when all is well."""
+        if self.ready and not self._detail and self._prefill_untried:
+            return "a prefill worker waits for its canary"
+        return self._detail
+
     async def served(self) -> ServedModel:
         """The model, once the router is ready. Raises: Unavailable after `wait_s`."""
         if not self.ready:
@@ -60,7 +75,7 @@ class Readiness:
                 async with asyncio.timeout(self._wait_s):
                     await self._ready.wait()
             except TimeoutError:
-                raise Unavailable(f"not ready: {self.detail}", "NOT_READY", RETRY_AFTER_S) from None
+                raise Unavailable(f"not ready: {self._detail}", "NOT_READY", RETRY_AFTER_S) from None
         if self._served is None:
             raise RuntimeError("a ready router has a model")
         return self._served
@@ -71,9 +86,10 @@ class Readiness:
             while True:
                 if await self._prepare():
                     await self._set_ready(True)
-                    while self._has_pair():
+                    while self._can_answer():
+                        await self._try_prefill()
                         await self._change()
-                    self.detail = "a role has no worker left"
+                    self._detail = "no worker is left of a role that is needed"
                     await self._set_ready(False)
                 else:
                     await self._change()
@@ -86,26 +102,56 @@ class Readiness:
         self._changed.clear()
 
     async def _prepare(self) -> bool:
-        description = pair_of(self._scheduling.cluster, self._served.fingerprint if self._served else None)
+        wanted = self._served.fingerprint if self._served else None
+        description = answering(self._scheduling.cluster, wanted, self.needed)
         if description is None:
             return False
         try:
             served = await self._load(description)
-            self.detail = "the canary is on its way"
-            await canary.sing(served, self._scheduling, _CANARY_S)
+            self._detail = "the canary is on its way"
+            await self._sing(served)
         except (ModelFolderError, BatonError, canary.CanaryFailed) as error:
-            if self.detail != str(error):
-                logger.warning("not ready: %s", error)
-            self.detail = str(error)
-            await asyncio.sleep(_RETRY_S)
-            self.notice()  # to try again
+            await self._failed(str(error))
             return False
         return True
+
+    async def _sing(self, served: ServedModel) -> None:
+        placement = await canary.sing(served, self._scheduling, _CANARY_S)
+        self._sung_through_prefill = placement.prefill is not None
+        self._detail = ""
+
+    @property
+    def _prefill_untried(self) -> bool:
+        """A prefill worker is there, and the canary has gone only through decode workers alone."""
+        served = self._served
+        if served is None or self._sung_through_prefill:
+            return False
+        return _has_prefill(self._scheduling.cluster, served.fingerprint)
+
+    async def _try_prefill(self) -> None:
+        """Sings again for the first prefill worker that came since."""
+        if self._served is None or not _has_prefill(self._scheduling.cluster, self._served.fingerprint):
+            self._sung_through_prefill, self._detail = False, ""
+            return
+        if not self._prefill_untried:
+            return
+        try:
+            await self._sing(self._served)
+        except (BatonError, canary.CanaryFailed) as error:
+            await self._failed(f"the way over a prefill worker does not work: {error}")
+
+    async def _failed(self, detail: str) -> None:
+        """Says so, once, and tries again a little later."""
+        if self._detail != detail:
+            logger.warning("%s: %s", "degraded" if self.ready else "not ready", detail)
+        self._detail = detail
+        await asyncio.sleep(_RETRY_S)
+        self.notice()
 
     async def _load(self, description: WorkerDescription) -> ServedModel:
         if self._served is not None and self._served.fingerprint == description.fingerprint:
             return self._served
-        self.detail = "loading the tokenizer"
+        self._detail = "loading the tokenizer"
         served = await asyncio.to_thread(load_served_model, description, self._model_folder, self._model_name)
         if self._served is not None:
             self._served.tokenizer.close()
@@ -114,27 +160,37 @@ class Readiness:
 
     async def _set_ready(self, ready: bool) -> None:
         if ready:
-            self.detail = ""
             self._ready.set()
             logger.info("ready")
         else:
             self._ready.clear()
-            logger.warning("not ready: %s", self.detail)
+            logger.warning("not ready: %s", self._detail)
         await self._on_change(ready)
 
-    def _has_pair(self) -> bool:
+    def _can_answer(self) -> bool:
+        """With the model that is served."""
         wanted = self._served.fingerprint if self._served else None
-        description = pair_of(self._scheduling.cluster, wanted)
+        description = answering(self._scheduling.cluster, wanted, self.needed)
         return description is not None and description.fingerprint == wanted
 
 
-def pair_of(cluster: Cluster, preferred: bytes | None) -> WorkerDescription | None:
-    """A worker whose fingerprint both roles have now: of the preferred fingerprint if there is such."""
-    present = [worker.description for worker in cluster.workers if worker.held and worker.description is not None]
-    prefill = {description.fingerprint for description in present if description.role is WorkerRole.PREFILL}
-    paired = [
-        description
-        for description in present
-        if description.role is WorkerRole.DECODE and description.fingerprint in prefill
+def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]) -> WorkerDescription | None:
+    """A decode worker with all roles beside it, of its fingerprint, that are needed.
+
+    Of the preferred fingerprint if there is such, and with a prefill worker if there is.
+    """
+    decode = [
+        (description.fingerprint != preferred, not paired, description)
+        for description in _present(cluster, WorkerRole.DECODE)
+        if (paired := _has_prefill(cluster, description.fingerprint)) or WorkerRole.PREFILL not in needed
     ]
-    return min(paired, key=lambda description: description.fingerprint != preferred, default=None)
+    return min(decode, key=lambda candidate: candidate[:2])[-1] if decode else None
+
+
+def _present(cluster: Cluster, role: WorkerRole) -> list[WorkerDescription]:
+    descriptions = [worker.description for worker in cluster.workers if worker.held]
+    return [description for description in descriptions if description is not None and description.role is role]
+
+
+def _has_prefill(cluster: Cluster, fingerprint: bytes) -> bool:
+    return any(description.fingerprint == fingerprint for description in _present(cluster, WorkerRole.PREFILL))

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from router.worker import Adapter
+
 
 class Operation(Enum):
     """The two ways to ask for an answer, by their gen_ai operation names."""
@@ -36,6 +38,21 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+class BeamStop(Enum):
+    """When a beam search ends before max_tokens: once `width` beams have ended, and ..."""
+
+    UNPROMISING = "unpromising"  # no running beam, if it ended now, would be better than the worst of those
+    FULL = "full"  # at once
+    NEVER = "never"  # no running beam can become better than the worst of those
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    width: int
+    length_penalty: float = 1.0
+    stop: BeamStop = BeamStop.UNPROMISING
+
+
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
     """What a client asks for; None is a field left out. Sequences may be any length: only the validator reads them."""
@@ -60,6 +77,11 @@ class RequestedSampling:
     bad_words: Sequence[str] = ()
     bad_word_token_ids: Sequence[Sequence[int]] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: a value that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +94,7 @@ class GenerationRequest:
     model: str = ""
     sampling: RequestedSampling = RequestedSampling()
     cache_salt: str = ""
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +121,17 @@ class Sampling:
     min_p: float  # 0 keeps all
     seed: int  # 64 bits
     stop_token_ids: tuple[int, ...]  # sorted; the model's own included unless ignored
-    n: int
+    n: int  # choices that are made
     typical_p: float = 1.0  # 1 keeps all
     rules: LogitRules = LogitRules()
     logprobs: int | None = None  # likeliest tokens to tell with each token; None tells no log-probabilities
+    prompt_logprobs: int | None = None  # the same of the prompt
+    beams: BeamSearch | None = None  # its n best sequences are the choices
+
+    @property
+    def places(self) -> int:
+        """Sequences that run at once."""
+        return self.n if self.beams is None else self.beams.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +159,15 @@ class ValidRequest:
     rules: LogitRules = LogitRules()
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    best_of: int = 1  # choices that are made, at least n
+    beams: BeamSearch | None = None
+    echo: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether tokens go out as they come: which choices are shown is known from the beginning."""
+        return self.best_of == self.n and self.beams is None
 
     @property
     def prompt_field(self) -> str:
@@ -151,10 +190,13 @@ class ValidRequest:
             min_p=self.min_p,
             seed=self.seed,
             stop_token_ids=self.stop_token_ids,
-            n=self.n,
+            n=self.best_of,
             typical_p=self.typical_p,
             rules=replace(self.rules, bad_words=self.rules.bad_words + bad_words),
-            logprobs=self.logprobs,
+            # The best of several are chosen by them.
+            logprobs=0 if self.logprobs is None and self.best_of > self.n else self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            beams=self.beams,
         )
 
 
@@ -164,7 +206,10 @@ class PreparedRequest:
 
     valid: ValidRequest
     token_ids: tuple[int, ...]
+    cache_root: bytes  # the parent of the first block's hash
     block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
     sampling: Sampling
     fingerprint: bytes  # what the hashes were made for; workers must have the same
     block_tokens: int
+    echo_text: str = ""  # of the prompt, where it is to be told back
+    adapter: Adapter | None = None  # that the hashes cover too; workers must have it

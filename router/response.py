@@ -1,8 +1,9 @@
-"""What a client gets back, in plain types: one Started, Deltas, one Finished per choice. Knows no protobuf."""
+"""What a client gets back, in plain types: one Started, PromptParts, Deltas, one Finished per choice. No protobuf."""
 
 from dataclasses import dataclass
 
 from router.answer import ChoiceFinished, Delta
+from router.prompt_echo import PromptPart
 from router.timeline import Stages
 
 
@@ -46,4 +47,4 @@ class Finished:
     summary: Summary | None
 
 
-ResponseEvent = Started | Delta | Finished
+ResponseEvent = Started | PromptPart | Delta | Finished

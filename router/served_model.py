@@ -6,10 +6,10 @@ from pathlib import Path
 from router.block_hashing import root_hash
 from router.defaults import GenerationDefaults, read_generation_defaults
 from router.logit_rules import check_something_is_left
-from router.request import PreparedRequest, ValidRequest
+from router.request import PreparedRequest, Prompt, TextPrompt, ValidRequest
 from router.tokenizer import TokenizerWorker, load_tokenizer
 from router.validation import fit_to_context
-from router.worker import WorkerDescription
+from router.worker import Adapter, WorkerDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +23,41 @@ class ServedModel:
     tokenizer: TokenizerWorker
     defaults: GenerationDefaults
 
-    async def prepare(self, valid: ValidRequest) -> PreparedRequest:
+    async def prepare(self, valid: ValidRequest, adapter: Adapter | None = None) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
         token_ids = await self.tokenizer.prompt_tokens(valid.prompt)
         max_tokens = fit_to_context(len(token_ids), valid, self.max_model_len)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
         check_something_is_left(sampling.rules, sampling.stop_token_ids)
-        root = root_hash(self.fingerprint, self.dtype, adapter="", cache_salt=valid.cache_salt)
+        adapted = adapter.digest if adapter is not None else ""
+        root = root_hash(self.fingerprint, self.dtype, adapter=adapted, cache_salt=valid.cache_salt)
         return PreparedRequest(
             valid=valid,
             token_ids=token_ids,
+            cache_root=root,
             block_hashes=await self.tokenizer.hash_blocks(root, token_ids, self.block_tokens),
             sampling=sampling,
             fingerprint=self.fingerprint,
             block_tokens=self.block_tokens,
+            echo_text=await self._text(valid.prompt, token_ids) if valid.echo else "",
+            adapter=adapter,
         )
+
+    async def _text(self, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
+        """The text of a prompt, as it was given or as its tokens are spelled."""
+        return prompt.text if isinstance(prompt, TextPrompt) else await self.tokenizer.decode(token_ids, True)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """What a request means by the name of its model: the model, perhaps with an adapter."""
+
+    served: ServedModel
+    adapter: Adapter | None = None
+
+    @property
+    def name(self) -> str:
+        return self.served.name if self.adapter is None else self.adapter.name
 
 
 def load_served_model(description: WorkerDescription, folder: Path | None, name: str | None) -> ServedModel:

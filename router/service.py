@@ -42,13 +42,13 @@ class BatonServicer:
         await self._answer(public_wire.chat_request(message), context, baton_pb2.ChatResponse)
 
     async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
-        served = await self._dispatcher.served(message.model)
+        served = (await self._dispatcher.choose(message.model)).served
         check_text("text", message.text)
         token_ids = await served.tokenizer.encode(message.text, message.add_special_tokens)
         return baton_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, message: baton_pb2.DetokenizeRequest, context: Context) -> baton_pb2.DetokenizeResponse:
-        served = await self._dispatcher.served(message.model)
+        served = (await self._dispatcher.choose(message.model)).served
         if len(message.token_ids) > MAX_DETOKENIZE_TOKENS:
             raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.token_ids)}")
         token_ids = check_token_ids("token_ids", message.token_ids, served.vocab_size)
@@ -56,14 +56,14 @@ class BatonServicer:
         return baton_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(self, message: baton_pb2.ListModelsRequest, context: Context) -> baton_pb2.ListModelsResponse:
-        served = await self._dispatcher.served("")
-        return baton_pb2.ListModelsResponse(models=[public_wire.model(served)])
+        chosen = await self._dispatcher.models()
+        return baton_pb2.ListModelsResponse(models=[public_wire.model(each) for each in chosen])
 
     async def GetModel(self, message: baton_pb2.GetModelRequest, context: Context) -> baton_pb2.GetModelResponse:
         if not message.model:
             raise InvalidArgument("model", "is empty")
-        served = await self._dispatcher.served(message.model)
-        return baton_pb2.GetModelResponse(model=public_wire.model(served))
+        chosen = await self._dispatcher.choose(message.model)
+        return baton_pb2.GetModelResponse(model=public_wire.model(chosen))
 
     async def _answer(
         self,

@@ -3,7 +3,7 @@ names; it decides nothing."""
 
 from dataclasses import dataclass
 
-from protos import sampling_pb2, session_pb2
+from protos import report_pb2, sampling_pb2, session_pb2
 from router.events import (
     Alternative,
     AttemptEvent,
@@ -13,16 +13,23 @@ from router.events import (
     FirstStep,
     Landed,
     PrefillTimings,
+    PromptScores,
     SequenceOutput,
     TokenLogprob,
 )
-from router.request import PreparedRequest, Sampling
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from router.placement import Placement
+from router.request import BeamStop, PreparedRequest, Sampling
+from router.worker import Adapter, ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
 
 Command = session_pb2.ConnectRequest
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 _ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
+_BEAM_STOPS = {
+    BeamStop.UNPROMISING: sampling_pb2.BEAM_STOP_UNSPECIFIED,
+    BeamStop.FULL: sampling_pb2.BEAM_STOP_FULL,
+    BeamStop.NEVER: sampling_pb2.BEAM_STOP_NEVER,
+}
 _FAILURES = {
     session_pb2.FAILURE_REASON_INVALID: FailureReason.INVALID,
     session_pb2.FAILURE_REASON_TRANSFER: FailureReason.TRANSFER,
@@ -35,10 +42,11 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What both workers are told of one attempt beside the request itself."""
+    """What its workers are told of one attempt beside the request itself."""
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
+    fetch_id: bytes  # 16 others, for what prefill may fetch
     time_left_ms: int
     traceparent: str
 
@@ -49,28 +57,44 @@ def hello(router_id: bytes, received: int, resumes_epoch: int) -> session_pb2.Co
     )
 
 
-def prefill(tag: Tag, request: PreparedRequest) -> session_pb2.ConnectRequest:
+def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.ConnectRequest:
     return session_pb2.ConnectRequest(
         prefill=session_pb2.Prefill(
             attempt_id=tag.attempt_id,
             transfer_id=tag.transfer_id,
             token_ids=request.token_ids,
-            sampling=_sampling(request.sampling),
+            sampling=_sampling(request.sampling, computes_prompt=True),
             block_hashes=request.block_hashes,
             time_left_ms=tag.time_left_ms,
             traceparent=tag.traceparent,
+            fetch=_fetch(tag, request, placement),
+            adapter=_adapter(request),
         )
     )
 
 
-def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str) -> session_pb2.ConnectRequest:
+def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:
+    if placement.fetch_from is None:
+        return None
+    blocks = placement.fetch_tokens // request.block_tokens
+    return session_pb2.Fetch(endpoint=placement.fetch_from, transfer_id=tag.fetch_id, blocks=blocks)
+
+
+def _adapter(request: PreparedRequest) -> str:
+    return request.adapter.name if request.adapter is not None else ""
+
+
+def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> session_pb2.ConnectRequest:
+    """`prefill_endpoint` None: the decode worker computes the prompt itself."""
     return session_pb2.ConnectRequest(
         start=session_pb2.Start(
             attempt_id=tag.attempt_id,
             transfer_id=tag.transfer_id,
-            prefill_endpoint=prefill_endpoint,
+            prefill_endpoint=prefill_endpoint or "",
+            cache_root=request.cache_root,
+            adapter=_adapter(request),
             token_ids=request.token_ids,
-            sampling=_sampling(request.sampling),
+            sampling=_sampling(request.sampling, computes_prompt=prefill_endpoint is None),
             block_hashes=request.block_hashes,
             time_left_ms=tag.time_left_ms,
             traceparent=tag.traceparent,
@@ -85,6 +109,9 @@ def cancel(attempt_id: int) -> session_pb2.ConnectRequest:
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
     """What a numbered message says about attempts; nothing for kinds that a newer worker may have."""
     match message.WhichOneof("event"):
+        case "prompt_scores":
+            scores = message.prompt_scores
+            return (PromptScores(scores.attempt_id, scores.offset, _logprobs(scores)),)
         case "first_step":
             return (_first_step(message.first_step),)
         case "step_outputs":
@@ -118,10 +145,11 @@ def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
         ),
         total_blocks=info.total_blocks,
         total_slots=info.total_slots,
+        adapters=tuple(Adapter(each.name, each.digest) for each in info.adapters),
     )
 
 
-def worker_report(report: session_pb2.Report) -> WorkerReport:
+def worker_report(report: report_pb2.Report) -> WorkerReport:
     pages = report.pages
     return WorkerReport(
         limit_blocks=report.limit_blocks,
@@ -134,11 +162,15 @@ def worker_report(report: session_pb2.Report) -> WorkerReport:
         pending_tokens=report.pending_tokens,
         draining=report.draining,
         steps=report.steps,
+        cache_query_tokens=report.cache_query_tokens,
+        cache_hit_tokens=report.cache_hit_tokens,
+        preemptions=report.preemptions,
+        unfilled_slots=report.unfilled_slots,
     )
 
 
-def _sampling(sampling: Sampling) -> sampling_pb2.Sampling:
-    rules = sampling.rules
+def _sampling(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Sampling:
+    rules, beams = sampling.rules, sampling.beams
     return sampling_pb2.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -157,6 +189,10 @@ def _sampling(sampling: Sampling) -> sampling_pb2.Sampling:
         allowed_token_ids=rules.allowed_token_ids,
         bad_words=[sampling_pb2.BadWord(token_ids=word) for word in rules.bad_words],
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs if computes_prompt else None,
+        beam_width=beams.width if beams is not None else 0,
+        length_penalty=beams.length_penalty if beams is not None else 0.0,
+        beam_stop=_BEAM_STOPS[beams.stop] if beams is not None else sampling_pb2.BEAM_STOP_UNSPECIFIED,
     )
 
 
@@ -167,11 +203,13 @@ def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:
         output.offset,
         tuple(output.token_ids),
         _ENDS.get(output.end),
-        _logprobs(output) if output.logprobs else (),
+        _logprobs(output),
     )
 
 
-def _logprobs(output: session_pb2.SequenceOutput) -> tuple[TokenLogprob, ...]:
+def _logprobs(output: session_pb2.SequenceOutput | session_pb2.PromptScores) -> tuple[TokenLogprob, ...]:
+    if not output.logprobs:
+        return ()
     top = [Alternative(*pair) for pair in zip(output.top_token_ids, output.top_logprobs, strict=False)]
     width = len(top) // len(output.logprobs)
     return tuple(
@@ -185,7 +223,16 @@ def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
     return FirstStep(
         attempt_id=first_step.attempt_id,
         outputs=tuple(_output(output) for output in first_step.outputs),
-        timings=PrefillTimings(timings.queue_ms, tuple(timings.chunk_ms), timings.total_ms, timings.cached_tokens),
+        timings=PrefillTimings(
+            timings.queue_ms,
+            tuple(timings.chunk_ms),
+            timings.total_ms,
+            timings.cached_tokens,
+            timings.fetch_ms,
+            timings.fetched_tokens,
+            timings.fetch_bytes,
+            timings.fetch_transport,
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """When things happened to one request, and the stages that follow. Pure: readings of the monotonic clock come in.
 
-TTFT            = router queue + route + prefill queue + chunks + return
-token 1 to 2    = exposed transfer + decode admission + first step
+TTFT            = router queue + route + prefill fetch + prefill queue + chunks + return
+token 1 to 2    = recovery + exposed transfer + decode admission + first step
 """
 
 from dataclasses import dataclass, field
@@ -59,9 +59,14 @@ class TokenGaps:
 
 @dataclass(slots=True)
 class Timeline:
-    """Filled in as the request goes on; a retried request keeps its last attempt. Seconds, monotonic."""
+    """Filled in as the request goes on. Seconds, monotonic.
+
+    A retried request keeps its last attempt; but once its first token went out, the stages up to that token stay, and
+    what the retry took until it had made that token again counts as recovery.
+    """
 
     arrived_s: float
+    streams: bool = True  # tokens leave as they come; otherwise the first one counts as gone when it arrives
     tokenised_s: float | None = None
     route_began_s: float | None = None  # the head of the queue, about to be placed
     sent_s: float | None = None
@@ -69,6 +74,7 @@ class Timeline:
     prefill: PrefillTimings | None = None
     landed: Landed | None = None
     first_token_s: float | None = None  # the first token left the router
+    resumed_step_s: float | None = None  # the first step of another attempt, made when the first token was out already
     second_token_s: float | None = None  # the first output of decode arrived
     last_token_s: float | None = None
     ended_s: float | None = None
@@ -80,15 +86,26 @@ class Timeline:
     gaps: TokenGaps = field(default_factory=TokenGaps)
 
     def begin_attempt(self, placement: Placement, route_began_s: float) -> None:
-        """A retry starts over; the time that the failed attempt took counts as queueing."""
-        self.placement, self.route_began_s = placement, route_began_s
-        self.sent_s = self.first_step_s = self.second_token_s = None
-        self.prefill = self.landed = None
+        """A retry before the first token starts over; the time that the failed attempt took counts as queueing."""
+        self.placement = placement
+        self.second_token_s = self.landed = None
         self.gaps = TokenGaps()
         self.attempts += 1
+        if self.first_token_s is None:
+            self.route_began_s = route_began_s
+            self.sent_s = self.first_step_s = self.prefill = None
+
+    def dispatched(self, now: float) -> None:
+        if self.first_token_s is None:
+            self.sent_s = now
 
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
-        self.first_step_s, self.prefill = now, first_step.timings
+        if self.first_step_s is None:  # decode repeats the first token, and may overtake this
+            self.first_step_s, self.prefill = now, first_step.timings
+            if not self.streams:
+                self.first_token_s = now
+        else:
+            self.resumed_step_s = now
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
         """Decode repeats token 0: only what lies beyond it is its own."""
@@ -107,12 +124,14 @@ class Stages:
     total_ms: float
     router_queue_ms: float
     route_ms: float
+    prefill_fetch_ms: float  # KV that prefill fetched from another worker, or tried to
     prefill_queue_ms: float
     prefill_ms: float
-    return_ms: float  # to prefill and back, and from its answer to the first token going out
+    return_ms: float  # to whoever computed the prompt and back, and from its answer to the first token going out
     transfer_exposed_ms: float
     decode_admission_ms: float
     first_step_ms: float
+    recovery_ms: float  # from the first token's arrival until another attempt had made it again
     token_gap_ms: float  # from token 1 to token 2, as they arrived
 
 
@@ -124,19 +143,32 @@ def stages(timeline: Timeline, now: float) -> Stages:
         total_ms=_between_ms(timeline.arrived_s, timeline.ended_s or now),
         router_queue_ms=_between_ms(timeline.arrived_s, timeline.route_began_s),
         route_ms=_between_ms(timeline.route_began_s, timeline.sent_s),
-        # All waiting on the worker: before the first chunk, and between chunks while others are computed.
-        prefill_queue_ms=max(prefill.queue_ms, prefill.total_ms - sum(prefill.chunk_ms)) if prefill else 0.0,
+        prefill_fetch_ms=prefill.fetch_ms if prefill else 0.0,
+        # All other waiting on the worker: before the first chunk, and between chunks while others are computed.
+        prefill_queue_ms=_prefill_queue_ms(prefill) if prefill else 0.0,
         prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
         return_ms=under_way_ms(timeline) + _between_ms(timeline.first_step_s, timeline.first_token_s),
         transfer_exposed_ms=landed.exposed_ms if landed else 0.0,
         decode_admission_ms=landed.admission_ms if landed else 0.0,
-        first_step_ms=landed.first_step_ms if landed else 0.0,
+        first_step_ms=landed.first_step_ms if landed else _local_first_step_ms(timeline),
+        recovery_ms=_between_ms(timeline.first_step_s, timeline.resumed_step_s),
         token_gap_ms=_between_ms(timeline.first_step_s, timeline.second_token_s),
     )
 
 
+def _prefill_queue_ms(prefill: PrefillTimings) -> float:
+    return max(prefill.queue_ms, prefill.total_ms - sum(prefill.chunk_ms)) - prefill.fetch_ms
+
+
+def _local_first_step_ms(timeline: Timeline) -> float:
+    """Where the decode worker computed the prompt nothing lies between its first and its second step."""
+    if timeline.placement is None or timeline.placement.prefill is not None:
+        return 0.0
+    return _between_ms(timeline.resumed_step_s or timeline.first_step_s, timeline.second_token_s)
+
+
 def under_way_ms(timeline: Timeline) -> float:
-    """To prefill and back, without what was spent there."""
+    """To whoever computed the prompt and back, without what was spent there."""
     if timeline.prefill is None:
         return 0.0
     return _between_ms(timeline.sent_s, timeline.first_step_s) - timeline.prefill.total_ms

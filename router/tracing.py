@@ -2,16 +2,17 @@
 durations. The spans are made by a pure function.
 
 Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every stage in milliseconds as `baton.*_ms`:
-    baton.ttft_ms      = router_queue + route + prefill_queue + prefill + return
-    baton.token_gap_ms = transfer_exposed + decode_admission + first_step
-Children: router.queue, route.select, prefill.queue, prefill.chunk (each), return, kv.transfer, decode.admission,
-decode.first_step, decode (time between tokens, one event per stall), detokenize.
+    baton.ttft_ms      = router_queue + route + prefill_fetch + prefill_queue + prefill + return
+    baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
+Children: router.queue, route.select, prefill.fetch, prefill.queue, prefill.chunk (each), return, recovery, kv.transfer,
+decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize. A stage that a
+request did not come to has none: a decode worker that computed the prompt itself transferred nothing.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from router.events import Landed
+from router.events import Landed, PrefillTimings
 from router.request import Operation, PreparedRequest
 from router.response import Summary
 from router.timeline import GapSummary, Stages, Timeline, stages, under_way_ms
@@ -107,9 +108,13 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
         return
     # The way there and the way back are known only together: half of them each.
     begin_s = timeline.sent_s + max(0.0, under_way_ms(timeline)) / 2e3
+    if measured.prefill_fetch_ms > 0.0:
+        begin_s, fetch_s = begin_s + measured.prefill_fetch_ms / 1e3, begin_s
+        yield _Stage("prefill.fetch", fetch_s, begin_s, _fetch_attributes(timeline.prefill))
     # All waiting is drawn before the first chunk; some of it may have been between chunks.
     end_s = begin_s + measured.prefill_queue_ms / 1e3
-    yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": timeline.prefill.queue_ms})
+    before_ms = timeline.prefill.queue_ms - timeline.prefill.fetch_ms
+    yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": before_ms})
     for chunk_ms in timeline.prefill.chunk_ms:
         begin_s, end_s = end_s, end_s + chunk_ms / 1e3
         yield _Stage("prefill.chunk", begin_s, end_s)
@@ -120,6 +125,8 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
 def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:
     """Decode's durations, drawn backwards from its first output."""
     landed, second_s = timeline.landed, timeline.second_token_s
+    if timeline.first_step_s is not None and timeline.resumed_step_s is not None:
+        yield _Stage("recovery", timeline.first_step_s, timeline.resumed_step_s)
     if landed is not None and second_s is not None:
         step_s = second_s - landed.first_step_ms / 1e3
         admission_s = step_s - landed.admission_ms / 1e3
@@ -127,6 +134,8 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
         yield _Stage("kv.transfer", transfer_s, admission_s, _transfer_attributes(landed))
         yield _Stage("decode.admission", admission_s, step_s)
         yield _Stage("decode.first_step", step_s, second_s)
+    elif measured.first_step_ms and second_s is not None:
+        yield _Stage("decode.first_step", second_s - measured.first_step_ms / 1e3, second_s)
     if second_s is not None and timeline.last_token_s is not None:
         yield _Stage("decode", second_s, timeline.last_token_s, _gap_attributes(gaps))
     if timeline.detokenise_ms and timeline.ended_s is not None:
@@ -191,7 +200,16 @@ def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
 def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     if timeline.placement is None:
         return {}
-    return {f"baton.route.{name}": value for name, value in asdict(timeline.placement).items()}
+    placement = asdict(timeline.placement)
+    return {f"baton.route.{name}": value for name, value in placement.items() if value is not None}
+
+
+def _fetch_attributes(prefill: PrefillTimings) -> Attributes:
+    return {
+        "baton.fetch.tokens": prefill.fetched_tokens,
+        "baton.fetch.bytes": prefill.fetch_bytes,
+        "baton.fetch.transport": prefill.fetch_transport,
+    }
 
 
 def _transfer_attributes(landed: Landed) -> dict[str, AttributeValue]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.checks import check_count, check_number, check_texts, check_token_ids
+from router.choosing import beam_search, best_of, choices
 from router.defaults import GenerationDefaults
 from router.logit_rules import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, logit_rules, min_tokens_too_many
 from router.request import (
@@ -19,9 +20,8 @@ from router.request import (
     TokenPrompt,
     ValidRequest,
 )
-from service.errors import InvalidArgument, NotFound
+from service.errors import InvalidArgument
 
-MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -43,12 +43,6 @@ class Drawn:
     seed: int  # 64 bits
 
 
-def check_model(name: str, served: str) -> None:
-    """Raises: NotFound. An empty name means the one that is served."""
-    if name and name != served:
-        raise NotFound("model", name)
-
-
 def validate(
     request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: Drawn
 ) -> ValidRequest:
@@ -57,6 +51,9 @@ def validate(
     `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
     """
     sampling = request.sampling
+    n, rules = choices(sampling.n), logit_rules(sampling, defaults.repetition_penalty, vocab_size)
+    beams, logprobs = beam_search(sampling, n, rules), _logprobs("logprobs", sampling.logprobs)
+    temperature = 0.0 if beams is not None else defaults.temperature
     _check_length("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
     _check_length("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS)
     return ValidRequest(
@@ -64,19 +61,23 @@ def validate(
         prompt=_prompt(request.prompt, vocab_size, max_model_len),
         request_id=request.request_id or drawn.request_id,
         max_tokens=_max_tokens(sampling.max_tokens),
-        temperature=_number("temperature", sampling.temperature, defaults.temperature, 0.0, MAX_TEMPERATURE),
+        temperature=_number("temperature", sampling.temperature, temperature, 0.0, MAX_TEMPERATURE),
         top_k=defaults.top_k if sampling.top_k is None else sampling.top_k,
         top_p=_number("top_p", sampling.top_p, defaults.top_p, 0.0, 1.0, above=True),
         min_p=_number("min_p", sampling.min_p, defaults.min_p, 0.0, 1.0),
         seed=drawn.seed if sampling.seed is None else sampling.seed,
         stop=check_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
         stop_token_ids=_stop_token_ids(sampling, defaults, vocab_size),
-        n=_choices(sampling.n),
+        n=n,
         cache_salt=request.cache_salt,
         typical_p=_number("typical_p", sampling.typical_p, defaults.typical_p, 0.0, 1.0, above=True),
-        rules=logit_rules(sampling, defaults.repetition_penalty, vocab_size),
+        rules=rules,
         bad_words=check_texts("bad_words", sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
-        logprobs=_logprobs(sampling.logprobs),
+        logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(request, logprobs),
+        best_of=best_of(sampling, n),
+        beams=beams,
+        echo=request.echo,
     )
 
 
@@ -154,22 +155,20 @@ def _max_tokens(asked: int | None) -> int | None:
     return asked
 
 
-def _choices(asked: int | None) -> int:
-    if asked is None:
-        return 1
-    if not 1 <= asked <= MAX_CHOICES:
-        raise InvalidArgument("sampling.n", f"must be from 1 to {MAX_CHOICES}, not {asked}")
-    return asked
-
-
 def _number(name: str, asked: float | None, default: float, least: float, most: float, above: bool = False) -> float:
     return default if asked is None else check_number(name, asked, least, most, above)
 
 
-def _logprobs(asked: int | None) -> int | None:
+def _logprobs(name: str, asked: int | None) -> int | None:
     if asked is not None and asked > MAX_LOGPROBS:
-        raise InvalidArgument("sampling.logprobs", f"at most {MAX_LOGPROBS}, not {asked}")
+        raise InvalidArgument(f"sampling.{name}", f"at most {MAX_LOGPROBS}, not {asked}")
     return asked
+
+
+def _prompt_logprobs(request: GenerationRequest, logprobs: int | None) -> int | None:
+    """A prompt told back has log-probabilities where the answer has."""
+    asked = _logprobs("prompt_logprobs", request.sampling.prompt_logprobs)
+    return logprobs if asked is None and request.echo else asked
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:

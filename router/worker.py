@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from service.worker_record import WorkerRole
 
-__all__ = ["ModelDescription", "PageCounts", "WorkerDescription", "WorkerReport", "WorkerRole"]
+__all__ = ["Adapter", "ModelDescription", "PageCounts", "WorkerDescription", "WorkerReport", "WorkerRole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,14 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that a worker has loaded. Equal ones compute the same."""
+
+    name: str  # by which requests choose it, as they do a model
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDescription:
     """What a worker says when a session begins; it holds for the whole epoch."""
 
@@ -28,6 +36,7 @@ class WorkerDescription:
     model: ModelDescription
     total_blocks: int
     total_slots: int  # 0 for a prefill worker
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +61,7 @@ class WorkerReport:
     pending_tokens: int
     draining: bool
     steps: int
+    cache_query_tokens: int = 0  # looked up in the prefix cache since the worker's start
+    cache_hit_tokens: int = 0  # and found
+    preemptions: int = 0  # since the worker's start
+    unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold

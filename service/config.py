@@ -17,10 +17,12 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.adapter_folder import AdapterFolder, parse_adapters
 from service.affinity import parse_cores
 from service.worker_record import WorkerRecord, parse_workers
 
 __all__ = [
+    "Adapters",
     "ByteSize",
     "ConfigError",
     "Cores",
@@ -44,6 +46,18 @@ Workers = Annotated[
     tuple[WorkerRecord, ...], BeforeValidator(lambda value: parse_workers(value) if isinstance(value, str) else value)
 ]
 """Workers given by hand, written `prefill@host:port,decode@host:port`."""
+
+
+class Repeatable:
+    """Marks a type of which a flag may be given several times; its validator then gets the list of texts."""
+
+
+Adapters = Annotated[
+    tuple[AdapterFolder, ...],
+    BeforeValidator(lambda value: parse_adapters(value) if isinstance(value, str | list) else value),
+    Repeatable(),
+]
+"""Adapters written `NAME=FOLDER`, a flag for each; as a variable, with commas between them."""
 
 Config = TypeVar("Config", bound="Settings")
 
@@ -122,6 +136,8 @@ def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
         key = field.validation_alias if isinstance(field.validation_alias, str) else name
         if field.annotation is bool:
             parser.add_argument(_flag(name), dest=key, action=BooleanOptionalAction, help=help_text)
+        elif any(isinstance(mark, Repeatable) for mark in field.metadata):
+            parser.add_argument(_flag(name), dest=key, action="append", metavar=_metavar(name, field), help=help_text)
         else:
             parser.add_argument(_flag(name), dest=key, metavar=_metavar(name, field), help=help_text)
     return parser
@@ -144,7 +160,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return f"default: {'none' if field.default is None else field.default}"
+    return f"default: {'none' if field.default in (None, ()) else field.default}"
 
 
 def _describe(config_type: type[Settings], problem: Any) -> str:

@@ -1,9 +1,15 @@
 """What both kinds of worker are told: where to listen, what to serve, how much memory, which cores."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from service.config import ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig
+from pydantic import model_validator
+
+from service.config import Adapters, ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig
+
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+
+Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
 class WorkerConfig(ListenConfig, RegistryConfig, LogConfig):
@@ -13,13 +19,24 @@ class WorkerConfig(ListenConfig, RegistryConfig, LogConfig):
     advertise: str | None = Field(None, description="host that others reach this worker at, if not --host")
     model: Path = Field(description="folder of the checkpoint")
     model_name: str = Field("model", description="name under which the model is served")
+    adapter: Adapters = Field(
+        (), description="NAME=FOLDER, may be given several times: a LoRA adapter that requests choose by that name"
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type of weights and KV")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
+    quantize: Quantize = Field("none", description="what the weights of a plain checkpoint are made while loading")
+    kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of KV in its pool; auto: as --dtype")
     block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
     kv_memory: ByteSize = Field(ByteSize(256 * 2**20), gt=0, description="size of the KV pool, for example 512MiB")
     cores: Cores | None = Field(None, description="CPU cores that compute, for example 0,2-3")
     session_grace_s: float = Field(10.0, gt=0, le=600, description="how long a router that is away keeps its requests")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if self.model_name in (each.name for each in self.adapter):
+            raise ValueError(f"an adapter cannot be called {self.model_name!r}, as the model is")
+        return self
 
     @property
     def advertised_host(self) -> str:

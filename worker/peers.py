@@ -1,4 +1,4 @@
-"""The prefill workers that this decode worker reads from: pairs once with each, and keeps the fastest way to it."""
+"""The workers that this one reads KV from: pairs once with each, and keeps the fastest way to it."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from typing import Literal
 import grpc
 import torch
 
-from kvtransfer.description import PoolDescription, SharedMemoryHandle, can_map, check_compatible
+from kvtransfer.description import PoolDescription, can_map, check_compatible
 from kvtransfer.errors import CopyBroken, PeerUnreachable, TransferError
 from kvtransfer.peer import open_peer
 from kvtransfer.puller import CopyResult, PullThread
@@ -20,6 +20,7 @@ from kvtransfer.stream import StreamTransport
 from kvtransfer.transport import BlockPair, LinkRate, Transport
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from worker.transfer_wire import description_from_wire
 
 logger = logging.getLogger(__name__)
 TransportChoice = Literal["auto", "shared_memory", "grpc"]
@@ -28,12 +29,12 @@ READ_TIMEOUT_S = 10.0
 
 
 class PeerFailed(Exception):
-    """The prefill worker cannot be paired with, or blocks cannot be copied from it."""
+    """The other worker cannot be paired with, or blocks cannot be copied from it."""
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """A prefill worker, paired with. Its links are closed once it was forgotten and nobody uses it any more."""
+    """Another worker, paired with. Its links are closed once it was forgotten and nobody uses it any more."""
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
@@ -102,7 +103,7 @@ class Peers:
             if not peer.forgotten:
                 peer.users += 1
                 return peer
-        raise PeerFailed("the decode worker is stopping")
+        raise PeerFailed("this worker is stopping")
 
     def give_back(self, peer: Peer) -> None:
         peer.users -= 1
@@ -206,16 +207,3 @@ async def _close(peer: Peer) -> None:
     peer.transport.close()
     await peer.channel.close()
     peer.link.close()
-
-
-def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescription:
-    handle = wire.shared_memory
-    shared_memory = SharedMemoryHandle(handle.pid, handle.fd, handle.inode, handle.size_bytes)
-    return PoolDescription(
-        wire.fingerprint,
-        wire.block_bytes,
-        wire.num_blocks,
-        wire.host_id,
-        wire.pool_id,
-        shared_memory if wire.HasField("shared_memory") else None,
-    )

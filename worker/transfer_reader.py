@@ -1,24 +1,24 @@
-"""The reading side of KV transfers on the wire: pulls prompts into reserved pages. Protobuf stops here.
+"""The reading side of KV transfers on the wire: pulls blocks into pages that were taken for them. Protobuf stops here.
 
-A pull copies finished blocks while prefill computes later ones, and is over when the source has confirmed that what
-was read stayed pinned throughout. Cancelling a pull waits for the copy under way, so that its pages can be freed.
+A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
+source has confirmed that what was read stayed as it was throughout. Cancelling a pull waits for the copy under way, so
+that its pages can be freed.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import grpc
 
-from engine.decode_scheduler import Reservation
-from engine.plan import TokenLogprob
-from engine.sequence import EndReason, FirstToken
+from engine.sequence import FirstToken
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
 from worker.peers import Peer, PeerFailed, Peers
+from worker.transfer_wire import first_token_from_wire
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 2.0
@@ -32,11 +32,24 @@ class PoolReplaced(TransferFailed):
     """The process that we paired with is gone and another has its address: what we mapped is not its pool."""
 
 
+class Destination(Protocol):
+    """Pages of our own for the blocks of a transfer."""
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """In logical order. Nobody else writes them, or reads those that are pulled, before the pull has ended."""
+
+    @property
+    def cached_blocks(self) -> int:
+        """The first so many have their KV already: they are left alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A prompt that has landed, validated."""
+    """What has landed, validated."""
 
-    first_tokens: tuple[FirstToken, ...]
+    first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
+    blocks: int  # how many the source had; those of the destination up to there have their KV
     bytes: int
     copy_ms: float
     exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
@@ -79,23 +92,33 @@ class TransferReader:
         self._peers = peers
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def pull(self, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
-        """Copies the blocks that `reservation` lacks. Raises: TransferFailed."""
-        try:
-            return await self._pull_once(endpoint, transfer_id, reservation)
-        except PoolReplaced:
-            return await self._pull_once(endpoint, transfer_id, reservation)
+    async def pull(
+        self, endpoint: str, transfer_id: bytes, destination: Destination, block_hashes: Sequence[bytes] = ()
+    ) -> Pull:
+        """Copies the blocks that `destination` lacks. Raises: TransferFailed.
 
-    async def _pull_once(self, endpoint: str, transfer_id: bytes, reservation: Reservation) -> Pull:
+        With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
+        them, which may be empty. Otherwise all, of a prompt that the source computes.
+        """
+        request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes)
+        try:
+            return await self._pull_once(endpoint, request, destination)
+        except PoolReplaced:
+            return await self._pull_once(endpoint, request, destination)
+
+    async def _pull_once(self, endpoint: str, request: kv_transfer_pb2.OpenRequest, destination: Destination) -> Pull:
         try:
             peer = await self._peers.borrow(endpoint)
         except PeerFailed as error:
             raise TransferFailed(str(error)) from error
         progress = Progress(opened=time.monotonic())
         confirmed = replaced = False
-        stream = peer.stub.Open(kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, pool_id=peer.pool_id))
+        transfer_id, request.pool_id = request.transfer_id, peer.pool_id
+        stream = peer.stub.Open(request)
         try:
-            first_tokens = await self._follow(peer, stream, transfer_id, reservation, progress)
+            end = await self._follow(peer, stream, transfer_id, destination, progress)
+            if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
+                raise TransferFailed("the source ended before the prompt did")
             asked = time.monotonic()
             confirmed = await self._confirm(peer, transfer_id)
             progress.round_trip_s = time.monotonic() - asked
@@ -119,8 +142,15 @@ class TransferReader:
         if not confirmed:
             raise TransferFailed(f"the KV read from {endpoint} was stale")
         exposed_ms, late_ms = progress.timings_ms(time.monotonic())
-        copy_ms = progress.copy_s * 1e3
-        return Pull(first_tokens, progress.copied_bytes, copy_ms, exposed_ms, late_ms, peer.transport.name)
+        return Pull(
+            tuple(first_token_from_wire(first) for first in end.first_tokens),
+            len(progress.source_blocks),
+            progress.copied_bytes,
+            progress.copy_s * 1e3,
+            exposed_ms,
+            late_ms,
+            peer.transport.name,
+        )
 
     async def close(self) -> None:
         """Waits until the sources were told of what was given up; bounded by the timeout of that call."""
@@ -131,18 +161,19 @@ class TransferReader:
         peer: Peer,
         stream: AsyncIterator[kv_transfer_pb2.OpenResponse],
         transfer_id: bytes,
-        reservation: Reservation,
+        destination: Destination,
         progress: Progress,
-    ) -> tuple[FirstToken, ...]:
-        """Copies blocks as they are finished; returns with the last watermark's first tokens."""
+    ) -> kv_transfer_pb2.TransferEnd:
+        """Copies blocks as they are finished; returns with the last watermark's end once all of them are here."""
         arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
         # read ahead of the copies: a message that waited for one would look as if it had come late
         reading = asyncio.create_task(_read(stream, arrivals))
         try:
             while (arrival := await arrivals.get()) is not None:
-                await self._copy_new(peer, transfer_id, reservation, progress, arrival.message)
+                await self._copy_new(peer, transfer_id, destination, progress, arrival.message)
                 if arrival.message.HasField("end"):
-                    return _landed(reservation, progress, arrival)
+                    progress.last_watermark, progress.last_age_s = arrival.at, arrival.message.end.age_ms / 1e3
+                    return arrival.message.end
             await reading  # raises what ended the stream
         finally:
             reading.cancel()
@@ -153,16 +184,16 @@ class TransferReader:
         self,
         peer: Peer,
         transfer_id: bytes,
-        reservation: Reservation,
+        destination: Destination,
         progress: Progress,
         message: kv_transfer_pb2.OpenResponse,
     ) -> None:
-        first_new = max(len(progress.source_blocks), reservation.cached_blocks)
+        first_new = max(len(progress.source_blocks), destination.cached_blocks)
         progress.source_blocks.extend(message.blocks)
-        if len(progress.source_blocks) > len(reservation.blocks):
-            raise TransferFailed("the source has more blocks than the prompt")
+        if len(progress.source_blocks) > len(destination.blocks):
+            raise TransferFailed("the source has more blocks than were wanted")
         pairs = [
-            BlockPair(index, progress.source_blocks[index], reservation.blocks[index])
+            BlockPair(index, progress.source_blocks[index], destination.blocks[index])
             for index in range(first_new, len(progress.source_blocks))
         ]
         if pairs:
@@ -199,17 +230,3 @@ async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "
             arrivals.put_nowait(Arrival(message, time.monotonic()))
     finally:
         arrivals.put_nowait(None)
-
-
-def _landed(reservation: Reservation, progress: Progress, last: Arrival) -> tuple[FirstToken, ...]:
-    """Takes in the last watermark once all of its blocks are copied."""
-    if len(progress.source_blocks) != len(reservation.blocks):
-        raise TransferFailed("the source ended before the prompt did")
-    progress.last_watermark, progress.last_age_s = last.at, last.message.end.age_ms / 1e3
-    return tuple(_first_token(first) for first in last.message.end.first_tokens)
-
-
-def _first_token(first: kv_transfer_pb2.FirstToken) -> FirstToken:
-    """Why a choice ended is the router's to know; here it matters only that it did."""
-    top = tuple(TokenLogprob(*token) for token in zip(first.top_token_ids, first.top_logprobs, strict=False))
-    return FirstToken(first.choice, first.token_id, first.logprob, EndReason.STOP if first.ended else None, top)

@@ -1,48 +1,72 @@
 """The source side of KV transfers on the wire: who may read which blocks, and how far they are. Protobuf stops here.
 
-What state a transfer is in, `kvtransfer.source` decides; this file waits, answers and reads memory.
+What state a transfer is in, `kvtransfer.source` decides; this file waits, answers and reads memory. A transfer is a
+prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,
+which are watched but not held, so that no reader ever takes room from the engine.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol
 
 import grpc
 import torch
 
+from engine.engine_thread import EngineStopped
+from engine.pages import Watch
 from engine.sequence import FirstToken
 from kvtransfer.description import PoolDescription, check_compatible
 from kvtransfer.errors import PairingRefused
 from kvtransfer.source import OpenVerdict, SourceState, SourceTable
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from worker.transfer_wire import description_to_wire, first_token_to_wire
 
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
 TRANSFER_ID_BYTES = 16
 STOPPING_RETRY_S = 0.5
+Owner = int | Watch
+"""What a transfer keeps: the request whose pages are pinned, or the watch on blocks of the cache."""
+
+
+class WatchedCache(Protocol):
+    """The engine's prefix cache as an event loop reaches it."""
+
+    def watch(self, hashes: Sequence[bytes]) -> "Future[Watch]":
+        """See `BlockPool.watch`. Raises, at once or by the future: EngineStopped."""
+
+    def unwatch(self, watch: Watch) -> None: ...
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     """Serves KvTransferService over the pool in `storage` (uint8, [blocks * block_bytes]).
 
-    `on_ended` is told the request whose pages nobody will read any more. Lives on the event loop.
+    `on_ended` is told the request whose pages nobody will read any more; a worker that announces none needs none.
+    Lives on the event loop.
     """
 
     def __init__(
         self,
-        table: SourceTable[FirstToken],
+        table: SourceTable[Owner, FirstToken],
         description: PoolDescription,
         storage: torch.Tensor,
-        on_ended: Callable[[int], None],
+        on_ended: Callable[[int], None] | None = None,
     ) -> None:
         self._table = table
         self._description = description
         self._storage = storage
         self._on_ended = on_ended
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that somebody has open
+        self._cache: WatchedCache | None = None
         self._closed = False
+
+    def attach(self, cache: WatchedCache) -> None:
+        """From now on blocks may be asked for by hash: the engine has loaded."""
+        self._cache = cache
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
         """A prompt has arrived. False if its reader has given up already."""
@@ -73,8 +97,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         """Ends what has waited too long, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
-            for request_id in self._table.expired(time.monotonic()):
-                self._on_ended(request_id)
+            for owner in self._table.expired(time.monotonic()):
+                self._release(owner)
             for changed in self._changes.values():
                 changed.set()  # a parked reader whose time is up finds out
 
@@ -96,7 +120,10 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.OpenRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.OpenRequest, kv_transfer_pb2.OpenResponse]",
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
-        """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark."""
+        """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
+
+        With `block_hashes` one watermark says how many of them are here.
+        """
         transfer_id = request.transfer_id
         if len(transfer_id) != TRANSFER_ID_BYTES:
             raise InvalidArgument("transfer_id", f"must be {TRANSFER_ID_BYTES} bytes")
@@ -104,6 +131,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
         if self._closed:
             raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S)
+        if request.block_hashes:
+            await self._announce_cached(transfer_id, request.block_hashes)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
             raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
         changed = self._changes[transfer_id] = asyncio.Event()
@@ -120,6 +149,39 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             self._table.reader_lost(transfer_id, time.monotonic())
         if not finished:
             raise NotFound("transfer", "that id")
+
+    async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes]) -> None:
+        """Makes a finished transfer of what the cache holds of `hashes`. Its lease runs until it is opened."""
+        if self._cache is None:
+            raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
+        if len(hashes) > self._description.num_blocks:
+            raise InvalidArgument("block_hashes", f"at most {self._description.num_blocks}")
+        try:
+            asked = self._cache.watch(hashes)
+            watch = await asyncio.wrap_future(asked)
+        except EngineStopped as error:
+            raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S) from error
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._unwatch_result)
+            raise
+        now = time.monotonic()
+        if not self._table.announce(transfer_id, watch, now):
+            self._release(watch)
+            raise NotFound("transfer", "that id")
+        self._table.advance(transfer_id, watch.blocks, now)
+        self._table.finish(transfer_id, (), now)
+
+    def _unwatch_result(self, asked: "Future[Watch]") -> None:
+        """The reader has gone while the engine was asked, which may have been too late to stop it."""
+        if not asked.cancelled() and asked.exception() is None:
+            self._release(asked.result())
+
+    def _release(self, owner: Owner) -> None:
+        if isinstance(owner, Watch):
+            if self._cache is not None:
+                self._cache.unwatch(owner)
+        elif self._on_ended is not None:
+            self._on_ended(owner)
 
     async def Read(
         self,
@@ -154,10 +216,11 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.CloseRequest, kv_transfer_pb2.CloseResponse]",
     ) -> kv_transfer_pb2.CloseResponse:
         verdict = self._table.close(request.transfer_id, request.complete, time.monotonic())
-        if verdict.request_id is not None:
-            self._on_ended(verdict.request_id)
+        overwritten = isinstance(verdict.owner, Watch) and verdict.owner.broken
+        if verdict.owner is not None:
+            self._release(verdict.owner)
         self._wake(request.transfer_id)
-        return kv_transfer_pb2.CloseResponse(valid=verdict.valid)
+        return kv_transfer_pb2.CloseResponse(valid=verdict.valid and not overwritten)
 
     def _wake(self, transfer_id: bytes) -> None:
         changed = self._changes.get(transfer_id)
@@ -169,43 +232,13 @@ def _watermark(state: SourceState[FirstToken], sent_blocks: int) -> kv_transfer_
     blocks = state.blocks[sent_blocks:]
     if state.first_tokens is None:
         return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks)
-    first_tokens = [_first_token(first) for first in state.first_tokens]
+    first_tokens = [first_token_to_wire(first) for first in state.first_tokens]
     age_ms = 0.0 if state.finished_at is None else (time.monotonic() - state.finished_at) * 1e3
     end = kv_transfer_pb2.TransferEnd(first_tokens=first_tokens, age_ms=age_ms)
     return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks, end=end)
-
-
-def _first_token(first: FirstToken) -> kv_transfer_pb2.FirstToken:
-    return kv_transfer_pb2.FirstToken(
-        choice=first.choice,
-        token_id=first.token_id,
-        ended=first.end is not None,
-        logprob=first.logprob,
-        top_token_ids=[token.token_id for token in first.top],
-        top_logprobs=[token.logprob for token in first.top],
-    )
 
 
 def _pieces(size_bytes: int) -> Iterator[int]:
     while size_bytes > 0:
         yield min(size_bytes, MESSAGE_BYTES)
         size_bytes -= MESSAGE_BYTES
-
-
-def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDescription:
-    handle = description.shared_memory
-    shared_memory = (
-        None
-        if handle is None
-        else kv_transfer_pb2.SharedMemoryHandle(
-            pid=handle.pid, fd=handle.fd, inode=handle.inode, size_bytes=handle.size_bytes
-        )
-    )
-    return kv_transfer_pb2.PoolDescription(
-        fingerprint=description.fingerprint,
-        block_bytes=description.block_bytes,
-        num_blocks=description.num_blocks,
-        host_id=description.host_id,
-        pool_id=description.pool_id,
-        shared_memory=shared_memory,
-    )

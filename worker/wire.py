@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
 from engine.pages import PageCounts
-from engine.plan import TokenLogprob
+from engine.plan import Drawn, TokenLogprob
 from engine.sampling_params import SamplingParams
 from engine.sequence import EndReason, FirstToken
-from protos import sampling_pb2, session_pb2
+from protos import report_pb2, sampling_pb2, session_pb2
 
 
 class LoggedToken(Protocol):
@@ -40,8 +41,17 @@ END_REASONS = {
 }
 
 
+BEAM_STOPS = {
+    sampling_pb2.BEAM_STOP_UNSPECIFIED: BeamStop.UNPROMISING,
+    sampling_pb2.BEAM_STOP_FULL: BeamStop.FULL,
+    sampling_pb2.BEAM_STOP_NEVER: BeamStop.NEVER,
+}
+
+
 def sampling_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
     """Raises: ValueError, naming the field, for a value without meaning."""
+    stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
+    beam = BeamParams(width, sampling.length_penalty, BEAM_STOPS[sampling.beam_stop]) if width else None
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -49,7 +59,7 @@ def sampling_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         seed=sampling.seed,
-        stop_token_ids=frozenset(sampling.stop_token_ids),
+        stop_token_ids=stop_token_ids,
         n=sampling.n,
         typical_p=sampling.typical_p or 1.0,
         repetition_penalty=sampling.repetition_penalty or 1.0,
@@ -59,7 +69,9 @@ def sampling_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         min_tokens=sampling.min_tokens,
         allowed_token_ids=frozenset(sampling.allowed_token_ids) or None,
         bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
-        logprobs=sampling.logprobs,
+        logprobs=sampling.logprobs if beam is None else candidates_per_beam(width, stop_token_ids),
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        beam=beam,
     )
 
 
@@ -79,8 +91,19 @@ def add_logprobs(output: session_pb2.SequenceOutput, token: LoggedToken) -> None
     output.top_logprobs.extend(each.logprob for each in token.top)
 
 
-def page_counts(load: PagesHeld) -> session_pb2.PageCounts:
-    return session_pb2.PageCounts(
+def prompt_scores(attempt_id: int, offset: int, told: Sequence[Drawn]) -> session_pb2.PromptScores:
+    """`told` are the prompt's tokens from position `offset` on."""
+    return session_pb2.PromptScores(
+        attempt_id=attempt_id,
+        offset=offset,
+        logprobs=[token.logprob for token in told],
+        top_token_ids=[each.token_id for token in told for each in token.top],
+        top_logprobs=[each.logprob for token in told for each in token.top],
+    )
+
+
+def page_counts(load: PagesHeld) -> report_pb2.PageCounts:
+    return report_pb2.PageCounts(
         total=load.pages.total,
         free=load.pages.free,
         cached=load.pages.cached,

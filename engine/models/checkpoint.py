@@ -1,13 +1,25 @@
 """Where a Hugging Face checkpoint keeps the decoder's tensors. Query, key and value are fused here, and gate and up."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.model_config import ModelConfig
+from engine.model_config import DecoderConfig
 from engine.models.decoder import DecoderModel, Layer, Norm
+from engine.models.feed_forward import Experts, FeedForward, Gated
 from engine.models.linear import DenseLinear, Linear, LinearSource
 from engine.rope import inverse_frequencies
+from kernels.scoring import Scoring
+
+
+class GatedNames(NamedTuple):
+    gate: str
+    up: str
+    down: str
+
+
+DENSE_NAMES = GatedNames("gate_proj", "up_proj", "down_proj")
+MIXTRAL_NAMES = GatedNames("w1", "w3", "w2")
 
 
 class TensorSource(LinearSource, Protocol):
@@ -15,7 +27,7 @@ class TensorSource(LinearSource, Protocol):
         """The named tensor in the dtype and on the device to compute with; raises ModelError if absent or misshapen."""
 
 
-def build_decoder(config: ModelConfig, source: TensorSource, device: torch.device) -> DecoderModel:
+def build_decoder(config: DecoderConfig, source: TensorSource, device: torch.device) -> DecoderModel:
     embedding = source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = tuple(_layer(config, source, index) for index in range(config.num_layers))
     norm = Norm(source.take("model.norm.weight", config.hidden_size), config.rms_norm_eps)
@@ -27,9 +39,9 @@ def build_decoder(config: ModelConfig, source: TensorSource, device: torch.devic
     return DecoderModel(config, embedding, layers, norm, head, frequencies)
 
 
-def _layer(config: ModelConfig, source: TensorSource, index: int) -> Layer:
+def _layer(config: DecoderConfig, source: TensorSource, index: int) -> Layer:
     prefix = f"model.layers.{index}."
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def norm(name: str, size: int) -> Norm:
@@ -47,7 +59,32 @@ def _layer(config: ModelConfig, source: TensorSource, index: int) -> Layer:
         key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         output=source.linear([f"{prefix}self_attn.o_proj"], (hidden,), query_size, config.output_bias),
         feed_forward_norm=norm("post_attention_layernorm", hidden),
-        gate_up=source.linear([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"], (inner, inner), hidden),
-        down=source.linear([f"{prefix}mlp.down_proj"], (hidden,), inner),
-        window=config.sliding_window[index],
+        feed_forward=_feed_forward(config, source, index),
+        scoring=Scoring(config.head_dim**-0.5, config.sliding_window[index]),
+    )
+
+
+def _feed_forward(config: DecoderConfig, source: TensorSource, index: int) -> FeedForward:
+    prefix = f"model.layers.{index}."
+    experts = config.experts
+    if experts is None or index not in experts.layers:
+        return _gated(source, f"{prefix}mlp.", DENSE_NAMES, config.hidden_size, config.intermediate_size)
+    prefix, names = (
+        (f"{prefix}block_sparse_moe.", MIXTRAL_NAMES) if config.family == "mixtral" else (f"{prefix}mlp.", DENSE_NAMES)
+    )
+    return Experts(
+        router=source.take(f"{prefix}gate.weight", experts.count, config.hidden_size),
+        experts=tuple(
+            _gated(source, f"{prefix}experts.{number}.", names, config.hidden_size, experts.inner_size)
+            for number in range(experts.count)
+        ),
+        per_token=experts.per_token,
+        normalised=experts.normalised,
+    )
+
+
+def _gated(source: TensorSource, prefix: str, names: GatedNames, hidden: int, inner: int) -> Gated:
+    return Gated(
+        gate_up=source.linear([prefix + names.gate, prefix + names.up], (inner, inner), hidden),
+        down=source.linear([prefix + names.down], (hidden,), inner),
     )

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from engine.batch import Batch
-from engine.model_config import ModelConfig
+from engine.model_config import DecoderConfig
+from engine.models.attention import attend
+from engine.models.feed_forward import FeedForward
 from engine.models.linear import Linear
 from engine.rope import Rotation, rotation
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.kv_pages import KvLayer, KvPages
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
-from kernels.silu_mul import silu_mul
-from kernels.store_kv import store_kv
+from kernels.scoring import Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,13 @@ class Layer:
     key_norm: Norm | None
     output: Linear
     feed_forward_norm: Norm
-    gate_up: Linear  # gate, then up
-    down: Linear
-    window: int | None
+    feed_forward: FeedForward
+    scoring: Scoring
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
-    config: ModelConfig
+    config: DecoderConfig
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[Layer, ...]
     norm: Norm
@@ -59,7 +58,7 @@ class DecoderModel:
     def device(self) -> torch.device:
         return self.embedding.device
 
-    def hidden(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
+    def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
         """Residual stream after the last layer, `[tokens, hidden]`; writes the KV of these tokens into the pool `kv`.
 
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
@@ -67,35 +66,21 @@ class DecoderModel:
         x = F.embedding(batch.token_ids, self.embedding)
         angles = rotation(self.frequencies, batch.positions, self.dtype)
         for index, layer in enumerate(self.layers):
-            attended = self._attention(layer, layer.attention_norm(x), angles, batch, kv[:, index])
-            x = x + layer.output(attended)
-            x = x + layer.down(silu_mul(layer.gate_up(layer.feed_forward_norm(x))))
+            attended = self._attention(layer, layer.attention_norm(x), angles, batch, kv.layer(index))
+            x = x + layer.output(attended, batch.adapters)
+            x = x + layer.feed_forward(layer.feed_forward_norm(x), batch.adapters)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[rows, vocab]` of rows of `hidden()`."""
         return self.head(self.norm(hidden)).float()
 
-    def _attention(
-        self, layer: Layer, x: torch.Tensor, angles: Rotation, batch: Batch, kv: torch.Tensor
-    ) -> torch.Tensor:
+    def _attention(self, layer: Layer, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
         """`[tokens, heads * head_dim]`; kv is one layer of the pool."""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
+        qkv = layer.qkv(x, batch.adapters).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
         query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if layer.query_norm and layer.key_norm:
             query, key = layer.query_norm(query), layer.key_norm(key)
         query, key = rotary(query, *angles), rotary(key, *angles)
-        store_kv(kv, key, value, batch.slots)
-        attended = torch.empty_like(query)
-        scale = self.config.head_dim**-0.5
-        if decode := batch.decode:
-            rows = slice(0, len(decode.context_tokens))
-            attended[rows] = paged_decode(
-                query[rows], kv, decode.block_ids, decode.block_starts, decode.context_tokens, scale, layer.window
-            )
-        for prefill in batch.prefills:
-            attended[prefill.rows] = paged_prefill(
-                query[prefill.rows], kv, prefill.block_ids, prefill.start, scale, layer.window
-            )
-        return attended.view(len(x), -1)
+        return attend(query, key, value, batch, kv, layer.scoring).view(len(x), -1)

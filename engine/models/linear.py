@@ -7,11 +7,16 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from engine.lora.rows import AdapterRows
+
 
 class Linear(Protocol):
-    """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`."""
+    """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`.
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    `adapters` says which rows have an adapter; only the wrapper of engine/lora/linear.py acts on it.
+    """
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,7 @@ class DenseLinear:
     weight: torch.Tensor  # [out, in]
     bias: torch.Tensor | None = None  # [out]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
 

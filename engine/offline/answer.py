@@ -1,5 +1,7 @@
 """One request being answered: tokens in, text and RequestOutput out. Pure but for the tokenizer."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.mixed_state import TokenMade
@@ -38,9 +40,10 @@ class Answer:
         self._stops = params.stops
         self._decoder = decoder
         self._cached_tokens = 0
+        self._prompt: list[Drawn] = []  # from the second token on, where asked for
         grows = params.detokenize and (streams or bool(self._stops))
         skip = params.skip_special_tokens
-        self._choices = [ChoiceAnswer(GrowingText(decoder, skip) if grows else None) for _ in range(params.n)]
+        self._choices = [ChoiceAnswer(GrowingText(decoder, skip) if grows else None) for _ in range(params.choices)]
 
     @property
     def finished(self) -> bool:
@@ -49,6 +52,10 @@ class Answer:
     @property
     def made_tokens(self) -> int:
         return sum(len(choice.drawn) for choice in self._choices)
+
+    def take_prompt(self, told: Sequence[Drawn]) -> None:
+        """Log-probabilities of the next tokens of the prompt."""
+        self._prompt += told
 
     def take(self, made: TokenMade) -> bool:
         """Adds a token. True: a stop string ended the choice, of which the engine is to make no more."""
@@ -72,11 +79,23 @@ class Answer:
         self._finish_all("abort")
 
     def output(self) -> RequestOutput:
-        outputs = [self._completion(index, choice) for index, choice in enumerate(self._choices)]
+        outputs = [self._completion(index, choice) for index, choice in enumerate(self._chosen())]
         prompt = self.prompt
         return RequestOutput(
-            self.request_id, prompt.text, list(prompt.token_ids), outputs, self.finished, self._cached_tokens
+            self.request_id,
+            prompt.text,
+            list(prompt.token_ids),
+            outputs,
+            self.finished,
+            self._cached_tokens,
+            None if self._params.prompt_logprobs is None else [None, *map(self._logprobs, self._prompt)],
         )
+
+    def _chosen(self) -> list[ChoiceAnswer]:
+        """The choices that are shown: which ones is known only at the end where there are more than were asked for."""
+        if self._params.choices == self._params.n:
+            return self._choices
+        return sorted(self._choices, key=_mean_logprob, reverse=True)[: self._params.n] if self.finished else []
 
     def _finish_all(self, reason: str) -> None:
         for choice in self._choices:
@@ -126,7 +145,7 @@ class Answer:
         )
 
     def _logprobs(self, drawn: Drawn) -> dict[int, Logprob]:
-        """The likeliest tokens by rank, and the one that was drawn."""
+        """The likeliest tokens by rank, and the one that is there."""
         told = {
             top.token_id: Logprob(top.logprob, rank, self._decoder.decode((top.token_id,), False))
             for rank, top in enumerate(drawn.top, start=1)
@@ -134,3 +153,10 @@ class Answer:
         if drawn.token_id not in told:
             told[drawn.token_id] = Logprob(drawn.logprob, None, self._decoder.decode((drawn.token_id,), False))
         return told
+
+
+def _mean_logprob(choice: ChoiceAnswer) -> float:
+    """What the best of several is chosen by, as OpenAI defines it; one that failed is no answer."""
+    if choice.finish_reason == "error" or not choice.drawn:
+        return -math.inf
+    return sum(token.logprob for token in choice.drawn) / len(choice.drawn)

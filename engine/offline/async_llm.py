@@ -12,6 +12,7 @@ from engine.mixed_state import MixedOutcome
 from engine.offline.answer import Answer
 from engine.offline.core import OfflineEngine, deliver
 from engine.offline.engine_args import EngineArgs, EngineOptions
+from engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from engine.offline.params import SamplingParams
 from engine.offline.prompts import PromptType
 from engine.offline.request_output import RequestOutput
@@ -45,18 +46,23 @@ class AsyncLLM:
         self._thread.start()
 
     async def generate(
-        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str | None = None
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yields the answer so far whenever it has grown, at last the finished one. Closing the iterator aborts it.
 
-        Raises: ValueError; EngineStopped where the engine failed or was shut down.
+        Raises: ValueError, ModelError; EngineStopped where the engine failed or was shut down.
         """
         self._loop = asyncio.get_running_loop()
         [read] = await self._loop.run_in_executor(self._tokenizer, self._engine.reader.read, [prompt])
+        adapter = NO_ADAPTER if lora_request is None else await self._adapter(self._loop, lora_request)
         name = str(next(self._names)) if request_id is None else request_id
         if name in self._streams:
             raise ValueError(f"request_id {name!r} is in use")
-        request = self._engine.request(read, sampling_params)
+        request = self._engine.request(read, sampling_params, adapter)
         answer = Answer(name, read, sampling_params, self._engine.reader.decoder, streams=True)
         stream = self._streams[name] = Stream(request.request_id, answer)
         try:
@@ -88,6 +94,11 @@ class AsyncLLM:
         self._to_loop(self._end, EngineStopped("shut down"))
         self._tokenizer.shutdown(wait=False, cancel_futures=True)
         return self._thread.stop(STOP_TIMEOUT_S)
+
+    async def _adapter(self, loop: asyncio.AbstractEventLoop, lora: LoRARequest) -> ChosenAdapter:
+        """Its files are read on the tokenizer's thread, so that running answers go on."""
+        read = await loop.run_in_executor(self._tokenizer, self._engine.read_adapter, lora)
+        return await asyncio.wrap_future(self._thread.call(self._engine.add_adapter, read))
 
     def _on_step(self, outcomes: Sequence[MixedOutcome], timing: StepTiming) -> None:
         self._to_loop(self._deliver, outcomes)

@@ -10,15 +10,25 @@ import torch
 from engine.engine import Engine
 from engine.hashing import cache_root
 from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import MixedOutcome, RequestFailed
+from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
 from engine.offline.answer import Answer
 from engine.offline.engine_args import EngineArgs, model_folder
-from engine.offline.memory import default_kv_bytes, weight_bytes
+from engine.offline.lora import (
+    NO_ADAPTER,
+    USUAL_RANK,
+    ChosenAdapter,
+    LoRARequest,
+    OfflineAdapters,
+    ReadAdapter,
+    adapter_bytes,
+)
+from engine.offline.memory import default_kv_bytes
 from engine.offline.params import ModelLimits, SamplingParams, resolve
 from engine.offline.prompts import Prompt, PromptReader
 from engine.offline.seeds import request_seed
 from engine.pages import BlockPool
-from engine.prepare import ModelOptions, PreparedModel, prepare_model, resolve_dtype
+from engine.prepare import ModelOptions, PreparedModel, prepare_model
+from engine.quantization.formats import WeightFormat
 from engine.runner import Runner
 from engine.sequence import Request
 from engine.sizing import KvSizing
@@ -35,7 +45,8 @@ class OfflineEngine:
 
     def __init__(self, args: EngineArgs) -> None:
         """Loads the model. Raises: ValueError, ModelError; messages say what would fit."""
-        loaded = load(args)
+        self._adapters = OfflineAdapters(args.max_lora_rank) if args.enable_lora else None
+        loaded = load(args, self._adapters)
         prepared = loaded.prepared
         self.runner = loaded.runner
         self.sizing = sizing_of(prepared)
@@ -49,18 +60,35 @@ class OfflineEngine:
             args.step_tokens(prepared.options.device),
             args.max_num_seqs,
         )
-        self._root = cache_root(prepared.fingerprint, prepared.dtype_name) if args.enable_prefix_caching else None
+        self._prepared = prepared
+        self._caches_prefixes = args.enable_prefix_caching
+        self._roots: dict[int, bytes] = {}  # of the prefix cache, by number of the adapter
         self._engine = Engine(self.runner, self.scheduler)
         self._seed = args.seed
         self._requests = 0
 
-    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def read_adapter(self, lora: LoRARequest) -> ReadAdapter:
+        """Any one thread at a time may. Raises: ValueError, ModelError."""
+        if self._adapters is None:
+            raise ValueError("lora_request needs an engine that was made with enable_lora=True")
+        return self._adapters.read(lora)
+
+    def add_adapter(self, read: ReadAdapter) -> ChosenAdapter:
+        """Raises: ModelError for an adapter that is not for this model."""
+        if self._adapters is None:
+            raise ValueError("this engine was made without enable_lora=True")
+        return self._adapters.add(read)
+
+    def request(self, prompt: Prompt, params: SamplingParams, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
         """The engine's own form of a request, with its id; nothing is queued yet. Raises: ValueError."""
         number = self._requests
         self._requests += 1
         seed = request_seed(self._seed, number)
         resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
-        return Request(number, prompt.token_ids, resolved, block_hashes=())
+        if self._caches_prefixes and adapter.number not in self._roots:
+            prepared = self._prepared
+            self._roots[adapter.number] = cache_root(prepared.fingerprint, prepared.dtype_name, adapter.digest)
+        return Request(number, prompt.token_ids, resolved, block_hashes=(), adapter=adapter.number)
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raises: ValueError for a request that can never run."""
@@ -68,32 +96,50 @@ class OfflineEngine:
 
     def add(self, request: Request) -> None:
         """Queues it. Raises: ValueError (RequestRefused)."""
-        self.scheduler.add(request, self._root)
+        self.scheduler.add(request, self._roots.get(request.adapter))
 
     def step(self) -> Sequence[MixedOutcome] | None:
         return self._engine.step()
 
 
-def load(args: EngineArgs) -> LoadedModel:
+def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedModel:
     """Sizes the pool, loads the weights, and says on stderr what came of it. Raises: ValueError, ModelError."""
     folder, device = model_folder(args.model), args.torch_device()
-    asked = ModelOptions(folder, device, args.dtype, args.block_size, args.stated_kv_bytes or 0, args.max_model_len)
-    weights = weight_bytes(folder, resolve_dtype(asked))
+    asked = ModelOptions(
+        folder,
+        device,
+        args.dtype,
+        args.block_size,
+        args.stated_kv_bytes or 0,
+        args.max_model_len,
+        args.kv_cache_dtype,
+        args.quantization or WeightFormat.PLAIN,
+    )
     if args.stated_kv_bytes is None:
         # The configuration is needed for the size of a step; with a whole pool it is read without complaint.
-        config = prepare_model(replace(asked, kv_memory_bytes=1 << 50, max_model_len=None)).config
+        roomy = prepare_model(replace(asked, kv_memory_bytes=1 << 50, max_model_len=None))
         kv_bytes = default_kv_bytes(
-            device, config, weights, args.step_tokens(device), args.max_num_seqs, args.gpu_memory_utilization
+            device,
+            roomy.config,
+            roomy.weight_bytes + (set_aside_bytes(args, roomy) if adapters is not None else 0),
+            args.step_tokens(device),
+            args.max_num_seqs,
+            args.gpu_memory_utilization,
         )
         asked = replace(asked, kv_memory_bytes=kv_bytes)
     prepared = prepare_model(asked)
     started = time.monotonic()
     storage = torch.empty(prepared.pool_bytes, dtype=torch.uint8, device=device)
-    runner = prepared.load(storage, progress=False)
+    runner = prepared.load(storage, progress=False, adapters=None if adapters is None else adapters.adapters)
     if not args.quiet:
-        sys.stderr.write(summary(prepared, weights, time.monotonic() - started))
+        sys.stderr.write(summary(prepared, time.monotonic() - started))
         sys.stderr.flush()
     return LoadedModel(prepared, runner)
+
+
+def set_aside_bytes(args: EngineArgs, prepared: PreparedModel) -> int:
+    """Memory for adapters, which are loaded when first asked for."""
+    return args.max_loras * adapter_bytes(prepared.config, args.max_lora_rank or USUAL_RANK, prepared.dtype)
 
 
 def sizing_of(prepared: PreparedModel) -> KvSizing:
@@ -101,14 +147,16 @@ def sizing_of(prepared: PreparedModel) -> KvSizing:
     return KvSizing(layout.token_bytes, layout.block_tokens, prepared.pool_bytes, prepared.max_model_len)
 
 
-def summary(prepared: PreparedModel, weights: int, load_s: float) -> str:
+def summary(prepared: PreparedModel, load_s: float) -> str:
     """The lines at start: weights, KV, and how many requests fit."""
     sizing, mib = sizing_of(prepared), 1 << 20
+    kept = "" if prepared.weight_format is WeightFormat.PLAIN else f"{prepared.weight_format} and "
+    kept += f"{prepared.dtype_name} "
     return (
-        f"Model weights: {weights / mib:,.1f} MiB, {prepared.dtype_name} on {prepared.options.device}, "
+        f"Model weights: {prepared.weight_bytes / mib:,.1f} MiB, {kept}on {prepared.options.device}, "
         f"loaded in {load_s:.2f} s\n"
         f"KV cache: {sizing.blocks:,} blocks of {sizing.block_tokens} tokens = {sizing.tokens:,} tokens, "
-        f"{sizing.kv_memory_bytes / mib:,.1f} MiB\n"
+        f"{sizing.kv_memory_bytes / mib:,.1f} MiB, {prepared.kv_dtype_name}\n"
         f"{sizing.concurrency_text}\n"
     )
 
@@ -116,7 +164,7 @@ def summary(prepared: PreparedModel, weights: int, load_s: float) -> str:
 def deliver(
     answers: Mapping[int, Answer], outcomes: Sequence[MixedOutcome], stop_choice: Callable[[int, int], object]
 ) -> list[int]:
-    """Hands a step's tokens to the answers they belong to. Returns the ids of requests that were touched, once each.
+    """Hands a step's tokens to their answers. Returns the ids of requests whose answers changed, once each.
 
     `stop_choice` is called with request and choice where a stop string ended an answer.
     """
@@ -125,6 +173,9 @@ def deliver(
         answer = answers.get(outcome.request_id)
         if answer is None:
             continue  # given up since
+        if isinstance(outcome, PromptComputed):
+            answer.take_prompt(outcome.prompt)
+            continue
         touched[outcome.request_id] = None
         if isinstance(outcome, RequestFailed):
             answer.fail()

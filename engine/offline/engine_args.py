@@ -6,8 +6,13 @@ from typing import TypedDict
 
 import torch
 
+from engine.quantization.formats import WeightFormat
+from engine.sizing import KV_FORMATS
+
 BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256
+QUANTIZATIONS = (None, *(format for format in WeightFormat if format is not WeightFormat.PLAIN))
+KV_CACHE_DTYPES = ("auto", *(name for name in KV_FORMATS if name != "float16"))
 STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
 
 
@@ -27,8 +32,11 @@ class EngineOptions(TypedDict, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int | None
     quiet: bool
-    quantization: None
+    quantization: str | None
     kv_cache_dtype: str
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int | None
     tensor_parallel_size: int
     enforce_eager: bool
     disable_log_stats: bool
@@ -52,8 +60,11 @@ class EngineArgs:
     max_num_seqs: int = MAX_SEQUENCES
     max_num_batched_tokens: int | None = None  # tokens of one step; None: by device
     quiet: bool = False  # says nothing on stderr at start
-    quantization: None = None
-    kv_cache_dtype: str = "auto"
+    quantization: str | None = None  # int8, int4, fp8: made while loading; awq, gptq, gguf: as the checkpoint has it
+    kv_cache_dtype: str = "auto"  # of KV in its pool: fp8, fp8_e4m3, fp8_e5m2, int8; auto: as dtype
+    enable_lora: bool = False  # requests may choose adapters
+    max_loras: int = 1  # that memory is set aside for on a GPU; any number share a batch, and all stay loaded
+    max_lora_rank: int | None = None  # None: any; memory is set aside for 16 then
     tensor_parallel_size: int = 1
     enforce_eager: bool = True  # nothing is compiled in any case
     disable_log_stats: bool = True
@@ -64,8 +75,10 @@ class EngineArgs:
             ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
             ("max_num_batched_tokens", (self.max_num_batched_tokens or 1) >= 1, "at least 1"),
             ("gpu_memory_utilization", 0.0 < self.gpu_memory_utilization <= 1.0, "within (0, 1]"),
-            ("quantization", self.quantization is None, "None: quantised weights are not supported yet"),
-            ("kv_cache_dtype", self.kv_cache_dtype == "auto", "auto: KV of another dtype is not supported yet"),
+            ("quantization", self.quantization in QUANTIZATIONS, "None, int8, int4, fp8, awq, gptq or gguf"),
+            ("kv_cache_dtype", self.kv_cache_dtype in KV_CACHE_DTYPES, f"one of {', '.join(KV_CACHE_DTYPES)}"),
+            ("max_loras", self.max_loras >= 1, "at least 1"),
+            ("max_lora_rank", (self.max_lora_rank or 1) >= 1, "at least 1"),
             ("tensor_parallel_size", self.tensor_parallel_size == 1, "1: a model runs on one device"),
             ("kv_memory", self.kv_memory is None or self.kv_cache_memory_bytes is None, "given under one name"),
         ):

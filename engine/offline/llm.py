@@ -2,19 +2,24 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Unpack, cast
+from dataclasses import replace
+from typing import Any, TypeAlias, Unpack, cast
 
 from tqdm import tqdm
 
 from engine.model_config import read_json
 from engine.offline.answer import Answer
+from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from engine.offline.core import OfflineEngine, deliver
 from engine.offline.engine_args import EngineArgs, EngineOptions
+from engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from engine.offline.params import SamplingParams
 from engine.offline.prompts import Message, Prompt, PromptType, as_list
 from engine.offline.request_output import RequestOutput
+from engine.sequence import Request
 from engine.sizing import KvSizing
 
+LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
@@ -31,36 +36,66 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, lists of token ids, or {"prompt_token_ids": [...]}.
 
-        Without parameters those of the model's generation_config.json. Raises: ValueError, before anything is computed.
+        Without parameters those of the model's generation_config.json. An adapter for all, or one or None for each.
+        Raises: ValueError, ModelError, before anything is computed.
         """
-        return self._in_order(self._engine.reader.read(as_list(prompts)), sampling_params, use_tqdm)
+        return self._in_order(self._engine.reader.read(as_list(prompts)), sampling_params, use_tqdm, lora_request)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """As `generate`, of one conversation or several, through the model's chat template."""
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
         prompts = [self._engine.reader.read_chat(each, add_generation_prompt) for each in conversations]
-        return self._in_order(prompts, sampling_params, use_tqdm)
+        return self._in_order(prompts, sampling_params, use_tqdm, lora_request)
 
     def finished(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool = False,
+        loras: Sequence[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yields each request when it ends; `request_id` is the prompt's index. An iterator given up aborts the rest.
 
-        Raises: ValueError, before anything is computed.
+        Raises: ValueError, ModelError, before anything is computed.
         """
-        engine = self._engine
-        requests = [engine.request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-        answers: dict[int, Answer] = {}
+        adapters = [self._adapter(lora) for lora in loras or [None] * len(prompts)]
+        requests = [self._engine.request(*each) for each in zip(prompts, params, adapters, strict=True)]
+        yield from self._finished(requests, prompts, params, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The best sequences of each prompt that a beam search finds. All beams of a prompt run at once.
+
+        Raises: ValueError, ModelError, before anything is computed.
+        """
+        reader, sampling, adapter = self._engine.reader, params.sampling(), self._adapter(lora_request)
+        read = reader.read(as_list(prompts))
+        drafts = [self._engine.request(prompt, sampling, adapter) for prompt in read]
+        requests = [replace(request, params=params.searching(request.params)) for request in drafts]
+        outputs = list(self._finished(requests, read, [sampling] * len(read), use_tqdm))
+        return [beam_search_output(output, params, reader.tokenizer.decode) for output in sorted(outputs, key=_place)]
+
+    def _finished(
+        self, requests: Sequence[Request], prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> Iterator[RequestOutput]:
+        engine, answers = self._engine, dict[int, Answer]()
         try:
             for index, (request, prompt, each) in enumerate(zip(requests, prompts, params, strict=True)):
                 engine.add(request)
@@ -110,15 +145,29 @@ class LLM:
         """Raises: ValueError for what `finished` would refuse."""
         self._engine.check(prompt, params)
 
+    def _adapter(self, lora: LoRARequest | None) -> ChosenAdapter:
+        return NO_ADAPTER if lora is None else self._engine.add_adapter(self._engine.read_adapter(lora))
+
     def _in_order(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        lora: LoRARequests,
     ) -> list[RequestOutput]:
         if params is None:
             params = self.get_default_sampling_params()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(each)} sampling_params for {len(prompts)} prompts")
-        return sorted(self.finished(prompts, each, use_tqdm), key=lambda output: int(output.request_id))
+        loras = [lora] * len(prompts) if lora is None or isinstance(lora, LoRARequest) else list(lora)
+        if len(loras) != len(prompts):
+            raise ValueError(f"{len(loras)} lora_requests for {len(prompts)} prompts")
+        return sorted(self.finished(prompts, each, use_tqdm, loras), key=_place)
+
+
+def _place(output: RequestOutput) -> int:
+    return int(output.request_id)
 
 
 class Progress:

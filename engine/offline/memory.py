@@ -1,37 +1,14 @@
 """How many bytes of KV a device can spare beside the weights and what a step needs."""
 
-import json
-import math
 import os
-from pathlib import Path
 
 import torch
 
 from engine.model_config import ModelConfig, ModelError
-from engine.weights import weight_files
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
 LOGITS_COPIES = 4  # float32 logits, and what sampling makes of them
-
-
-def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Bytes of the checkpoint's tensors in `dtype`, from the headers of its files. Raises: ModelError."""
-    return stored_numbers(folder) * dtype.itemsize
-
-
-def stored_numbers(folder: Path) -> int:
-    """How many numbers the checkpoint's tensors have together. Raises: ModelError."""
-    numbers = 0
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            try:
-                header = json.loads(file.read(min(header_bytes, path.stat().st_size)))
-            except ValueError as error:
-                raise ModelError(f"{path}: not a safetensors file") from error
-        numbers += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-    return numbers
 
 
 def default_kv_bytes(

@@ -16,6 +16,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None  # so many are made; the n of them that are likeliest per token are returned
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -33,10 +34,16 @@ class SamplingParams:
     max_tokens: int | None = 16  # None: as many as there is room for
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same of the prompt, none of which is taken from the prefix cache then
     detokenize: bool = True
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers that are made."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -73,8 +80,11 @@ def resolve(
         )
     if params.n < 1 or (params.max_tokens is not None and params.max_tokens < 1):
         raise ValueError("n and max_tokens must be at least 1")
-    if params.n > limits.max_choices:
-        raise ValueError(f"n is {params.n}; at most {limits.max_choices} answers run at once (max_num_seqs)")
+    if params.choices < params.n:
+        raise ValueError(f"best_of is {params.best_of}; it must be at least n, {params.n}")
+    if params.choices > limits.max_choices:
+        name = "n" if params.best_of is None else "best_of"
+        raise ValueError(f"{name} is {params.choices}; at most {limits.max_choices} run at once (max_num_seqs)")
     if prompt_tokens < 1:
         raise ValueError("the prompt has no tokens")
     params.stops  # noqa: B018 -- raises for those that cannot be
@@ -88,7 +98,7 @@ def resolve(
         typical_p=params.typical_p,
         seed=(seed if params.seed is None else params.seed) % (1 << 64),
         stop_token_ids=eos.union(params.stop_token_ids or ()),
-        n=params.n,
+        n=params.choices,
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
@@ -97,6 +107,7 @@ def resolve(
         allowed_token_ids=None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids),
         bad_words=tuple(spelling for word in params.bad_words or () for spelling in spellings(word, encode)),
         logprobs=params.logprobs or 0,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 

@@ -36,6 +36,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None where token ids were given
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]  # in order of index
+    outputs: list[CompletionOutput]  # in order of index; with best_of the best first, and none before all have ended
     finished: bool
     num_cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # per token, where asked for; None of the first

@@ -14,6 +14,7 @@ from client import (
     Finished,
     FinishReason,
     InvalidRequest,
+    PromptPart,
     ServerError,
     Started,
     Timings,
@@ -107,3 +108,19 @@ def test_an_error_after_some_text_begins_a_new_line() -> None:
     output, errors = io.StringIO(), io.StringIO()
     show_answer(failing([STARTED, Delta(0, 0, (1,), "Hel")], ServerError("broken")), TextOutput(1, output, errors))
     assert (output.getvalue(), errors.getvalue()) == ("Hel\n", "baton: INTERNAL: broken\n")
+
+
+def test_a_prompt_told_back_begins_every_text() -> None:
+    part = PromptPart(0, (7, 8), "Say")
+    assert text_of([STARTED, part, Delta(0, 0, (1,), " hi"), LAST]) == "Say hi\n"
+    events = [STARTED, part, Delta(1, 0, (2,), " x"), Finished(1, FinishReason.STOP), Delta(0, 0, (1,), " y"), LAST]
+    assert text_of(events, choices=2) == "[1] Say x\n[0] Say y\n"
+
+
+def test_json_has_the_parts_of_the_prompt() -> None:
+    output = io.StringIO()
+    told = (TokenLogprob(8, -0.5, ()),)
+    show_answer([STARTED, PromptPart(0, (7,), "Say"), PromptPart(1, (8,), "", told), LAST], JsonOutput(output))
+    first, second = map(json.loads, output.getvalue().splitlines()[1:3])
+    assert first == {"event": "prompt", "offset": 0, "token_ids": [7], "text": "Say"}
+    assert second["logprobs"] == [{"token_id": 8, "logprob": -0.5, "top": []}]

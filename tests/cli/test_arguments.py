@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import cli.__main__
 import cli.ask
 import cli.checks
+import cli.commands.inspect
 import cli.status
 import cli.up
 from cli.__main__ import app
@@ -57,7 +57,7 @@ def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
     flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 --stop a --stop b "
     flags += "--stop-token-ids 2,3 --ignore-eos --n 2 --model tiny --timeout 9 --json --target host:1 "
     flags += "--typical-p 0.8 --repetition-penalty 1.2 --presence-penalty -1 --frequency-penalty 0.5 "
-    flags += "--min-tokens 3 --logprobs 0"
+    flags += "--min-tokens 3 --logprobs 0 --prompt-logprobs 1 --echo --best-of 4 --beam-width 3 --length-penalty 2"
     assert run("generate", "Once", *flags.split()).exit_code == 0
     options = {
         "max_tokens": 5,
@@ -78,6 +78,11 @@ def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
         "frequency_penalty": 0.5,
         "min_tokens": 3,
         "logprobs": 0,
+        "best_of": 4,
+        "beam_width": 3,
+        "length_penalty": 2.0,
+        "echo": True,
+        "prompt_logprobs": 1,
     }
     assert asked.calls == [("host:1", "Once", None, options, True)]
 
@@ -106,9 +111,12 @@ def test_a_dash_reads_the_prompt_from_standard_input(asked: Recorder) -> None:
         (["generate", "--token-ids", "1", "--system", "x"], "system message needs a text"),
         (["generate", "Once", "--logprobs", "3"], "needs --json"),
         (["chat", "Hello", "--logprobs", "3"], "needs --json"),
+        (["generate", "Once", "--prompt-logprobs", "3"], "needs --json"),
+        (["generate", "Once", "--system", "x", "--echo"], "no text to begin with"),
         (["chat", "--json"], "need a message"),
         (["up", "--kv-memory", "3 bags"], "not an amount of memory"),
-        (["up", "--prefill", "0"], "--prefill"),
+        (["up", "--prefill", "-1"], "--prefill"),
+        (["up", "--prefill", "2", "--colocated"], "--colocated means that there are none"),
         (["up", "--dtype", "int3"], "--dtype"),
         (["status", "--target", "somewhere"], "not host:port"),
     ],
@@ -153,7 +161,7 @@ def test_version_of_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
     def nowhere(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(cli.__main__, "installed_version", nowhere)
+    monkeypatch.setattr(cli.commands.inspect, "installed_version", nowhere)
     result = run("version")
     assert result.exit_code == 0
     assert result.output.splitlines()[0] == "baton-serve (not installed)"
@@ -172,6 +180,14 @@ def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest
     ((options,),) = recorder.calls
     assert (options.prefill, options.decode, options.port, options.host) == (1, 1, 50051, "127.0.0.1")
     assert (options.device, options.kv_memory_bytes, options.model) == (DeviceChoice.AUTO, None, None)
+
+
+@pytest.mark.parametrize("flags", [["--colocated"], ["--prefill", "0"], ["--colocated", "--prefill", "0"]])
+def test_up_colocated_has_no_prefill_workers(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cli.up, "run_up", recorder)
+    assert run("up", *flags).exit_code == 0
+    assert (recorder.calls[0][0].prefill, recorder.calls[0][0].decode) == (0, 1)
 
 
 def test_up_reads_amounts_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from cli.batch import BatchOptions, run_batch
 from cli.batch_lines import read_line, sampling_of
 from cli.errors import CommandFailed
+from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import random_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -82,6 +85,20 @@ def test_a_second_run_does_nothing(tiny: Path, tmp_path: Path, capsys: pytest.Ca
     assert run_batch(options(source, target, Path("/no/such/model"))) == 0
     assert target.read_bytes() == before
     assert "2 requests, 2 done already" in capsys.readouterr().err
+
+
+def test_a_line_chooses_an_adapter_by_its_model(tiny: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tmp_path / "sql", tiny, 1, rank=8, targets=ALL_PROJECTIONS)
+    prompt = random_prompt(20)
+    lines = [
+        {"custom_id": name, "prompt_token_ids": prompt, "model": name, "max_tokens": 12, "temperature": 0}
+        for name in ("sql", "gpt-anything")
+    ]
+    asked = options(write_requests(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", tiny)
+    assert run_batch(replace(asked, adapters=(f"sql={adapter}",))) == 0
+    bodies = {name: line["response"]["body"] for name, line in answers(asked.target).items()}
+    assert {name: body["model"] for name, body in bodies.items()} == {"sql": "sql", "gpt-anything": "tiny"}
+    assert bodies["sql"]["choices"] != bodies["gpt-anything"]["choices"]
 
 
 def test_openai_lines_are_answered_in_openai_form(tiny: Path, tmp_path: Path) -> None:

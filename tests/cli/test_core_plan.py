@@ -20,6 +20,11 @@ def test_a_core_that_is_left_goes_to_the_router() -> None:
     assert (plan.decode, plan.prefill, plan.router) == (((0,),), ((1,),), (2,))
 
 
+def test_without_prefill_workers_the_router_still_keeps_off_decodes_core() -> None:
+    plan = plan_cores([0, 1], prefill=0, decode=1)
+    assert (plan.decode, plan.prefill, plan.router) == (((0,),), (), (1,))
+
+
 def test_cores_that_do_not_divide_go_to_prefill() -> None:
     plan = plan_cores(range(8), prefill=1, decode=1)
     assert (plan.decode, plan.prefill, plan.router) == (((0, 1, 2),), ((3, 4, 5, 6),), (7,))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.model_source import ModelNotUsable, find_model, has_chat_template
+from cli.errors import CommandFailed
+from cli.model_source import ModelNotUsable, find_adapters, find_model, has_chat_template
 from cli.tiny_checkpoint import write_tiny_checkpoint
 
 
@@ -54,6 +55,20 @@ def test_from_the_hub_only_safe_formats_are_fetched(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert find_model("owner/name", tmp_path, tmp_path).name == "owner/name"
     assert not any(pattern.endswith((".bin", ".pt", ".py", ".pth")) for pattern in patterns)
+
+
+def test_adapters_are_named_folders_as_peft_saves_them(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    [adapter] = find_adapters([f"sql={tmp_path}"], "base")
+    assert (adapter.name, adapter.folder) == ("sql", tmp_path)
+    for given, message in (
+        ([f"base={tmp_path}"], "the model is called base already"),
+        ([f"sql={tmp_path / 'nowhere'}"], "no adapter_config"),
+        ([str(tmp_path)], "NAME=FOLDER"),
+        ([f"sql={tmp_path}", f"sql={tmp_path}"], "given twice"),
+    ):
+        with pytest.raises(CommandFailed, match=message):
+            find_adapters(given, "base")
 
 
 def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.__main__ import app
+from cli.errors import CommandFailed
 
 OPT_30B: dict[str, Any] = {
     "model_type": "opt",
@@ -83,3 +84,24 @@ def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CommandFailed, match=r"no config\.json"):
         CliRunner().invoke(app, ["plan", "--model", str(tmp_path)], catch_exceptions=False)
+
+
+def test_quantised_weights_take_less(tmp_path: Path) -> None:
+    plain = sizes(tmp_path, TINY)
+    assert plain["weights"] == "none"
+    projections = 4 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 176)
+    rows = 4 * (64 + 2 * 32 + 64 + 2 * 176 + 64)
+    found = sizes(tmp_path, TINY, "--quantize", "int8")
+    assert found["weights"] == "int8"
+    assert found["weight_bytes"] == plain["weight_bytes"] - projections * 2 + projections + rows * 4
+    assert sizes(tmp_path, TINY, "--quantize", "int4")["weight_bytes"] < found["weight_bytes"]
+    assert "int8 and bfloat16" in plan(tmp_path, TINY, "--quantize", "int8").output
+
+
+def test_a_quantised_checkpoint_is_sized_as_its_configuration_says(tmp_path: Path) -> None:
+    quantised = {**TINY, "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 16}}
+    found = sizes(tmp_path, quantised)
+    assert found["weights"] == "gptq"
+    assert found["weight_bytes"] < sizes(tmp_path, TINY)["weight_bytes"]
+    with pytest.raises(CommandFailed, match="already: gptq"):
+        plan(tmp_path, quantised, "--quantize", "int8")

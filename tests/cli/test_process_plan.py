@@ -11,6 +11,7 @@ from cli.processes import ProcessSpec, Stage
 from decode_worker.config import DecodeConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
+from service.adapter_folder import AdapterFolder
 from service.config import Settings, read_config
 
 CPU = Machine(cores=(0, 1), memory_bytes=2**34)
@@ -25,9 +26,14 @@ SETTINGS = UpSettings(
     port=50051,
     admin_port=50052,
     dtype="auto",
+    adapters=(AdapterFolder("sql", Path("/adapters/sql")), AdapterFolder("chat", Path("/adapters/a chat"))),
+    kv_cache_dtype="int8",
+    quantize="int4",
     block_size=32,
     max_model_len=512,
     kv_memory_bytes=2**28,
+    swap_memory_bytes=0,
+    step_budget_ms=20.0,
     transport="auto",
     log_format="plain",
     redis_url="redis://127.0.0.1:6379/0",
@@ -57,11 +63,19 @@ def test_every_process_understands_its_flags(machine: Machine) -> None:
         read_config(CONFIGS[module], arguments, module)
 
 
+def test_workers_of_both_roles_load_every_adapter() -> None:
+    for name, spec in by_name(SETTINGS).items():
+        if spec.stage is Stage.WORKER:
+            module = "prefill_worker" if name.startswith("prefill") else "decode_worker"
+            config = read_config(CONFIGS[module], spec.command[spec.command.index("-m") + 2 :], module)
+            assert config.adapter == SETTINGS.adapters  # type: ignore[attr-defined]
+
+
 def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
     specs = by_name(SETTINGS)
     cores = {name: flag(spec, "--cores") for name, spec in specs.items()}
     assert cores == {"router": "1", "prefill-0": "1", "decode-0": "0"}
-    assert flag(specs["decode-0"], "--transfer-cores") == "1"
+    assert {flag(specs[name], "--transfer-cores") for name in ("prefill-0", "decode-0")} == {"1"}
     assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("prefill-0", "decode-0")} == {"1"}
 
 
@@ -70,6 +84,10 @@ def test_workers_take_the_gpus_in_turn_and_are_not_pinned() -> None:
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if spec.stage is Stage.WORKER}
     assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:1", "prefill-0": "cuda:0"}
     assert not any("--cores" in spec.command for spec in specs.values())
+
+
+def test_a_colocated_service_has_no_prefill_workers() -> None:
+    assert set(by_name(replace(SETTINGS, prefill=0))) == {"router", "decode-0"}
 
 
 def test_workers_listen_on_loopback_whatever_the_public_host() -> None:

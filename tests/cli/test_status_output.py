@@ -1,5 +1,6 @@
 """The table of `baton status`."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from service.redis_server import free_port
 from service.worker_record import WorkerRole
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
-LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000)
+LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000, 800, 600, 7, 55)
 
 
 def worker(load: Load | None = LOAD, connected: bool = True) -> WorkerStatus:
@@ -45,16 +46,21 @@ def test_a_row_shows_load_and_who_holds_pages() -> None:
     assert row(worker()) == (
         *("decode-0", "connected", "127.0.0.1:40001", "4711", "3", "1", "2", "300"),
         *("100", "60", "10", "20", "10"),
+        *("75%", "7", "55"),
     )
 
 
+def test_a_cache_that_was_never_asked_has_no_hit_rate() -> None:
+    assert row(worker(load=replace(LOAD, cache_query_tokens=0, cache_hit_tokens=0)))[-3] == "-"
+
+
 def test_a_worker_that_has_not_reported_has_dashes() -> None:
-    assert row(worker(load=None))[5:] == ("-",) * 8
+    assert row(worker(load=None))[5:] == ("-",) * 11
 
 
 def test_what_a_lost_worker_had_is_not_shown() -> None:
     cells = row(worker(connected=False))
-    assert (cells[1], cells[5:]) == ("lost", ("-",) * 8)
+    assert (cells[1], cells[5:]) == ("lost", ("-",) * 11)
 
 
 def test_the_headline_says_ready_or_what_is_missing() -> None:
@@ -79,9 +85,9 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
 ) -> None:
     workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
     servicer: Any = AdminServicer(
-        SimpleNamespace(workers=workers),  # type: ignore[arg-type]
+        SimpleNamespace(workers=workers, roles_seen=frozenset()),  # type: ignore[arg-type]
         SimpleNamespace(waiting=0),  # type: ignore[arg-type]
-        SimpleNamespace(ready=True, detail=""),  # type: ignore[arg-type]
+        SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
         SimpleNamespace(active=0),  # type: ignore[arg-type]
         lambda: registry,
     )

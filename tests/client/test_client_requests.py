@@ -30,6 +30,12 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         "allowed_token_ids": [5, 6],
         "bad_words": ["no", [7, 8]],
         "logprobs": 0,
+        "prompt_logprobs": 5,
+        "echo": True,
+        "best_of": 4,
+        "beam_width": 3,
+        "length_penalty": -0.5,
+        "early_stopping": "never",
         "model": "tiny",
         "request_id": "r",
         "cache_salt": "s",
@@ -58,8 +64,15 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         bad_words=["no"],
         bad_word_token_ids=[baton_pb2.TokenIds(ids=[7, 8])],
         logprobs=0,
+        prompt_logprobs=5,
+        best_of=4,
+        beam_width=3,
+        length_penalty=-0.5,
+        early_stopping=baton_pb2.EARLY_STOPPING_NEVER,
     )
-    expected = baton_pb2.GenerateRequest(text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling)
+    expected = baton_pb2.GenerateRequest(
+        text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling, echo=True
+    )
     assert generate_request("hi", options) == expected
     by_option = set(sampling.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"}  # these are bad_words too
     assert by_option <= set(options), "a sampling parameter has no option"

@@ -6,12 +6,12 @@ from client.cluster import PageCounts
 from client.errors import ProtocolError
 from client.responses import cluster_status_from, event_from
 from client.types import Alternative, Delta, FinishReason, Timings, TokenLogprob, Usage
-from protos import admin_pb2, baton_pb2, session_pb2
+from protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(Timings, baton_pb2.Timings), (Usage, baton_pb2.Usage), (PageCounts, session_pb2.PageCounts)],
+    [(Timings, baton_pb2.Timings), (Usage, baton_pb2.Usage), (PageCounts, report_pb2.PageCounts)],
 )
 def test_our_fields_are_those_of_the_proto(ours: type, theirs: type) -> None:
     assert [field.name for field in fields(ours)] == [field.name for field in theirs.DESCRIPTOR.fields]  # type: ignore[attr-defined]
@@ -85,8 +85,8 @@ def test_the_status_of_a_cluster_loses_nothing() -> None:
     worker = session_pb2.WorkerInfo(
         worker_id="decode-0", role=session_pb2.ROLE_DECODE, pid=7, fingerprint=b"\xab", model=model, total_blocks=5
     )
-    pages = session_pb2.PageCounts(total=5, free=1, cached=1, held=3, held_by_sequences=2, held_by_transfers=1)
-    report = session_pb2.Report(limit_blocks=4, pages=pages, running_sequences=2, draining=True, steps=9)
+    pages = report_pb2.PageCounts(total=5, free=1, cached=1, held=3, held_by_sequences=2, held_by_transfers=1)
+    report = report_pb2.Report(limit_blocks=4, pages=pages, running_sequences=2, draining=True, steps=9)
     status = cluster_status_from(
         admin_pb2.GetStatusResponse(
             ready=True,

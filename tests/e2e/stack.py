@@ -90,15 +90,16 @@ class Stack:
             return admin.status()
 
     def wait_ready(self, workers: int | None = None) -> None:
-        """Until the canary went through and so many workers are connected (default: all there are)."""
-        wanted = len(self.processes) - 1 if workers is None else workers
+        """Until the canary went all ways there are and so many workers have reported (default: all there are)."""
+        wanted = len(self.processes.keys() - {"router"}) if workers is None else workers
 
         def ready() -> bool:
             try:
                 status = self.status()
             except BatonClientError:
                 return False
-            return status.ready and sum(worker.connected for worker in status.workers) == wanted
+            there = sum(worker.connected and worker.load is not None for worker in status.workers)
+            return status.ready and not status.detail and there == wanted
 
         self.wait_for(ready, READY_S, "readiness")
 
@@ -138,10 +139,11 @@ def make_stack(
     transports: Mapping[str, str] | None = None,
     worker_flags: Sequence[str] = (),
     with_redis: bool = True,
+    router_flags: Sequence[str] = (),
 ) -> Stack:
     """Lays out a stack without starting its processes; Redis runs already if wanted.
 
-    `transports` says by worker what `--transport` is; for the others it is auto.
+    `transports` says by worker what `--transport` is; for the others it is auto. `prefill` 0 is a colocated service.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ports = iter(free_ports(3 + prefill + decode))
@@ -161,7 +163,7 @@ def make_stack(
             members.append(f"{role}@127.0.0.1:{port}")
     command = [sys.executable, "-m", "router", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
     command += registry or ["--workers", ",".join(members)]
-    command += ["--trace-file", str(stack.trace_file)]
+    command += ["--trace-file", str(stack.trace_file), *router_flags]
     stack.processes["router"] = StackProcess("router", command, folder / "router.log")
     return stack
 

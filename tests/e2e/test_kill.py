@@ -68,6 +68,7 @@ async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mo
                 mortal.processes["prefill-0"].kill()
                 mortal.processes["prefill-1"].kill()
     assert tokens == 300
+    assert await serves(mortal), "the decode worker does not compute prompts meanwhile"
 
     mortal.start(["prefill-0", "prefill-1"])
     await asyncio.to_thread(mortal.wait_ready)
@@ -75,22 +76,13 @@ async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mo
     await asyncio.to_thread(mortal.wait_idle, 2.0)
 
 
-async def collect(baton: AsyncBatonClient, prompt: list[int], cache_salt: str = "") -> tuple[list[int], bool]:
-    """The tokens that came, and whether the answer was complete."""
-    tokens: list[int] = []
-    try:
-        async for event in baton.generate(prompt, max_tokens=4, ignore_eos=True, cache_salt=cache_salt):
-            tokens += event.token_ids if isinstance(event, Delta) else ()
-    except Unavailable:
-        return tokens, False
-    return tokens, True
+async def collect(baton: AsyncBatonClient, prompt: list[int], cache_salt: str = "") -> list[int]:
+    answer = await baton.complete(prompt, max_tokens=4, ignore_eos=True, cache_salt=cache_salt)
+    return list(answer.choices[0].token_ids)
 
 
 async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal: Stack) -> None:
-    """Many long prompts are queued, computed and read when it dies. Those without a token yet are answered anyway.
-
-    One whose first token had gone out while its KV was still being read ends with UNAVAILABLE: resuming is to come.
-    """
+    """Many long prompts are queued, computed and read when it dies: a delay, also where the first token was out."""
     prompts = [[3 + (i * 7 + j) % 500 for j in range(1500)] for i in range(12)]
     async with AsyncBatonClient(mortal.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
         undisturbed = [await collect(baton, prompt) for prompt in prompts]
@@ -100,10 +92,7 @@ async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal
         assert not all(call.done() for call in calls), "everything was done before the kill"
         answers = await asyncio.gather(*calls)
 
-    for (tokens, complete), (expected, _) in zip(answers, undisturbed, strict=True):
-        assert tokens == expected[: len(tokens)]
-        assert complete or tokens, "a call that had no token yet was not tried again"
-    assert sum(complete for _, complete in answers) > len(prompts) // 2
+    assert answers == undisturbed
     mortal.processes["prefill-0"].start()
     await asyncio.to_thread(mortal.wait_ready)
     await asyncio.to_thread(mortal.wait_idle, 2.0)

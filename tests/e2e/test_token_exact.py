@@ -1,43 +1,22 @@
 """Greedy answers through real processes equal transformers' token for token, in fp32."""
 
-import asyncio
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from client import AsyncBatonClient, Completion
+from client import Completion
 from tests.e2e.conftest import run
+from tests.e2e.oracle import Oracle, ask_transformers, check_answers
 from tests.e2e.stack import Stack, make_stack
-from tests.fixtures.checkpoints import FAMILIES, make_checkpoint
 
-LENGTHS = (1, 31, 32, 33, 100, 700)
-NEW_TOKENS = 24
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 TOGETHER = 32
-SEED = 5
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """A checkpoint with prompts and what transformers answers to them."""
-
-    folder: Path
-    prompts: list[list[int]]
-    answers: list[list[int]]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    folder = make_checkpoint(tmp_path_factory.mktemp("model") / request.param, request.param, seed=SEED)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    draw = random.Random(SEED)
-    lengths = (*LENGTHS, *(draw.choice(LENGTHS[:5]) for _ in range(TOGETHER - len(LENGTHS))))
-    prompts = [[draw.randrange(3, model.config.vocab_size) for _ in range(length)] for length in lengths]
-    return Oracle(folder, prompts, [generate(model, prompt) for prompt in prompts])
+    return ask_transformers(tmp_path_factory.mktemp("model") / request.param, request.param, TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -62,39 +41,21 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 
 @pytest.fixture(scope="module")
 def running(oracle: Oracle, layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("stack")
-    decode = len(layout.transports)
-    yield from run(make_stack(folder, oracle.folder, layout.prefill, decode, transports=layout.transports))
-
-
-def generate(model: torch.nn.Module, prompt: Sequence[int]) -> list[int]:
-    tokens = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        answer = model.generate(  # type: ignore[operator]
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
-    return [int(token) for token in answer[0, len(prompt) :]]
-
-
-async def complete_all(target: str, prompts: Sequence[Sequence[int]], at_once: bool) -> list[Completion]:
-    async with AsyncBatonClient(target, timeout_s=120) as baton:
-        calls = [baton.complete(prompt, max_tokens=NEW_TOKENS, temperature=0.0) for prompt in prompts]
-        if at_once:
-            return list(await asyncio.gather(*calls))
-        return [await call for call in calls]
+    """Every prompt goes over a prefill worker, also one whose beginning decode has."""
+    stack = make_stack(
+        tmp_path_factory.mktemp("stack"),
+        oracle.folder,
+        layout.prefill,
+        len(layout.transports),
+        transports=layout.transports,
+        router_flags=["--local-prefill-tokens", "0"],
+    )
+    yield from run(stack)
 
 
 async def test_answers_equal_transformers_alone_and_together(running: Stack, oracle: Oracle, layout: Layout) -> None:
-    alone = await complete_all(running.target, oracle.prompts[: len(LENGTHS)], at_once=False)
-    together = await complete_all(running.target, oracle.prompts, at_once=True)
-
-    assert [list(done.choices[0].token_ids) for done in alone] == oracle.answers[: len(LENGTHS)]
-    assert [list(done.choices[0].token_ids) for done in together] == oracle.answers
-    check_who_took_part(running, [*alone, *together], layout)
+    answers = await check_answers(running.target, oracle)
+    check_who_took_part(running, answers, layout)
     running.wait_idle(within_s=2.0)
 
 

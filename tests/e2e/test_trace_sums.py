@@ -10,7 +10,7 @@ from tests.e2e.stack import Stack
 
 REQUESTS = 20
 TRACE_WRITTEN_S = 10.0
-TTFT = ("router_queue", "route", "prefill_queue", "prefill", "return")
+TTFT = ("router_queue", "route", "prefill_fetch", "prefill_queue", "prefill", "return")
 TOKEN_GAP = ("transfer_exposed", "decode_admission", "first_step")
 STAGES = {"router.queue", "route.select", "prefill.queue", "prefill.chunk", "return", "kv.transfer", "decode"}
 

@@ -20,15 +20,15 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class Up:
-    """A running `baton up` with the demo model, and the command line against it."""
+    """A running `baton up`, with the demo model unless told otherwise, and the command line against it."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *flags: str) -> None:
         self.port, self.admin_port = free_ports(2)
         self.log = log
         command = [sys.executable, "-m", "cli", "up", "--port", str(self.port), "--admin-port", str(self.admin_port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "--kv-memory", "128MiB"], stdout=output, stderr=output, cwd=REPOSITORY
+                [*command, "--kv-memory", "128MiB", *flags], stdout=output, stderr=output, cwd=REPOSITORY
             )
 
     def baton(self, *arguments: str) -> subprocess.CompletedProcess[str]:

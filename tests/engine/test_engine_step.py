@@ -2,7 +2,7 @@
 
 from engine.engine import Engine
 from engine.pages import BlockPool
-from engine.plan import Drawn, Plan
+from engine.plan import Computed, Drawn, Plan
 from engine.prefill_scheduler import PrefillRequest, PrefillScheduler
 from engine.sampling_params import SamplingParams
 
@@ -13,9 +13,11 @@ class SuccessorRunner:
     def __init__(self) -> None:
         self.plans: list[Plan] = []
 
-    def run(self, plan: Plan) -> tuple[tuple[Drawn, ...], ...]:
+    def run(self, plan: Plan) -> tuple[Computed, ...]:
         self.plans.append(plan)
-        return tuple(tuple(Drawn(chunk.token_ids[-1] + 1, 0.0) for _ in chunk.samples) for chunk in plan.chunks)
+        return tuple(
+            Computed(tuple(Drawn(chunk.token_ids[-1] + 1, 0.0) for _ in chunk.samples)) for chunk in plan.chunks
+        )
 
 
 def test_an_idle_engine_does_not_run():

@@ -6,9 +6,9 @@ import pytest
 
 from engine.hashing import cache_root
 from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import MixedOutcome, RequestFailed, TokenMade
+from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed, TokenMade
 from engine.pages import BlockPool
-from engine.plan import Drawn, NonFinite, Plan
+from engine.plan import Computed, Drawn, NonFinite, Plan
 from engine.sampling_params import SamplingParams
 from engine.sequence import EndReason, Request, RequestRefused, RequestTooLong
 from engine.step_budget import StepBudget
@@ -46,7 +46,7 @@ def step(scheduler: MixedScheduler, *, failed: int | None = None) -> tuple[Plan,
     results = [
         NonFinite()
         if chunk.request_id == failed
-        else tuple(Drawn(100 * chunk.request_id + chunk.end, 0.0) for _ in chunk.samples)
+        else Computed(tuple(Drawn(100 * chunk.request_id + chunk.end, 0.0) for _ in chunk.samples))
         for chunk in plan.chunks
     ]
     return plan, scheduler.commit(plan, results)
@@ -217,7 +217,7 @@ def test_not_finite_logits_end_the_request_and_publish_nothing(make: Maker) -> N
     scheduler.add(request(2, 9, first=50), ROOT)
     _, outcomes = step(scheduler, failed=1)
     assert outcomes[0] == RequestFailed(1)
-    assert isinstance(outcomes[1], TokenMade)
+    assert outcomes[1] == PromptComputed(2, tokens=9, cached_tokens=0, ended=True)
     assert scheduler.abort(2)
     assert scheduler.pool.counts.cached == 2, "only the neighbour's"
 
@@ -237,7 +237,7 @@ def test_what_can_never_run_is_refused(make: Maker) -> None:
     scheduler = make(blocks=4, sequences=2)
     with pytest.raises(RequestTooLong, match="5 blocks; the pool has 4"):
         scheduler.add(request(1, 10, max_tokens=8))
-    with pytest.raises(RequestTooLong, match="3 choices; at most 2"):
+    with pytest.raises(RequestTooLong, match="3 places in the batch; there are 2"):
         scheduler.add(request(1, 4, n=3))
     scheduler.add(request(1, 10, max_tokens=7))
     with pytest.raises(RequestRefused, match="here already"):

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.pages import BlockPool, PageCounts
-from engine.plan import Drawn, NonFinite, Plan
+from engine.plan import Computed, Drawn, NonFinite, Plan
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
 from engine.sampling_params import SamplingParams
 from engine.sequence import EndReason, RequestRefused, RequestTooLong, UnknownRequest
@@ -39,7 +39,9 @@ def spans(plan: Plan | None) -> list[tuple[int, int, int]]:
 def step(scheduler: PrefillScheduler, token_id: int = 7) -> list[PrefillProgress]:
     plan = scheduler.plan()
     assert plan is not None
-    return scheduler.commit(plan, [tuple(Drawn(token_id, -0.5) for _ in chunk.samples) for chunk in plan.chunks])
+    return scheduler.commit(
+        plan, [Computed(tuple(Drawn(token_id, -0.5) for _ in chunk.samples)) for chunk in plan.chunks]
+    )
 
 
 def fail_step(scheduler: PrefillScheduler) -> list[PrefillProgress]:
@@ -174,7 +176,7 @@ def test_a_non_finite_prompt_is_forgotten_and_not_published(scheduler):
 def test_a_neighbour_of_a_non_finite_prompt_goes_on(scheduler):
     scheduler.add(prompt(1, 3))
     scheduler.add(prompt(2, 3))
-    failed, finished = scheduler.commit(scheduler.plan(), [NonFinite(), (Drawn(5, -0.1),)])
+    failed, finished = scheduler.commit(scheduler.plan(), [NonFinite(), Computed((Drawn(5, -0.1),))])
     assert (failed.failed, finished.failed) == (True, False)
     assert finished.first[0].token_id == 5
 
@@ -212,7 +214,7 @@ def test_a_prompt_aborted_during_a_step_makes_no_progress(scheduler):
     scheduler.add(prompt(1, 3))
     plan = scheduler.plan()
     scheduler.abort(1)
-    assert scheduler.commit(plan, [(Drawn(7, -0.5),)]) == []
+    assert scheduler.commit(plan, [Computed((Drawn(7, -0.5),))]) == []
 
 
 def test_load_is_counted_in_tokens(scheduler):

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.pages import BlockPool
-from engine.plan import Chunk, Drawn, NonFinite
-from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
+from engine.plan import Chunk, Computed, Drawn, NonFinite
+from engine.prefill_scheduler import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
 from engine.sampling_params import SamplingParams
 from engine.sequence import RequestTooLong, blocks_for
 
@@ -22,6 +22,7 @@ class PrefillLives(RuleBasedStateMachine):
         self.readable: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
         self.memory: dict[int, tuple[int, ...]] = {}  # the whole prefix, up to each block's newest token
+        self.landings: list[Landing] = []
         self.added = 0
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple), n=st.integers(1, 2))
@@ -41,14 +42,14 @@ class PrefillLives(RuleBasedStateMachine):
     def step(self, fails, aborts):
         plan = self.scheduler.plan()
         if plan is None:
-            assert self.pinned or not self.unfinished, "work was left though nothing is pinned"
+            assert self.pinned or self.landings or not self.unfinished, "work was left though nothing is pinned"
             return
         assert sum(len(chunk.token_ids) for chunk in plan.chunks) <= CHUNK
         results = []
         for index, chunk in enumerate(plan.chunks):
             self.write(chunk)
             bad = index in fails and chunk.samples
-            results.append(NonFinite() if bad else tuple(Drawn(5, 0.0) for _ in chunk.samples))
+            results.append(NonFinite() if bad else Computed(tuple(Drawn(5, 0.0) for _ in chunk.samples)))
         if aborts:
             self.forget(plan.chunks[0].request_id)
         for progress in self.scheduler.commit(plan, results):
@@ -82,6 +83,33 @@ class PrefillLives(RuleBasedStateMachine):
             del self.unfinished[progress.request_id]
             self.pinned.add(progress.request_id)
 
+    @rule(blocks=st.integers(1, TOTAL), token=st.integers(0, 1), worthwhile=st.booleans())
+    def land(self, blocks, token, worthwhile):
+        """Blocks of prompts of one token over and over, which `add` makes too."""
+        hashes = [bytes([token] * BLOCK * (index + 1)) for index in range(blocks)]
+        before = self.pool.counts.held
+        landing = self.scheduler.land(hashes, lambda lacking: worthwhile and 0 < lacking <= blocks)
+        if landing is None:
+            assert self.pool.counts.held == before
+            return
+        assert worthwhile and landing.cached_blocks < len(landing.blocks) == blocks
+        for index, block in enumerate(landing.blocks):
+            if index < landing.cached_blocks:
+                assert self.memory[block] == tuple(hashes[index])
+            else:
+                assert self.pool.references(block) == 1
+                self.memory[block] = tuple(hashes[index])
+        self.landings.append(landing)
+
+    @precondition(lambda self: self.landings)
+    @rule(data=st.data())
+    def landed(self, data):
+        landing = self.landings.pop(data.draw(st.integers(0, len(self.landings) - 1)))
+        valid = data.draw(st.integers(0, len(landing.blocks)))
+        for block in landing.blocks[max(valid, landing.cached_blocks) :]:
+            self.memory[block] = ()  # garbage, which nobody may ever find
+        self.scheduler.landed(landing, valid)
+
     @precondition(lambda self: self.pinned)
     @rule(data=st.data())
     def release(self, data):
@@ -106,7 +134,7 @@ class PrefillLives(RuleBasedStateMachine):
         counts, scheduler = self.pool.counts, self.scheduler
         assert scheduler.held_by_sequences + scheduler.held_by_transfers == counts.held
         assert scheduler.waiting_requests + scheduler.running_sequences == len(self.unfinished)
-        if not self.unfinished and not self.pinned:
+        if not self.unfinished and not self.pinned and not self.landings:
             assert counts.held == 0
             assert scheduler.pending_tokens == 0
 

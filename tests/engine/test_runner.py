@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.plan import BlockCopy, Chunk, NonFinite, Plan, Sample
+from engine.plan import BlockCopy, Chunk, Computed, NonFinite, Plan, Sample
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
+from kernels.kv_pages import KvPages
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
@@ -34,7 +35,7 @@ def test_results_are_parallel_to_chunks_of_any_mix(paged: PagedModel) -> None:
         Chunk(4, long, 0, paged.blocks(40), GREEDY * 2),
     )
     first, second, third, fourth = paged.runner.run(Plan(chunks))
-    assert third == ()
+    assert third == Computed()
     assert [token.token_id for token in drawn(fourth)] == [token.token_id for token in drawn(first) * 2]
     [alone] = paged.runner.run(Plan((Chunk(5, short, 0, paged.blocks(1), GREEDY),)))
     assert drawn(alone)[0].token_id == drawn(second)[0].token_id
@@ -67,19 +68,19 @@ def test_copies_are_done_before_anything_is_computed(paged: PagedModel) -> None:
     [shared] = paged.blocks(20)
     [copied] = paged.blocks(20)
     paged.runner.run(Plan((Chunk(1, prompt, 0, [shared]),)))
-    before = paged.kv[shared].clone()
+    before = paged.kv.data[shared].clone()
     step = Chunk(1, [7], 20, [copied], GREEDY)
     [result] = paged.runner.run(Plan((step,), (BlockCopy(shared, copied),)))
     [expected] = paged.runner.run(Plan((Chunk(2, [*prompt, 7], 0, paged.blocks(21), GREEDY),)))
     assert drawn(result)[0].token_id == drawn(expected)[0].token_id
-    torch.testing.assert_close(paged.kv[shared], before, equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(paged.kv.data[shared], before, equal_nan=True, rtol=0, atol=0)
 
 
 def test_a_plan_of_copies_alone_runs(paged: PagedModel) -> None:
     source, destination = paged.blocks(64)
-    paged.kv[source] = 3.0
+    paged.kv.data[source] = 3.0
     assert paged.runner.run(Plan((), (BlockCopy(source, destination),))) == ()
-    assert bool((paged.kv[destination] == 3.0).all())
+    assert bool((paged.kv.data[destination] == 3.0).all())
 
 
 def test_a_prefix_computed_by_another_request_is_read(paged: PagedModel) -> None:
@@ -103,20 +104,20 @@ def test_a_poisoned_sequence_fails_alone_and_changes_no_bit_of_its_neighbours(pa
         )
     )
     clean = paged.runner.run(plan)
-    paged.kv[tables[1][0], 2] = float("nan")
+    paged.kv.data[tables[1][0], 2] = float("nan")
     assert paged.runner.run(plan) == (clean[0], NonFinite(), clean[2])
 
 
 def test_a_chunk_that_draws_nothing_still_reports_what_is_not_finite(paged: PagedModel) -> None:
     table = paged.blocks(40)
     paged.runner.run(Plan((Chunk(1, random_prompt(30), 0, table),)))
-    paged.kv[table[0], 0, 1] = float("inf")
+    paged.kv.data[table[0], 0, 1] = float("inf")
     assert paged.runner.run(Plan((Chunk(1, random_prompt(5), 30, table),))) == (NonFinite(),)
 
 
 def test_warm_up_touches_only_block_zero(paged: PagedModel) -> None:
     paged.runner.warm_up()
-    assert bool(paged.kv[1:].isnan().all())
+    assert bool(paged.kv.data[1:].isnan().all())
 
 
 @pytest.mark.parametrize("chunk", [Chunk(1, [], 0, [0]), Chunk(1, [5, 6], 31, [0])])
@@ -127,4 +128,4 @@ def test_a_chunk_without_tokens_or_blocks_is_refused(paged: PagedModel, chunk: C
 
 def test_a_pool_of_another_shape_is_refused(paged: PagedModel) -> None:
     with pytest.raises(ValueError, match="model needs"):
-        Runner(paged.model, paged.layout, paged.kv[:, :3])
+        Runner(paged.model, paged.layout, KvPages(paged.kv.data[:, :3]))

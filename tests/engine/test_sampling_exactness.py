@@ -1,4 +1,4 @@
-"""Answers through the decode scheduler and a real model equal transformers' generate, token for token, in float32."""
+"""Answers through the mixed scheduler and a real model equal transformers' generate, token for token, in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.decode_scheduler import DecodeScheduler
+from engine.mixed_scheduler import MixedScheduler
 from engine.pages import BlockPool
 from engine.plan import Chunk, Plan
 from engine.prefill_scheduler import first_samples, first_tokens
@@ -56,7 +56,7 @@ def generated(model: Any, **fields: Any) -> list[int]:
 def answers(checkpoint: Path, kinds: Sequence[SamplingParams]) -> list[list[int]]:
     """All of them side by side in one batch; choice 0 of each."""
     paged = PagedModel(checkpoint)
-    scheduler = DecodeScheduler(BlockPool(64), paged.block_tokens, max_sequences=len(kinds))
+    scheduler = MixedScheduler(BlockPool(64), paged.block_tokens, max_step_tokens=64, max_sequences=len(kinds))
     made: list[list[int]] = []
     for index, params in enumerate(kinds):
         request = Request(index, PROMPT, params, ())
@@ -69,7 +69,7 @@ def answers(checkpoint: Path, kinds: Sequence[SamplingParams]) -> list[list[int]
         made.append([first[0].token_id])
     while (plan := scheduler.plan()) is not None:
         for step in scheduler.commit(plan, paged.runner.run(plan)):
-            made[step.request_id].append(step.token_id)
+            made[step.request_id].append(step.drawn.token_id)
     return made
 
 

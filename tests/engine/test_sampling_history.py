@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.decode_scheduler import DecodeScheduler
+from engine.mixed_scheduler import MixedScheduler
 from engine.pages import BlockPool
-from engine.plan import Drawn, TokenLogprob
+from engine.plan import Computed, Drawn, TokenLogprob
 from engine.prefill_scheduler import PrefillScheduler
 from engine.sampling_params import SamplingParams
 from engine.sequence import FirstToken, Request
@@ -18,9 +18,9 @@ PENALISED = replace(PLAIN, repetition_penalty=1.2, n=2)
 TOP = (TokenLogprob(4, -0.25), TokenLogprob(9, -1.5))
 
 
-def decoding(params: SamplingParams) -> DecodeScheduler:
+def decoding(params: SamplingParams) -> MixedScheduler:
     """Both choices have their token 0: 50 and 51."""
-    scheduler = DecodeScheduler(BlockPool(12), BLOCK, max_sequences=4)
+    scheduler = MixedScheduler(BlockPool(12), BLOCK, max_step_tokens=16, max_sequences=4)
     scheduler.reserve(Request(1, PROMPT, params, ()))
     scheduler.activate(1, [FirstToken(choice, 50 + choice, -0.5, end=None) for choice in range(params.n)])
     return scheduler
@@ -29,7 +29,7 @@ def decoding(params: SamplingParams) -> DecodeScheduler:
 def test_prefill_gives_the_prompt_to_every_choice() -> None:
     scheduler = PrefillScheduler(BlockPool(4), BLOCK, chunk_tokens=3)
     scheduler.add(Request(1, PROMPT, PENALISED, ()))
-    scheduler.commit(scheduler.plan(), [()])
+    scheduler.commit(scheduler.plan(), [Computed()])
     [chunk] = scheduler.plan().chunks
     assert [(sample.history, sample.prompt_tokens) for sample in chunk.samples] == [(PROMPT, 5)] * 2
     assert chunk.samples[0].history is chunk.samples[1].history
@@ -44,7 +44,7 @@ def test_decode_gives_each_choice_its_own_answer() -> None:
             answer = [50 + choice, *(60 + 10 * made + choice for made in range(step))]
             assert (list(sample.history), sample.prompt_tokens) == ([*PROMPT, *answer], 5)
             assert len(sample.history) == chunk.end
-        scheduler.commit(plan, [(Drawn(60 + 10 * step + choice, -0.5),) for choice in range(2)])
+        scheduler.commit(plan, [Computed((Drawn(60 + 10 * step + choice, -0.5),)) for choice in range(2)])
 
 
 def test_a_request_that_does_not_look_back_has_no_history() -> None:
@@ -55,17 +55,17 @@ def test_a_request_that_does_not_look_back_has_no_history() -> None:
     for _ in range(2):
         plan = decode.plan()
         assert list(plan.chunks[0].samples[0].history) == []
-        decode.commit(plan, [(Drawn(7, -0.5),)])
+        decode.commit(plan, [Computed((Drawn(7, -0.5),))])
 
 
 def test_the_likeliest_tokens_are_passed_on() -> None:
     prefill = PrefillScheduler(BlockPool(4), BLOCK, chunk_tokens=8)
     prefill.add(Request(1, PROMPT, PLAIN, ()))
-    [progress] = prefill.commit(prefill.plan(), [(Drawn(7, -0.5, TOP),)])
+    [progress] = prefill.commit(prefill.plan(), [Computed((Drawn(7, -0.5, TOP),))])
     assert progress.first[0].top == TOP
     decode = decoding(PLAIN)
-    [step] = decode.commit(decode.plan(), [(Drawn(7, -0.5, TOP),)])
-    assert step.top == TOP
+    [step] = decode.commit(decode.plan(), [Computed((Drawn(7, -0.5, TOP),))])
+    assert step.drawn.top == TOP
 
 
 @pytest.mark.parametrize(("prompt_logprobs", "cached_tokens"), [(None, 4), (0, 0), (3, 0)])
@@ -73,5 +73,5 @@ def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(prompt_logprobs
     scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8)
     for request_id, params in ((1, PLAIN), (2, replace(PLAIN, prompt_logprobs=prompt_logprobs))):
         scheduler.add(Request(request_id, PROMPT, params, (b"first block",)))
-        [progress] = scheduler.commit(scheduler.plan(), [(Drawn(7, -0.5),)])
+        [progress] = scheduler.commit(scheduler.plan(), [Computed((Drawn(7, -0.5),))])
     assert progress.cached_tokens == cached_tokens

@@ -37,8 +37,24 @@ def test_at_first_it_dares_little(most: int, expected: int) -> None:
 
 def test_it_never_exceeds_what_is_allowed() -> None:
     budget = StepBudget(1.0)
-    budget.observe(10, 0.001)
+    budget.observe(50, 0.001)
     assert budget.prefill_tokens(0, most=64) == 64
+
+
+def test_it_gropes_its_way_to_large_steps() -> None:
+    budget = StepBudget(1.0)
+    sizes = [16]
+    while sizes[-1] < 200:
+        budget.observe(sizes[-1], 0.0001 * sizes[-1])
+        sizes.append(budget.prefill_tokens(0, most=1000))
+    assert sizes == [16, 32, 64, 128, 256]
+
+
+def test_small_steps_that_differ_by_chance_say_nothing_of_large_ones() -> None:
+    budget, draw = StepBudget(0.050), random.Random(1)
+    for _ in range(500):
+        budget.observe(draw.choice([4, 5]), draw.uniform(0.005, 0.010))
+        assert budget.prefill_tokens(5, most=1000) <= LEAST_TOKENS
 
 
 def test_a_target_of_nothing_is_refused() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint_files import model_fingerprint
 from engine.model_config import ModelError
-from engine.weights import INDEX_FILE, SINGLE_FILE, load_model, model_fingerprint
+from engine.quantization.formats import INDEX_FILE, SINGLE_FILE
+from engine.weights import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -58,7 +60,7 @@ def test_shards_are_read_through_their_index(folder: Path) -> None:
     whole = load_model(folder, torch.float32, CPU, progress=False)
     shard(folder)
     parts = load_model(folder, torch.float32, CPU, progress=False)
-    torch.testing.assert_close(parts.layers[3].gate_up.weight, whole.layers[3].gate_up.weight)
+    torch.testing.assert_close(parts.layers[3].feed_forward.gate_up.weight, whole.layers[3].feed_forward.gate_up.weight)
 
 
 def test_an_index_may_not_lead_out_of_the_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.copy_blocks import copy_blocks
+from kernels.kv_pages import KvPages
 from kernels.store_kv import store_kv
 
 BLOCKS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 7, 3, 5, 6
@@ -17,7 +18,7 @@ def test_store_kv_writes_each_token_to_its_slot_and_nothing_else() -> None:
     pool = poisoned_pool()
     slots = [34, 0, 13, 6]
     key, value = torch.randn(2, len(slots), KV_HEADS, HEAD_DIM)
-    store_kv(pool[:, 1], key, value, torch.tensor(slots))
+    store_kv(KvPages(pool).layer(1), key, value, torch.tensor(slots))
     for row, slot in enumerate(slots):
         stored = pool[slot // BLOCK_TOKENS, 1, :, :, slot % BLOCK_TOKENS]
         assert torch.equal(stored[0], key[row])
@@ -29,7 +30,7 @@ def test_store_kv_takes_slices_of_a_fused_projection() -> None:
     pool = poisoned_pool()
     fused = torch.randn(2, 3 * KV_HEADS, HEAD_DIM)
     _, key, value = fused.split(KV_HEADS, dim=1)
-    store_kv(pool[:, 0], key, value, torch.tensor([1, 2]))
+    store_kv(KvPages(pool).layer(0), key, value, torch.tensor([1, 2]))
     assert torch.equal(pool[0, 0, 1, :, 2], value[1])
 
 
@@ -39,8 +40,8 @@ def test_offsets_past_32_bits_are_right() -> None:
     pool = torch.empty(blocks, 1, 2, 1, 2, width, dtype=torch.bfloat16)
     key = torch.full((1, 1, width), 2.0, dtype=torch.bfloat16)
     slot = 2 * (blocks - 1) + 1
-    store_kv(pool[:, 0], key, key + 1, torch.tensor([slot]))
-    copy_blocks(pool, torch.tensor([blocks - 1]), torch.tensor([1]))
+    store_kv(KvPages(pool).layer(0), key, key + 1, torch.tensor([slot]))
+    copy_blocks(KvPages(pool), torch.tensor([blocks - 1]), torch.tensor([1]))
     assert torch.equal(pool[blocks - 1, 0, :, 0, 1].float().mean(-1), torch.tensor([2.0, 3.0]))
     assert torch.equal(pool[1, 0, :, 0, 1], pool[blocks - 1, 0, :, 0, 1])
 
@@ -48,7 +49,7 @@ def test_offsets_past_32_bits_are_right() -> None:
 def test_copy_blocks_copies_all_layers_of_each_pair() -> None:
     pool = torch.randn(BLOCKS, 2, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM)
     before = pool.clone()
-    copy_blocks(pool, torch.tensor([4, 0, 4]), torch.tensor([1, 6, 2]))
+    copy_blocks(KvPages(pool), torch.tensor([4, 0, 4]), torch.tensor([1, 6, 2]))
     assert torch.equal(pool, before[[0, 4, 4, 3, 4, 5, 0]])
 
 
@@ -66,9 +67,9 @@ def test_store_kv_refuses_what_the_contract_excludes(
     key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        store_kv(poisoned_pool()[:, 0], key, value, slots)
+        store_kv(KvPages(poisoned_pool()).layer(0), key, value, slots)
 
 
 def test_copy_blocks_refuses_unequal_lists() -> None:
     with pytest.raises(ValueError, match="destinations"):
-        copy_blocks(poisoned_pool(), torch.tensor([1, 2]), torch.tensor([3]))
+        copy_blocks(KvPages(poisoned_pool()), torch.tensor([1, 2]), torch.tensor([3]))

@@ -1,12 +1,15 @@
 """Paged attention against plain attention over gathered KV, written independently and in float64."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from kernels.kv_pages import KvPages
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.scoring import Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 24, 5
 SCALE = HEAD_DIM**-0.5
@@ -18,7 +21,8 @@ class Pool:
 
     def __init__(self, blocks: int = 64, dtype: torch.dtype = torch.float32) -> None:
         whole = torch.full((blocks, 3, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM), NAN, dtype=dtype)
-        self.kv = whole[:, 1]  # as in the engine: a stride between blocks
+        self.layer = KvPages(whole).layer(1)  # as in the engine: a stride between blocks
+        self.kv = self.layer.data
         self.free = list(range(blocks))
         random.Random(0).shuffle(self.free)
 
@@ -52,7 +56,7 @@ def decode(
 ) -> torch.Tensor:
     starts = torch.tensor([0] + [len(table) for table in tables]).cumsum(0)
     block_ids = torch.tensor([block for table in tables for block in table])
-    return paged_decode(query, pool.kv, block_ids, starts, torch.tensor(contexts), SCALE, window)
+    return paged_decode(query, pool.layer, block_ids, starts, torch.tensor(contexts), Scoring(SCALE, window))
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +69,7 @@ def seed() -> None:
 def test_prefill_equals_plain_attention(start: int, tokens: int, window: int | None) -> None:
     blocks, key, value = (pool := Pool()).store(start + tokens)
     query = torch.randn(tokens, HEADS, HEAD_DIM)
-    result = paged_prefill(query, pool.kv, torch.tensor(blocks), start, SCALE, window)
+    result = paged_prefill(query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE, window))
     expected = plain_attention(query, key, value, start, window)
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
 
@@ -113,7 +117,7 @@ def test_bfloat16_keeps_dtype_and_value(tokens: int) -> None:
     if tokens == 1:
         result = decode(pool, query, [blocks], [30], None)
     else:
-        result = paged_prefill(query, pool.kv, torch.tensor(blocks), 30 - tokens, SCALE, None)
+        result = paged_prefill(query, pool.layer, torch.tensor(blocks), 30 - tokens, Scoring(SCALE))
     assert result.dtype == torch.bfloat16
     expected = plain_attention(query, key, value, 30 - tokens, None)
     torch.testing.assert_close(result.double(), expected, atol=0.02, rtol=0)
@@ -123,7 +127,7 @@ def test_prefill_refuses_a_block_table_of_another_length() -> None:
     pool = Pool()
     query = torch.randn(6, HEADS, HEAD_DIM)
     with pytest.raises(ValueError, match=r"block_ids must be \[2\]"):
-        paged_prefill(query, pool.kv, torch.tensor([1, 2, 3]), 0, SCALE, None)
+        paged_prefill(query, pool.layer, torch.tensor([1, 2, 3]), 0, Scoring(SCALE))
 
 
 @pytest.mark.parametrize(
@@ -137,13 +141,13 @@ def test_prefill_refuses_a_block_table_of_another_length() -> None:
         ({"context_tokens": torch.zeros(3, dtype=torch.int64)}, "context_tokens"),
     ],
 )
-def test_decode_refuses_what_the_contract_excludes(changes: dict[str, torch.Tensor], named: str) -> None:
-    arguments = {
+def test_decode_refuses_what_the_contract_excludes(changes: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {
         "query": torch.zeros(2, HEADS, HEAD_DIM),
-        "kv": Pool().kv,
+        "kv": Pool().layer,
         "block_ids": torch.tensor([0, 1]),
         "block_starts": torch.tensor([0, 1, 2]),
         "context_tokens": torch.tensor([1, 1]),
     }
     with pytest.raises(ValueError, match=named):
-        paged_decode(**{**arguments, **changes}, scale=SCALE, window=None)
+        paged_decode(**{**arguments, **changes}, scoring=Scoring(SCALE))

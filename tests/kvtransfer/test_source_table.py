@@ -10,11 +10,11 @@ REQUEST = 7
 
 
 @pytest.fixture
-def table() -> SourceTable[str]:
+def table() -> SourceTable[int, str]:
     return SourceTable(lease_s=5.0, park_s=2.0, tombstone_s=60.0)
 
 
-def finished(table: SourceTable[str], now: float) -> None:
+def finished(table: SourceTable[int, str], now: float) -> None:
     """Announced, computed, read by nobody."""
     assert table.announce(A, REQUEST, now)
     table.advance(A, (4, 2), now)
@@ -38,7 +38,7 @@ def test_a_reader_follows_the_watermark_to_the_end(table):
 def test_a_complete_read_of_a_finished_transfer_is_valid_and_unpins(table):
     finished(table, 0.0)
     table.open(A, 0.0)
-    assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=True, request_id=REQUEST)
+    assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=True, owner=REQUEST)
     assert len(table) == 0
     assert table.counters == SourceCounters(expired=0, stale=0)
 
@@ -47,24 +47,24 @@ def test_a_complete_read_is_not_valid_before_the_end(table):
     table.announce(A, REQUEST, 0.0)
     table.open(A, 0.0)
     table.advance(A, (4,), 0.0)
-    assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=False, request_id=REQUEST)
+    assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=False, owner=REQUEST)
 
 
 def test_a_reader_that_gives_up_unpins_and_is_not_counted_as_stale(table):
     finished(table, 0.0)
     table.open(A, 0.0)
-    assert table.close(A, complete=False, now=1.0) == CloseVerdict(valid=False, request_id=REQUEST)
+    assert table.close(A, complete=False, now=1.0) == CloseVerdict(valid=False, owner=REQUEST)
     assert table.counters.stale == 0
 
 
 def test_a_second_close_is_stale_and_releases_nothing(table):
     finished(table, 0.0)
     table.close(A, complete=True, now=1.0)
-    assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=False, request_id=None)
+    assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=False, owner=None)
 
 
 def test_closing_an_unknown_transfer_is_stale(table):
-    assert table.close(A, complete=True, now=0.0) == CloseVerdict(valid=False, request_id=None)
+    assert table.close(A, complete=True, now=0.0) == CloseVerdict(valid=False, owner=None)
     assert table.counters.stale == 1
 
 
@@ -73,7 +73,7 @@ def test_what_was_dropped_while_it_was_read_is_stale(table):
     table.open(A, 0.0)
     table.drop(A, 1.0)
     assert table.snapshot(A).dropped
-    assert table.close(A, complete=True, now=2.0) == CloseVerdict(valid=False, request_id=None)
+    assert table.close(A, complete=True, now=2.0) == CloseVerdict(valid=False, owner=None)
     assert table.counters.stale == 1
 
 
@@ -176,7 +176,7 @@ def test_a_lost_reader_has_one_lease_to_come_back(table):
     assert table.open(A, 104.9) is OpenVerdict.OPENED
     table.reader_lost(A, 200.0)
     assert table.expired(205.0) == [REQUEST]
-    assert table.close(A, complete=True, now=206.0) == CloseVerdict(valid=False, request_id=None)
+    assert table.close(A, complete=True, now=206.0) == CloseVerdict(valid=False, owner=None)
 
 
 def test_the_lease_of_a_lost_reader_does_not_grow_with_new_blocks(table):

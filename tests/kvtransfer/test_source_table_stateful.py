@@ -15,7 +15,7 @@ LEASE_S, PARK_S, TOMBSTONE_S = 5.0, 2.0, 1e9  # an id is never forgotten here
 class Transfers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table: SourceTable[str] = SourceTable(LEASE_S, PARK_S, TOMBSTONE_S)
+        self.table: SourceTable[int, str] = SourceTable(LEASE_S, PARK_S, TOMBSTONE_S)
         self.now = 0.0
         self.next_request = 0
         self.pinned: dict[bytes, int] = {}  # our own book of what must still be released
@@ -75,7 +75,7 @@ class Transfers(RuleBasedStateMachine):
     @rule(transfer_id=IDS, complete=st.booleans())
     def close(self, transfer_id: bytes, complete: bool) -> None:
         verdict = self.table.close(transfer_id, complete, self.now)
-        assert verdict.request_id == self.pinned.get(transfer_id)
+        assert verdict.owner == self.pinned.get(transfer_id)
         assert verdict.valid == (complete and transfer_id in self.pinned and transfer_id in self.finished)
         self.end(transfer_id)
 

@@ -131,6 +131,7 @@ async def stack(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Stack
     """Started, not yet waited for."""
     workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
     fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2}
+    fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
     config = RouterConfig(**(fields | settings))
     telemetry = RecordingTelemetry()
     router = ObservedRouter(config, telemetry)

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from protos import sampling_pb2, session_pb2, session_pb2_grpc
+from protos import report_pb2, sampling_pb2, session_pb2, session_pb2_grpc
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.session_connection import serve_connection
 from service.session_hub import RouterSession, SessionHub
@@ -26,7 +26,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
     def __init__(self, info: session_pb2.WorkerInfo, epoch: int = 1) -> None:
         self.info = info
         self.epoch = epoch
-        self.report = session_pb2.Report(limit_blocks=info.total_blocks, limit_slots=info.total_slots)
+        self.report = report_pb2.Report(limit_blocks=info.total_blocks, limit_slots=info.total_slots)
         self.commands: list[session_pb2.ConnectRequest] = []
         self.on_command: Callable[[session_pb2.ConnectRequest], None] = lambda command: None
         self.silent = False
@@ -113,8 +113,14 @@ class FakePair:
         prefill.on_command = self._on_prefill
         decode.on_command = self._on_start
 
-    def first_step(self, attempt_id: int, token_ids: list[int], ends: list[Any] | None = None) -> None:
-        """Token 0 of every choice, from prefill; 0 in `ends` is no end."""
+    def first_step(
+        self,
+        attempt_id: int,
+        token_ids: list[int],
+        ends: list[Any] | None = None,
+        worker: FakeWorker | None = None,
+    ) -> None:
+        """Token 0 of every choice, from prefill unless told otherwise; 0 in `ends` is no end."""
         outputs = [
             session_pb2.SequenceOutput(
                 attempt_id=attempt_id, choice=choice, token_ids=[token_id], end=ends[choice] if ends else None
@@ -122,7 +128,8 @@ class FakePair:
             for choice, token_id in enumerate(token_ids)
         ]
         timings = session_pb2.PrefillTimings(queue_ms=0.1, chunk_ms=[0.2, 0.3], total_ms=0.6)
-        self.prefill.say(first_step=session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings))
+        first_step = session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings)
+        (worker or self.prefill).say(first_step=first_step)
 
     def step(self, attempt_id: int, offset: int, token_ids: list[int], end: Any = 0, choice: int = 0) -> None:
         output = session_pb2.SequenceOutput(
@@ -140,21 +147,26 @@ class FakePair:
     def _on_prefill(self, command: session_pb2.ConnectRequest) -> None:
         if self.manual or command.WhichOneof("command") != "prefill":
             return
-        prefill = command.prefill
-        answers = [self._answer(prefill, choice) for choice in range(prefill.sampling.n)]
-        ends = [_end(answer, prefill.sampling) if len(answer) == 1 else 0 for answer in answers]
-        self.first_step(prefill.attempt_id, [answer[0] for answer in answers], ends)
+        self._compute_prompt(command.prefill, self.prefill)
+
+    def _compute_prompt(self, command: Any, worker: FakeWorker) -> None:
+        answers = [self._answer(command, choice) for choice in range(command.sampling.n)]
+        ends = [_end(answer, command.sampling) if len(answer) == 1 else 0 for answer in answers]
+        self.first_step(command.attempt_id, [answer[0] for answer in answers], ends, worker)
 
     def _on_start(self, command: session_pb2.ConnectRequest) -> None:
         if self.manual or command.WhichOneof("command") != "start":
             return
         start = command.start
-        self.landed(start.attempt_id)
+        if start.prefill_endpoint:
+            self.landed(start.attempt_id)
+        else:
+            self._compute_prompt(start, self.decode)
         for choice in range(start.sampling.n):
             answer = self._answer(start, choice)
             for offset in range(1, len(answer)):
                 end = _end(answer, start.sampling) if offset == len(answer) - 1 else 0
-                begin = 0 if offset == 1 else offset  # decode repeats token 0
+                begin = 0 if offset == 1 and start.prefill_endpoint else offset  # what came over is repeated
                 self.step(start.attempt_id, begin, answer[begin : offset + 1], end, choice)
 
     def _answer(self, command: Any, choice: int) -> list[int]:

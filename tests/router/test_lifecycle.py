@@ -7,13 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.events import End, SequenceOutput, TokenLogprob
-from router.lifecycle import InconsistentOutput, Lifecycle, Released
+from router.lifecycle import InconsistentOutput, Lifecycle, NotRepeated, Released
 
 ATTEMPT = 7
 
 
 def output(offset: int, token_ids: list[int], end: End | None = None, choice: int = 0) -> SequenceOutput:
     return SequenceOutput(ATTEMPT, choice, offset, tuple(token_ids), end)
+
+
+def begun(choices: int = 1) -> Lifecycle:
+    lifecycle = Lifecycle(choices)
+    lifecycle.begin(ATTEMPT)
+    return lifecycle
 
 
 @st.composite
@@ -39,7 +45,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
     drawn: tuple[list[list[int]], list[SequenceOutput]],
 ) -> None:
     answers, messages = drawn
-    lifecycle = Lifecycle(ATTEMPT, len(answers))
+    lifecycle = begun(len(answers))
     got: list[list[int]] = [[] for _ in answers]
     ends: list[End | None] = [None for _ in answers]
     for message in messages:
@@ -55,7 +61,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
 
 
 def test_the_second_token_waits_for_the_first() -> None:
-    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle = begun()
     assert lifecycle.take(output(1, [11])) is None
     assert not lifecycle.begun
     assert lifecycle.take(output(0, [10])) == Released(0, 0, (10, 11), None)
@@ -63,7 +69,7 @@ def test_the_second_token_waits_for_the_first() -> None:
 
 
 def test_an_end_waits_for_the_tokens_before_it() -> None:
-    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle = begun()
     assert lifecycle.take(output(1, [11], End.STOP)) is None
     assert not lifecycle.done
     assert lifecycle.take(output(0, [10])) == Released(0, 0, (10, 11), End.STOP)
@@ -71,7 +77,7 @@ def test_an_end_waits_for_the_tokens_before_it() -> None:
 
 
 def test_other_attempts_are_dropped() -> None:
-    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle = begun()
     assert lifecycle.take(SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
     assert not lifecycle.begun
 
@@ -86,7 +92,7 @@ def test_other_attempts_are_dropped() -> None:
     ],
 )
 def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -> None:
-    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle = begun()
     lifecycle.take(output(0, [10], End.STOP))
     with pytest.raises(InconsistentOutput):
         lifecycle.take(second)
@@ -94,7 +100,7 @@ def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -
 
 def test_logprobs_stay_with_their_tokens_in_any_order() -> None:
     told = [TokenLogprob(-float(offset), ()) for offset in range(3)]
-    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle = begun()
     assert lifecycle.take(output(1, [11, 12])._replace(logprobs=tuple(told[1:]))) is None
     released = lifecycle.take(output(0, [10])._replace(logprobs=(told[0],)))
     assert released == Released(0, 0, (10, 11, 12), None, tuple(told))
@@ -102,7 +108,48 @@ def test_logprobs_stay_with_their_tokens_in_any_order() -> None:
 
 def test_a_repeat_without_logprobs_takes_none_away() -> None:
     told = TokenLogprob(-1.0, ())
-    lifecycle = Lifecycle(ATTEMPT, 1)
+    lifecycle = begun()
     assert lifecycle.take(output(1, [11])._replace(logprobs=(told,))) is None
     assert lifecycle.take(output(1, [11])) is None
     assert lifecycle.take(output(0, [10])._replace(logprobs=(told,))) == Released(0, 0, (10, 11), None, (told, told))
+
+
+def test_another_attempt_goes_on_where_the_first_one_ended() -> None:
+    lifecycle = begun()
+    lifecycle.take(output(0, [10]))
+    assert lifecycle.take(output(2, [99])) is None  # beyond a gap: forgotten with its attempt
+    lifecycle.begin(ATTEMPT + 1)
+    again = output(0, [10])._replace(attempt_id=ATTEMPT + 1)
+    assert lifecycle.take(again) is None
+    assert lifecycle.take(output(0, [77])) is None  # of the attempt that is over
+    released = lifecycle.take(again._replace(offset=1, token_ids=(11, 12), end=End.LENGTH))
+    assert released == Released(0, 1, (11, 12), End.LENGTH)
+    assert lifecycle.answers == ((10, 11, 12),)
+
+
+@pytest.mark.parametrize("other", [output(0, [99]), output(0, [10, 11])])
+def test_another_attempt_must_repeat_what_was_given_out(other: SequenceOutput) -> None:
+    lifecycle = begun(2)
+    lifecycle.take(output(0, [10], End.STOP))
+    lifecycle.begin(ATTEMPT + 1)
+    assert lifecycle.take(output(0, [10], End.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
+    with pytest.raises(NotRepeated):
+        lifecycle.take(other._replace(attempt_id=ATTEMPT + 1))
+
+
+def test_an_end_that_was_not_reached_is_forgotten_with_its_attempt() -> None:
+    lifecycle = begun()
+    lifecycle.take(output(0, [10]))
+    lifecycle.take(output(2, [12], End.STOP))
+    lifecycle.begin(ATTEMPT + 1)
+    assert lifecycle.take(output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == Released(
+        0, 1, (11, 12, 13), None
+    )
+
+
+def test_a_second_token_of_any_choice_ends_the_time_of_other_attempts() -> None:
+    lifecycle = begun(2)
+    lifecycle.take(output(0, [10]))
+    assert lifecycle.at_first_token
+    lifecycle.take(output(0, [10, 11], choice=1))
+    assert not lifecycle.at_first_token

@@ -6,18 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement import NoRoom, Placement, PlacementRequest, WorkerView, place
+from router.placement import (
+    LocalPrefill,
+    NoPrefillWorker,
+    NoRoom,
+    Placement,
+    PlacementPolicy,
+    PlacementRequest,
+    WorkerView,
+    place,
+)
 from router.prefix_index import PrefixIndex
-from router.worker import WorkerRole
+from router.worker import Adapter, WorkerRole
 
 F = b"f"
+POLICY = PlacementPolicy(NoPrefillWorker.QUEUE)
+LOCAL = PlacementPolicy(NoPrefillWorker.LOCAL)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=10, max_tokens=6, choices=1)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 100, 0, 0, 0)
 DECODE = WorkerView("d0", WorkerRole.DECODE, F, 100, 8, 100, 8)
 
 
 def placed(request: PlacementRequest, *workers: WorkerView) -> Placement:
-    outcome = place(request, workers)
+    outcome = place(request, workers, POLICY)
     assert isinstance(outcome, Placement)
     return outcome
 
@@ -50,37 +61,89 @@ def test_a_prefill_worker_that_failed_the_request_is_taken_only_without_another(
     assert placed(request, PREFILL, replace(PREFILL, endpoint="p1", tokens_in_flight=9999), DECODE).prefill == "p1"
 
 
+def test_a_request_with_an_adapter_goes_only_where_the_very_same_is_loaded() -> None:
+    wanted, other = Adapter("sql", "aa"), Adapter("sql", "bb")
+    request = replace(REQUEST, adapter=wanted)
+    idle = [PREFILL, DECODE, replace(PREFILL, endpoint="p1", adapters=(other,))]
+    right = [replace(each, endpoint=f"{each.endpoint}-sql", adapters=(wanted,), tokens_in_flight=5) for each in idle]
+    placement = placed(request, *idle, *right[:2])
+    assert (placement.prefill, placement.decode) == ("p0-sql", "d0-sql")
+    assert placed(REQUEST, *idle, *right).decode == "d0"
+    assert place(request, [*idle, right[1]], POLICY) is NoRoom.NO_PREFILL_WORKER
+    assert place(request, [*idle, right[0]], LOCAL) is NoRoom.NO_DECODE_WORKER
+
+
 def test_equal_workers_take_turns() -> None:
     prefill = [replace(PREFILL, endpoint=f"p{i}") for i in range(3)]
     taken = [placed(replace(REQUEST, turn=turn), *prefill, DECODE).prefill for turn in range(6)]
-    assert sorted(taken) == ["p0", "p0", "p1", "p1", "p2", "p2"]
+    assert sorted(map(str, taken)) == ["p0", "p0", "p1", "p1", "p2", "p2"]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "most", "choices", "blocks"), [(10, 6, 1, 4), (10, 7, 1, 5), (8, 1, 1, 3), (8, 1, 4, 6), (1, 1, 1, 1)]
+    ("prompt", "most", "choices", "blocks"),
+    [(10, 6, 1, 4), (10, 7, 1, 5), (8, 1, 1, 3), (8, 1, 4, 6), (1, 1, 1, 1), (8, 256, 2, 130), (8, 100_000, 2, 130)],
 )
-def test_the_worst_case_shares_complete_prompt_blocks(prompt: int, most: int, choices: int, blocks: int) -> None:
+def test_a_request_is_charged_shared_prompt_blocks_and_answers_of_bounded_length(
+    prompt: int, most: int, choices: int, blocks: int
+) -> None:
     request = replace(REQUEST, prompt_tokens=prompt, max_tokens=most, choices=choices)
-    assert request.worst_blocks == blocks
+    assert request.charged_blocks == blocks
 
 
 @pytest.mark.parametrize(
-    "short", [replace(DECODE, used_blocks=97), replace(DECODE, used_slots=8), replace(DECODE, limit_blocks=3)]
+    "short", [replace(DECODE, used_blocks=97), replace(DECODE, used_slots=8), replace(DECODE, limit_blocks=0)]
 )
 def test_without_credit_there_is_no_room_yet(short: WorkerView) -> None:
-    assert place(REQUEST, [PREFILL, short]) is NoRoom.NO_CREDIT
+    assert place(REQUEST, [PREFILL, short], POLICY) is NoRoom.NO_CREDIT
     assert placed(REQUEST, PREFILL, short, replace(DECODE, endpoint="d1", tokens_in_flight=999)).decode == "d1"
 
 
-@pytest.mark.parametrize("small", [replace(DECODE, total_blocks=3, limit_blocks=3), replace(DECODE, used_slots=1)])
-def test_what_no_idle_worker_could_hold_never_fits(small: WorkerView) -> None:
-    request = REQUEST if small.total_blocks == 3 else replace(REQUEST, choices=9)
-    assert place(request, [PREFILL, small]) is NoRoom.NEVER_FITS
+def test_what_no_idle_worker_could_hold_never_fits() -> None:
+    small = replace(DECODE, total_blocks=3, limit_blocks=3)
+    assert place(REQUEST, [PREFILL, small], POLICY) is NoRoom.TOO_LONG
+    assert place(replace(REQUEST, choices=9), [PREFILL, DECODE], POLICY) is NoRoom.TOO_MANY_CHOICES
+
+
+def test_choices_that_do_not_fit_together_are_taken_by_an_idle_worker() -> None:
+    wide = replace(REQUEST, choices=8)  # 2 + 8 x 2 blocks; one choice alone needs 4
+    small = replace(DECODE, total_blocks=10, limit_blocks=10)
+    assert placed(wide, PREFILL, small).decode == "d0"
+    assert place(wide, [PREFILL, replace(small, used_blocks=1)], POLICY) is NoRoom.NO_CREDIT
 
 
 def test_workers_of_another_fingerprint_do_not_count() -> None:
-    assert place(REQUEST, [replace(PREFILL, fingerprint=b"g"), DECODE]) is NoRoom.NO_PREFILL_WORKER
-    assert place(REQUEST, [PREFILL, replace(DECODE, fingerprint=b"g")]) is NoRoom.NO_DECODE_WORKER
+    assert place(REQUEST, [replace(PREFILL, fingerprint=b"g"), DECODE], POLICY) is NoRoom.NO_PREFILL_WORKER
+    assert place(REQUEST, [PREFILL, replace(DECODE, fingerprint=b"g")], POLICY) is NoRoom.NO_DECODE_WORKER
+
+
+def test_without_a_prefill_worker_the_decode_worker_computes_the_prompt() -> None:
+    placement = place(REQUEST, [replace(PREFILL, fingerprint=b"g"), DECODE], LOCAL)
+    assert isinstance(placement, Placement)
+    assert (placement.prefill, placement.decode) == (None, "d0")
+    assert placement.local_prefill is LocalPrefill.NO_PREFILL_WORKER
+    assert placement.endpoints == ("d0",)
+    assert place(REQUEST, [PREFILL], LOCAL) is NoRoom.NO_DECODE_WORKER
+
+
+def test_a_prompt_that_failed_on_every_prefill_worker_is_computed_by_the_decode_worker() -> None:
+    request = replace(REQUEST, avoided_prefill=frozenset({"p0"}))
+    placement = place(request, [PREFILL, DECODE], LOCAL)
+    assert isinstance(placement, Placement)
+    assert placement.local_prefill is LocalPrefill.PREFILL_WORKERS_FAILED
+
+
+@pytest.mark.parametrize(
+    ("hit_blocks", "suffix", "local"), [(2, 2, True), (2, 1, False), (1, 5, False), (0, 16, False)]
+)
+def test_a_short_rest_of_a_cached_prompt_is_computed_where_the_prompt_lies(
+    hit_blocks: int, suffix: int, local: bool
+) -> None:
+    """Of 10 tokens in blocks of 4. A prompt of which nothing is cached is a prompt like any other, however short."""
+    policy = replace(POLICY, local_prefill_tokens=suffix)
+    placement = place(REQUEST, [PREFILL, replace(DECODE, hit_blocks=hit_blocks)], policy)
+    assert isinstance(placement, Placement)
+    assert placement.local_prefill is (LocalPrefill.SHORT_SUFFIX if local else None)
+    assert placement.prefill == (None if local else "p0")
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 8), st.integers(0, 50)), min_size=1, max_size=6))
@@ -89,10 +152,10 @@ def test_no_placement_exceeds_credit(loads: list[tuple[int, int, int]]) -> None:
         replace(DECODE, endpoint=f"d{i}", used_blocks=blocks, used_slots=slots, tokens_in_flight=tokens)
         for i, (blocks, slots, tokens) in enumerate(loads)
     ]
-    outcome = place(REQUEST, [PREFILL, *decode])
+    outcome = place(REQUEST, [PREFILL, *decode], POLICY)
     if isinstance(outcome, Placement):
         chosen = next(worker for worker in decode if worker.endpoint == outcome.decode)
-        assert chosen.used_blocks + REQUEST.worst_blocks <= chosen.limit_blocks
+        assert chosen.used_blocks + REQUEST.charged_blocks <= chosen.limit_blocks
         assert chosen.used_slots < chosen.limit_slots
     else:
         assert outcome is NoRoom.NO_CREDIT

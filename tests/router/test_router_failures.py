@@ -28,6 +28,14 @@ async def begun(stack: Stack, timeout: float = 10.0, **sampling: Any) -> tuple[A
     return call, attempt_id
 
 
+async def under_way(stack: Stack) -> tuple[Any, int]:
+    """A call that has had its second token, with its KV still being read: nobody can go on with it elsewhere."""
+    call, attempt_id = await begun(stack)
+    stack.pair.step(attempt_id, 1, encode("b"))
+    assert (await call.read()).delta.text == "b"
+    return call, attempt_id
+
+
 async def idle(stack: Stack) -> None:
     """Nothing is charged any more."""
     await stack.until(
@@ -61,7 +69,7 @@ async def test_whatever_the_phase_a_cancelled_request_leaves_nothing_behind(stac
     draw = random.Random(0)
 
     async def cancelled() -> None:
-        call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
+        call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=60)
         for _ in range(draw.randrange(6)):
             await call.read()
         call.cancel()
@@ -115,7 +123,7 @@ async def test_the_servers_own_deadline_ends_a_request(stack: Stack) -> None:
 async def test_a_workers_failure_becomes_a_status(
     stack: Stack, reason: session_pb2.FailureReason, code: grpc.StatusCode
 ) -> None:
-    call, attempt_id = await begun(stack)
+    call, attempt_id = await under_way(stack)
     stack.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason, message="why"))
     assert (await refusal(call)).code() is code
     await idle(stack)
@@ -151,7 +159,7 @@ async def test_prefills_troubles_do_not_matter_once_the_kv_has_landed(stack: Sta
 
 @pytest.mark.parametrize("dies", ["prefill", "decode"])
 async def test_a_worker_that_dies_mid_answer_ends_the_stream_within_two_seconds(stack: Stack, dies: str) -> None:
-    call, _ = await begun(stack)
+    call, _ = await under_way(stack)
     began_s = time.monotonic()
     await getattr(stack, dies).stop()
     error = await refusal(call)
@@ -163,7 +171,7 @@ async def test_a_worker_that_dies_mid_answer_ends_the_stream_within_two_seconds(
 
 
 async def test_a_worker_that_falls_silent_ends_the_stream_within_two_seconds(stack: Stack) -> None:
-    call, _ = await begun(stack)
+    call, _ = await under_way(stack)
     began_s = time.monotonic()
     stack.decode.silent = True
     error = await refusal(call)

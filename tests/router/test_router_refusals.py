@@ -9,6 +9,7 @@ from grpc_status import rpc_status
 
 from protos import baton_pb2
 from tests.router.conftest import Stack, text_of
+from tests.router.fake_worker import FakePair
 
 Detail = TypeVar("Detail")
 GENERATE = "/baton.v1.BatonService/Generate"
@@ -136,9 +137,17 @@ async def test_without_room_a_request_waits_and_then_is_told_when_to_come_back(s
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
 
 
+@pytest.fixture
+def small_decode_worker(pair: FakePair) -> None:
+    pair.decode.info.total_slots = 8
+    pair.decode.info.total_blocks = 20  # of 4 tokens
+
+
+@pytest.mark.usefixtures("small_decode_worker")
 async def test_what_can_never_fit_is_refused_at_once(stack: Stack) -> None:
-    error = await refusal(stack.stub.Generate(sampling(n=16, max_tokens=100), timeout=10))
-    assert (error.code(), fields_of(error)) == (INVALID, ["sampling.n"])
+    for asked, field in (({"n": 16, "max_tokens": 2}, "sampling.n"), ({"max_tokens": 100}, "sampling.max_tokens")):
+        error = await refusal(stack.stub.Generate(sampling(**asked), timeout=10))
+        assert (error.code(), fields_of(error)) == (INVALID, [field])
 
 
 @pytest.mark.parametrize("settings", [{"ready_wait_s": 0.1, "workers": "prefill@127.0.0.1:1"}], indirect=True)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.decode_scheduler import Reservation
+from engine.sequence import Reservation
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running
 from worker.peers import PeerFailed

@@ -1,32 +1,32 @@
-"""Several choices of one prompt: its full blocks are shared, its part-filled last block is copied on write."""
+"""Several choices of a landed prompt: its full blocks are shared, its part-filled last block is copied on write."""
 
 import pytest
 
-from engine.decode_scheduler import DecodeRequest, DecodeScheduler
+from engine.mixed_scheduler import MixedScheduler
 from engine.pages import BlockPool
-from engine.plan import BlockCopy, Drawn, NonFinite, Plan
+from engine.plan import BlockCopy, Computed, Drawn, NonFinite, Plan
 from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken
+from engine.sequence import EndReason, FirstToken, Request
 
 BLOCK = 4
 
 
 @pytest.fixture
 def scheduler():
-    scheduler = DecodeScheduler(BlockPool(12), BLOCK, max_sequences=8)
+    scheduler = MixedScheduler(BlockPool(12), BLOCK, max_step_tokens=16, max_sequences=8)
     yield scheduler
     scheduler.pool.check_conservation()
 
 
-def start(scheduler: DecodeScheduler, length: int, n: int, ended: frozenset[int] = frozenset()) -> None:
+def start(scheduler: MixedScheduler, length: int, n: int, ended: frozenset[int] = frozenset()) -> None:
     params = SamplingParams(max_tokens=6, n=n)
-    assert scheduler.reserve(DecodeRequest(1, tuple(range(length)), params, ())) is not None
+    assert scheduler.reserve(Request(1, tuple(range(length)), params, ())) is not None
     reasons = [EndReason.STOP if choice in ended else None for choice in range(n)]
     scheduler.activate(1, [FirstToken(choice, 50 + choice, -0.5, end) for choice, end in enumerate(reasons)])
 
 
-def finish_step(scheduler: DecodeScheduler, plan: Plan) -> None:
-    scheduler.commit(plan, [(Drawn(7, -0.5),) for _ in plan.chunks])
+def finish_step(scheduler: MixedScheduler, plan: Plan) -> None:
+    scheduler.commit(plan, [Computed((Drawn(7, -0.5),)) for _ in plan.chunks])
 
 
 def test_a_part_filled_block_is_copied_for_all_but_its_last_writer(scheduler):
@@ -61,7 +61,7 @@ def test_a_single_choice_needs_no_copy(scheduler):
 
 def test_choices_are_fed_their_own_tokens(scheduler):
     start(scheduler, length=6, n=3)
-    assert [chunk.token_ids for chunk in scheduler.plan().chunks] == [(50,), (51,), (52,)]
+    assert [list(chunk.token_ids) for chunk in scheduler.plan().chunks] == [[50], [51], [52]]
 
 
 def test_a_choice_that_ended_at_its_first_token_never_runs(scheduler):
@@ -69,27 +69,41 @@ def test_a_choice_that_ended_at_its_first_token_never_runs(scheduler):
     plan = scheduler.plan()
     assert [chunk.samples[0].choice for chunk in plan.chunks] == [1]
     assert plan.copies == ()
-    assert scheduler.used_slots == 1
+    assert scheduler.batch.used_slots == 1
 
 
-def test_shared_blocks_are_committed_once(scheduler):
-    start(scheduler, length=6, n=3)  # one shared block, and two blocks more for each choice at its longest
-    assert scheduler.committed_blocks == 1 + 3 * 2
+def test_the_block_to_go_on_in_is_not_shared(scheduler):
+    start(scheduler, length=6, n=3)
+    assert scheduler.pool.counts.held == 2 + 1
+    tables = [sequence.held().blocks for sequence in scheduler.batch.running]
+    assert [len(table) for table in tables] == [3, 2, 2]
 
 
 def test_a_choice_that_fails_takes_its_request_with_it(scheduler):
     start(scheduler, length=6, n=2)
     plan = scheduler.plan()
-    steps = scheduler.commit(plan, [(Drawn(7, -0.5),), NonFinite()])
-    assert [step.failed for step in steps] == [False, True]
+    outcomes = scheduler.commit(plan, [Computed((Drawn(7, -0.5),)), NonFinite()])
+    assert [type(outcome).__name__ for outcome in outcomes] == ["TokenMade", "RequestFailed"]
     assert scheduler.pool.counts.held == 0
 
 
 def test_an_ended_choice_leaves_the_others_running(scheduler):
     params = SamplingParams(max_tokens=6, n=2, stop_token_ids=frozenset({9}))
-    scheduler.reserve(DecodeRequest(1, tuple(range(6)), params, ()))
+    scheduler.reserve(Request(1, tuple(range(6)), params, ()))
     scheduler.activate(1, [FirstToken(choice, 50, -0.5, None) for choice in range(2)])
-    ended, goes_on = scheduler.commit(scheduler.plan(), [(Drawn(9, -0.5),), (Drawn(7, -0.5),)])
+    results = [Computed((Drawn(9, -0.5),)), Computed((Drawn(7, -0.5),))]
+    ended, goes_on = scheduler.commit(scheduler.plan(), results)
     assert (ended.end, goes_on.end) == (EndReason.STOP, None)
-    assert (scheduler.used_slots, scheduler.committed_blocks) == (1, 3)
+    assert scheduler.batch.used_slots == 1
     assert [chunk.samples[0].choice for chunk in scheduler.plan().chunks] == [1]
+
+
+def test_eight_answers_hold_the_prompt_once_and_their_own_tails():
+    scheduler = MixedScheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
+    assert scheduler.reserve(Request(1, tuple(range(512)), SamplingParams(max_tokens=65, n=8), ())) is not None
+    scheduler.activate(1, [FirstToken(choice, 1, -0.5, None) for choice in range(8)])
+    most = 0
+    while (plan := scheduler.plan()) is not None:
+        most = max(most, scheduler.pool.counts.held)
+        finish_step(scheduler, plan)
+    assert most == 512 // 32 + 8 * 2

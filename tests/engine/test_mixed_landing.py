@@ -1,22 +1,26 @@
-"""Continuous batching: reserving, activating, one token per choice and step, and leaving."""
+"""Prompts whose KV comes from elsewhere: reserving, landing, one token per choice and step, and leaving."""
 
 import pytest
 
-from engine.decode_scheduler import DecodeRequest, DecodeScheduler, SequenceStep
+from engine.hashing import cache_root
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import MixedOutcome, RequestFailed, TokenMade
 from engine.pages import BlockPool, PageCounts
-from engine.plan import Drawn, NonFinite
+from engine.plan import Computed, Drawn, NonFinite
 from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken, RequestRefused, RequestTooLong, UnknownRequest
+from engine.sequence import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
+from engine.swap_space import SwapSpace
 
 BLOCK = 4
 STOP = 99
+ROOT = cache_root(b"model", "float32")
 
 
-def request(request_id: int, length: int, max_tokens: int, n: int = 1) -> DecodeRequest:
+def request(request_id: int, length: int, max_tokens: int, n: int = 1) -> Request:
     """A prompt whose tokens are its positions, so that all prompts share their prefix."""
     hashes = tuple(b"block %d" % index for index in range(length // BLOCK))
     params = SamplingParams(max_tokens=max_tokens, n=n, stop_token_ids=frozenset({STOP}))
-    return DecodeRequest(request_id, tuple(range(length)), params, hashes)
+    return Request(request_id, tuple(range(length)), params, hashes)
 
 
 def first(n: int = 1, token_id: int = 50) -> list[FirstToken]:
@@ -25,20 +29,20 @@ def first(n: int = 1, token_id: int = 50) -> list[FirstToken]:
 
 @pytest.fixture
 def scheduler():
-    scheduler = DecodeScheduler(BlockPool(8), BLOCK, max_sequences=4)
+    scheduler = MixedScheduler(BlockPool(8), BLOCK, max_step_tokens=16, max_sequences=4)
     yield scheduler
     scheduler.pool.check_conservation()
 
 
-def start(scheduler: DecodeScheduler, length: int, max_tokens: int, n: int = 1, request_id: int = 1) -> None:
+def start(scheduler: MixedScheduler, length: int, max_tokens: int, n: int = 1, request_id: int = 1) -> None:
     assert scheduler.reserve(request(request_id, length, max_tokens, n)) is not None
     scheduler.activate(request_id, first(n))
 
 
-def step(scheduler: DecodeScheduler, token_id: int = 7) -> list[SequenceStep]:
+def step(scheduler: MixedScheduler, token_id: int = 7) -> list[MixedOutcome]:
     plan = scheduler.plan()
     assert plan is not None
-    return scheduler.commit(plan, [(Drawn(token_id, -0.5),) for _ in plan.chunks])
+    return scheduler.commit(plan, [Computed((Drawn(token_id, -0.5),)) for _ in plan.chunks])
 
 
 def test_a_reservation_covers_the_prompt_and_takes_one_block_more(scheduler):
@@ -46,33 +50,32 @@ def test_a_reservation_covers_the_prompt_and_takes_one_block_more(scheduler):
     assert reservation.blocks == (0, 1)
     assert reservation.cached_blocks == 0
     assert scheduler.pool.counts.held == 3
-    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (0, 3)
+    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (0, 3)
 
 
 def test_a_reservation_takes_no_block_that_can_never_be_written(scheduler):
-    scheduler.reserve(request(1, 6, 2))
+    scheduler.reserve(request(1, 6, 3))  # the last token's KV is never needed
     assert scheduler.pool.counts.held == 2
 
 
 def test_a_reserved_request_does_not_run(scheduler):
     scheduler.reserve(request(1, 6, 10))
     assert scheduler.plan() is None
-    assert (scheduler.waiting_requests, scheduler.running_sequences, scheduler.used_slots) == (1, 0, 1)
+    assert (scheduler.running_sequences, scheduler.batch.used_slots, scheduler.has_work) == (0, 1, True)
 
 
 def test_the_first_step_computes_the_first_token_after_the_prompt(scheduler):
     start(scheduler, length=6, max_tokens=10)
     [chunk] = scheduler.plan().chunks
-    assert (chunk.token_ids, chunk.start, chunk.block_table[:2]) == ((50,), 6, (0, 1))
+    assert (list(chunk.token_ids), chunk.start, chunk.block_table[:2]) == ([50], 6, (0, 1))
     assert [sample.choice for sample in chunk.samples] == [0]
 
 
 def test_each_step_feeds_the_token_before(scheduler):
     start(scheduler, length=6, max_tokens=10)
-    [made] = step(scheduler, token_id=7)
-    assert (made.offset, made.token_id, made.logprob, made.end) == (1, 7, -0.5, None)
+    assert step(scheduler, token_id=7) == [TokenMade(1, 0, 1, Drawn(7, -0.5), end=None, cached_tokens=0)]
     [chunk] = scheduler.plan().chunks
-    assert (chunk.token_ids, chunk.start) == ((7,), 7)
+    assert (list(chunk.token_ids), chunk.start) == ([7], 7)
 
 
 def test_the_block_table_always_covers_the_token_computed(scheduler):
@@ -80,7 +83,7 @@ def test_the_block_table_always_covers_the_token_computed(scheduler):
     while (plan := scheduler.plan()) is not None:
         [chunk] = plan.chunks
         assert len(chunk.block_table) * BLOCK >= chunk.end
-        scheduler.commit(plan, [(Drawn(7, -0.5),)])
+        scheduler.commit(plan, [Computed((Drawn(7, -0.5),))])
     assert scheduler.pool.counts.held == 0
 
 
@@ -102,11 +105,23 @@ def test_an_ended_request_leaves_its_prompt_in_the_cache(scheduler):
     assert scheduler.pool.counts == PageCounts(total=8, free=6, cached=2, held=0)
 
 
+def test_an_answer_s_complete_blocks_are_in_the_cache_too(scheduler):
+    prompt = tuple(range(6))
+    assert scheduler.reserve(Request(1, prompt, SamplingParams(max_tokens=8), ()), ROOT) is not None
+    scheduler.activate(1, first())
+    while scheduler.has_work:
+        step(scheduler)
+    second = (*prompt, 50, *[7] * 7, 1, 2, 3)  # the second turn of the conversation
+    reservation = scheduler.reserve(Request(2, second, SamplingParams(max_tokens=8), ()), ROOT)
+    assert reservation.cached_blocks == 3  # 13 tokens of the first turn have KV
+
+
 def test_a_cached_prompt_is_not_transferred_again_but_for_its_last_block(scheduler):
     start(scheduler, length=8, max_tokens=4)
     step(scheduler, token_id=STOP)
     reservation = scheduler.reserve(request(2, 8, 4))
     assert (reservation.blocks[0], reservation.cached_blocks) == (0, 1)
+    assert (scheduler.counters.cache_query_tokens, scheduler.counters.cache_hit_tokens) == (16, 4)
 
 
 def test_blocks_are_published_only_once_they_have_landed(scheduler):
@@ -131,19 +146,26 @@ def test_requests_join_and_leave_at_any_step(scheduler):
     assert [(made.request_id, made.offset) for made in step(scheduler)] == [(2, 2)]
 
 
-def test_admission_counts_the_worst_case(scheduler):
-    start(scheduler, length=4, max_tokens=16)  # 5 blocks at its longest, 2 now
-    assert scheduler.committed_blocks == 5
-    assert scheduler.reserve(request(2, 4, 12)) is None
-    assert scheduler.reserve(request(3, 4, 8)) is not None
-    assert scheduler.committed_blocks == 8
+def test_admission_counts_what_is_needed_now_and_leaves_room_to_grow(scheduler):
+    start(scheduler, length=4, max_tokens=16)  # 2 blocks now, 5 at its longest; its first is in the cache
+    assert scheduler.reserve(request(2, 24, 8)) is None, "6 and 1 to go on, and 1 for who runs to grow into"
+    assert scheduler.reserve(request(3, 20, 12)) is not None, "5 and 1, and 1"
 
 
 def test_room_comes_back_when_an_answer_ends(scheduler):
-    start(scheduler, length=4, max_tokens=28)
+    start(scheduler, length=24, max_tokens=8)
     assert scheduler.reserve(request(2, 1, 1)) is None
     step(scheduler, token_id=STOP)
     assert scheduler.reserve(request(2, 1, 1)) is not None
+
+
+def test_who_waits_has_a_claim_before_any_reservation(scheduler):
+    start(scheduler, length=12, max_tokens=2, request_id=1)
+    scheduler.add(request(2, 15, 4))
+    assert scheduler.reserve(request(3, 1, 2)) is None, "the prompt that waits is to have those blocks"
+    assert step(scheduler)[0].end is EndReason.LENGTH
+    scheduler.abort(2)
+    assert scheduler.reserve(request(3, 1, 2)) is not None
 
 
 def test_slots_are_counted_per_choice(scheduler):
@@ -153,16 +175,16 @@ def test_slots_are_counted_per_choice(scheduler):
 
 
 def test_a_refused_reservation_takes_nothing(scheduler):
-    start(scheduler, length=4, max_tokens=28)
+    start(scheduler, length=20, max_tokens=12)
     before = scheduler.pool.counts
-    assert scheduler.reserve(request(2, 4, 12)) is None
+    assert scheduler.reserve(request(2, 12, 12)) is None
     assert scheduler.pool.counts == before
 
 
 def test_requests_that_can_never_fit_are_refused(scheduler):
     with pytest.raises(RequestTooLong, match="9 blocks"):
-        scheduler.reserve(request(1, 4, 29))
-    with pytest.raises(RequestTooLong, match="5 choices"):
+        scheduler.reserve(request(1, 4, 30))
+    with pytest.raises(RequestTooLong, match="5 places"):
         scheduler.reserve(request(1, 1, 1, n=5))
     assert scheduler.pool.counts.held == 0
 
@@ -192,8 +214,9 @@ def test_a_request_whose_choices_all_ended_at_once_never_runs(scheduler):
 def test_a_non_finite_request_ends_alone(scheduler):
     start(scheduler, length=3, max_tokens=4, request_id=1)
     start(scheduler, length=3, max_tokens=4, request_id=2)
-    failed, other = scheduler.commit(scheduler.plan(), [NonFinite(), (Drawn(7, -0.5),)])
-    assert (failed.request_id, failed.failed, other.failed, other.token_id) == (1, True, False, 7)
+    failed, other = scheduler.commit(scheduler.plan(), [NonFinite(), Computed((Drawn(7, -0.5),))])
+    assert failed == RequestFailed(1)
+    assert (other.request_id, other.drawn.token_id) == (2, 7)
     assert [made.request_id for made in step(scheduler)] == [2]
 
 
@@ -201,12 +224,36 @@ def test_a_request_can_be_aborted_while_it_runs(scheduler):
     start(scheduler, length=3, max_tokens=4, n=2)
     plan = scheduler.plan()
     assert scheduler.abort(1)
-    assert scheduler.commit(plan, [(Drawn(7, -0.5),)] * 2) == []
+    assert scheduler.commit(plan, [Computed((Drawn(7, -0.5),))] * 2) == []
     assert scheduler.pool.counts.held == 0
     assert not scheduler.abort(1)
 
 
 def test_held_blocks_are_split_by_owner(scheduler):
-    start(scheduler, length=9, max_tokens=3, request_id=1)
-    scheduler.reserve(request(2, 9, 3))  # shares two blocks with the running one
-    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (3, 1)
+    start(scheduler, length=9, max_tokens=4, request_id=1)
+    scheduler.reserve(request(2, 9, 4))  # shares two blocks with the running one
+    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (3, 1)
+
+
+def test_a_landed_prompt_runs_beside_one_that_is_computed_here(scheduler):
+    start(scheduler, length=6, max_tokens=10)
+    scheduler.add(Request(2, tuple(range(50, 60)), SamplingParams(max_tokens=4), ()))
+    assert [(chunk.request_id, len(chunk.token_ids)) for chunk in scheduler.plan().chunks] == [(1, 1), (2, 10)]
+
+
+@pytest.mark.parametrize("host_slots", [0, 8])
+def test_even_the_oldest_gives_way_to_a_reservation_until_that_has_landed(host_slots):
+    scheduler = MixedScheduler(BlockPool(5), BLOCK, 16, max_sequences=4, swap=SwapSpace(host_slots))
+    start(scheduler, length=4, max_tokens=16)
+    landing = Request(2, (9, 9, 9, 9, 9), SamplingParams(max_tokens=1), ())
+    assert len(scheduler.reserve(landing).blocks) == 2
+    made = []
+    while (plan := scheduler.plan()) is not None:
+        made += scheduler.commit(plan, [Computed((Drawn(7, -0.5),)) for _ in plan.chunks])
+        carried_out = plan.swaps_out if not plan.chunks else ()
+    assert len(carried_out) == (3 if host_slots else 0)
+    assert (scheduler.counters.preemptions, scheduler.pool.counts.held, scheduler.waiting_sequences) == (1, 2, 1)
+    scheduler.activate(2, [FirstToken(0, 50, -0.5, EndReason.LENGTH)])
+    while scheduler.has_work:
+        made += step(scheduler)
+    assert [token.offset for token in made] == list(range(1, 16)), "it went on where it was"

@@ -1,0 +1,102 @@
+"""`baton generate` and `baton chat`: their flags."""
+
+from typing import Annotated
+
+import typer
+
+from cli import options
+from cli.options import DEFAULT_TARGET
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
+    token_ids: options.TokenIds = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    typical_p: options.TypicalP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    min_tokens: options.MinTokens = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    stop_token_ids: options.StopTokenIds = None,
+    ignore_eos: options.IgnoreEos = False,
+    n: options.Choices = None,
+    logprobs: options.Logprobs = None,
+    best_of: options.BestOf = None,
+    beam_width: options.BeamWidth = None,
+    length_penalty: options.LengthPenalty = None,
+    echo: options.Echo = False,
+    prompt_logprobs: options.PromptLogprobs = None,
+    model: options.Model = None,
+    timeout: options.TimeoutS = None,
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+) -> None:
+    """Continue a text as it stands, streaming. A chat model wants `chat` instead, or it babbles.
+
+    With --system the prompt is put through the model's chat template too.
+    """
+    from cli.ask import generate as run_generate
+
+    if (prompt is None) == (token_ids is None):
+        raise typer.BadParameter("give a text or --token-ids, one of them", param_hint="prompt")
+    if token_ids is not None and system is not None:
+        raise typer.BadParameter("a system message needs a text, not --token-ids", param_hint="--system")
+    options.check_logprobs(logprobs, json)
+    options.check_logprobs(prompt_logprobs, json, "--prompt-logprobs")
+    if echo and system is not None:
+        raise typer.BadParameter("a conversation has no text to begin with", param_hint="--echo")
+    given = options.sampling_options(context.params)
+    if echo:
+        given["echo"] = True
+    if prompt_logprobs is not None:
+        given["prompt_logprobs"] = prompt_logprobs
+    asked = token_ids if prompt is None else options.read_prompt(prompt)
+    raise typer.Exit(run_generate(target, asked if asked is not None else (), system, given, json))
+
+
+def chat(
+    context: typer.Context,
+    message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    typical_p: options.TypicalP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    min_tokens: options.MinTokens = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    stop_token_ids: options.StopTokenIds = None,
+    ignore_eos: options.IgnoreEos = False,
+    n: options.Choices = None,
+    logprobs: options.Logprobs = None,
+    best_of: options.BestOf = None,
+    beam_width: options.BeamWidth = None,
+    length_penalty: options.LengthPenalty = None,
+    model: options.Model = None,
+    timeout: options.TimeoutS = None,
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+) -> None:
+    """Talk to the model through its chat template: one message, or a conversation at the terminal."""
+    from cli.ask import chat_loop, chat_once
+
+    options.check_logprobs(logprobs, json)
+    given = options.sampling_options(context.params)
+    if message is not None:
+        raise typer.Exit(chat_once(target, options.read_prompt(message), system, given, json))
+    if json or n is not None:
+        raise typer.BadParameter("--json and --n need a message", param_hint="message")
+    raise typer.Exit(chat_loop(target, system, given))

@@ -1,0 +1,48 @@
+"""`baton bench`: its subcommands and their flags."""
+
+import os
+from typing import Annotated, Literal
+
+import typer
+
+from cli import options
+
+app = typer.Typer(no_args_is_help=True, help="Measure this machine and what Baton makes of it; no server is needed.")
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        batches = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a list of sizes such as 1,16", param_hint="--batch") from error
+    if min(batches) < 1:
+        raise typer.BadParameter("a batch has at least one sequence", param_hint="--batch")
+    return batches
+
+
+@app.command()
+def engine(
+    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps that are measured.")] = 48,
+    batch: Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")] = "1,16",
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores that this process may use.")] = None,
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="What is computed in.")] = "auto",
+    quantize: options.Quantize = "none",
+    kv_cache_dtype: options.KvCacheDtype = "auto",
+    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
+) -> None:
+    """Prefill tokens per second and decode step of the engine on this CPU, beside what the machine can do at most."""
+    from cli.bench.engine import EngineBenchOptions, run_engine_bench
+
+    asked = EngineBenchOptions(
+        model=model,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        batches=_batches(batch),
+        threads=threads or len(os.sched_getaffinity(0)),
+        dtype=dtype,
+        quantize=quantize,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    raise typer.Exit(run_engine_bench(asked, json))

@@ -1,0 +1,57 @@
+"""`baton status`, `health`, `trace` and `version`: their flags."""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+from cli import options
+from cli.options import DEFAULT_TARGET
+
+
+def status(
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+    admin: options.Admin = None,
+) -> None:
+    """Workers, pages and load. Exit code 3 where the router answers but is not ready."""
+    from cli.status import show_status
+
+    raise typer.Exit(show_status(admin or options.admin_target_of(target), json))
+
+
+def health(
+    target: options.Target = DEFAULT_TARGET,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 2.0,
+) -> None:
+    """Whether a process serves (grpc.health.v1): exit code 0 or 1. For health checks of containers."""
+    import asyncio
+
+    from cli.readiness import Health, check_health
+
+    found = asyncio.run(check_health(target, timeout))
+    print(found.value)
+    raise typer.Exit(0 if found is Health.SERVING else 1)
+
+
+def trace(
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many requests, the newest last.")] = 3,
+    file: Annotated[str | None, typer.Option(help="Trace file; default: that of the last `baton up`.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Where the time of the last requests went, from the trace file."""
+    from cli.trace import show_traces
+
+    raise typer.Exit(show_traces(file, last, json))
+
+
+def version() -> None:
+    """The version of Baton and of what it computes with."""
+    for package in ("baton-serve", "torch", "transformers", "grpcio"):
+        try:
+            found = installed_version(package)
+        except PackageNotFoundError:
+            # A checkout that runs without an installation, or an image that leaves out what it does not need.
+            found = "(not installed)"
+        print(f"{package} {found}")

@@ -1,0 +1,60 @@
+"""`baton plan` and `baton batch`, which need no server: their flags."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cli import options
+
+
+def plan(
+    model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")],
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
+    ] = None,
+    kv_memory: options.KvMemory = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"], typer.Option(help="Of weights; auto: the model's.")
+    ] = "auto",
+    kv_cache_dtype: options.KvCacheDtype = "auto",
+    quantize: options.Quantize = "none",
+    batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32,
+    json: options.Json = False,
+) -> None:
+    """How much memory a model needs and how many requests fit, without loading it."""
+    from cli.plan import PlanOptions, run_plan
+
+    asked = PlanOptions(model, dtype, block_size, max_model_len, kv_memory, batch, kv_cache_dtype, quantize)
+    raise typer.Exit(run_plan(asked, json))
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")],
+    target: Annotated[Path, typer.Argument(help="Answers; what is there already is not done again.")],
+    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="What is computed in.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None,
+    kv_memory: options.KvMemory = None,
+    kv_cache_dtype: options.KvCacheDtype = "auto",
+    quantize: options.Quantize = "none",
+    adapter: options.Adapters = None,
+) -> None:
+    """Answer a file of requests without a server. Interrupted and run again, it goes on where it was."""
+    from cli.batch import BatchOptions, run_batch
+
+    asked = BatchOptions(
+        source,
+        target,
+        model,
+        device,
+        dtype,
+        max_model_len,
+        kv_memory,
+        kv_cache_dtype,
+        quantize,
+        adapters=tuple(adapter or ()),
+    )
+    raise typer.Exit(run_batch(asked))

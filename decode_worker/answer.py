@@ -1,0 +1,141 @@
+"""One Start command on a decode worker, and the messages that tell a router of it. Does no I/O."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from engine.engine_thread import StepTiming
+from engine.mixed_state import PromptComputed, TokenMade
+from engine.sequence import FirstToken
+from protos import session_pb2
+from service.session_hub import RouterSession
+from worker.transfer_reader import Pull
+from worker.wire import END_REASONS, add_logprobs, first_output, prompt_scores
+
+Session = RouterSession[session_pb2.ConnectResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A prompt's KV that came from a prefill worker, until the router is told."""
+
+    pull: Pull
+    cached_tokens: int  # of the prompt, which were here already
+    validated: float  # monotonic seconds
+
+
+@dataclass(slots=True)
+class LocalPrefill:
+    """A prompt that is computed here, until the router is told of its first tokens."""
+
+    arrived: float  # monotonic seconds
+    queue_ms: float = 0.0  # until its first chunk began
+    chunk_ms: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    scored_tokens: int = 0  # of the prompt, after its first: the router was told how likely they are
+    ended: bool = False
+    first: list[FirstToken] = field(default_factory=list)
+
+    def record(self, computed: PromptComputed, timing: StepTiming) -> None:
+        """A chunk of it was computed in this step."""
+        self.cached_tokens, self.ended = computed.cached_tokens, computed.ended
+        if not self.chunk_ms:
+            self.queue_ms = (timing.started - self.arrived) * 1e3
+        self.chunk_ms.append(timing.duration_ms)
+
+
+@dataclass(eq=False)
+class Answer:
+    """From the arrival of the command until the last token or the abort."""
+
+    request_id: int  # this worker's own: two routers may use the same attempt id
+    session: Session
+    attempt_id: int
+    with_logprobs: bool  # whether the router wants to be told
+    running_choices: set[int]
+    searches: bool  # with beams: nothing is told before all is
+    task: "asyncio.Task[None] | None" = None
+    deadline: asyncio.TimerHandle | None = None
+    landing: Landing | None = None
+    prefill: LocalPrefill | None = None
+    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
+
+    def land(self, landing: Landing) -> None:
+        self.landing = landing
+        if self.searches:
+            return
+        self.first_tokens = {first.choice: first for first in landing.pull.first_tokens}
+        self.running_choices = {first.choice for first in landing.pull.first_tokens if first.end is None}
+
+    def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.PromptScores | None:
+        """What to tell of the prompt's own tokens, if anything."""
+        prefill = self.prefill
+        if prefill is None:
+            return None
+        prefill.record(computed, timing)
+        if not computed.prompt:
+            return None
+        offset = 1 + prefill.scored_tokens
+        prefill.scored_tokens += len(computed.prompt)
+        return prompt_scores(self.attempt_id, offset, computed.prompt)
+
+    def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
+        """What to tell of a token; None where it goes with FirstStep."""
+        if made.end is not None:
+            self.running_choices.discard(made.choice)
+        if self.prefill is None or self.searches:
+            return self._output(made)
+        drawn = made.drawn
+        self.prefill.first.append(FirstToken(made.choice, drawn.token_id, drawn.logprob, made.end, drawn.top))
+        return None
+
+    def take_first_step(self) -> session_pb2.FirstStep | None:
+        """Once a prompt is computed here and its first tokens are made; None otherwise, and ever after."""
+        prefill = self.prefill
+        if prefill is None or not prefill.ended:
+            return None
+        self.prefill = None
+        timings = session_pb2.PrefillTimings(
+            queue_ms=prefill.queue_ms,
+            chunk_ms=prefill.chunk_ms,
+            total_ms=(time.monotonic() - prefill.arrived) * 1e3,
+            cached_tokens=prefill.cached_tokens,
+        )
+        outputs = [first_output(self.attempt_id, first, self.with_logprobs) for first in prefill.first]
+        return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
+
+    def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
+        """With the first step after the landing; None otherwise, and ever after."""
+        landing, self.landing = self.landing, None
+        if landing is None:
+            return None
+        pull = landing.pull
+        return session_pb2.Landed(
+            attempt_id=self.attempt_id,
+            bytes=pull.bytes,
+            copy_ms=pull.copy_ms,
+            exposed_ms=pull.exposed_ms,
+            admission_ms=pull.late_ms + (timing.started - landing.validated) * 1e3,
+            first_step_ms=(time.monotonic() - timing.started) * 1e3,
+            transport=pull.transport,
+            cached_tokens=landing.cached_tokens,
+        )
+
+    def failed(self, reason: "session_pb2.FailureReason", message: str) -> session_pb2.Failed:
+        return session_pb2.Failed(attempt_id=self.attempt_id, reason=reason, message=message)
+
+    def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
+        """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""
+        first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
+        tokens = (drawn,) if first is None else (first, drawn)
+        output = session_pb2.SequenceOutput(
+            attempt_id=self.attempt_id,
+            choice=made.choice,
+            offset=made.offset if first is None else 0,
+            token_ids=[token.token_id for token in tokens],
+            end=END_REASONS[made.end],
+        )
+        if self.with_logprobs:
+            for token in tokens:
+                add_logprobs(output, token)
+        return output

@@ -1,0 +1,106 @@
+"""What engine/models/decoder.py needs to know of a checkpoint of its families."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from engine.model_config import DecoderConfig, ExpertsConfig, ModelError, RopeConfig, RopeKind
+
+WINDOWED_FAMILIES = ("mistral", "mixtral", "qwen3_moe")  # one window for all layers, or none
+DECODER_FAMILIES = ("llama", "qwen2", "qwen3", *WINDOWED_FAMILIES)
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
+class NotInDecoderError(ModelError):
+    """A feature that the decoder lacks, though its family is known."""
+
+
+def decoder_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> DecoderConfig:
+    """Raises: NotInDecoderError; ModelError for what no model can be."""
+    fields: dict[str, Any] = config.to_dict()
+    family = config.model_type
+    _check(fields, "hidden_act", supported=("silu",))
+    _check(fields, "mlp_bias", supported=(None, False))
+    heads = int(fields["num_attention_heads"])
+    kv_heads = int(fields.get("num_key_value_heads") or heads)
+    if heads % kv_heads:
+        raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    bias = bool(fields.get("attention_bias", False))
+    return DecoderConfig(
+        family=family,
+        vocab_size=int(fields["vocab_size"]),
+        hidden_size=int(fields["hidden_size"]),
+        intermediate_size=int(fields["intermediate_size"]),
+        num_layers=int(fields["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=int(fields.get("head_dim") or int(fields["hidden_size"]) // heads),
+        max_positions=int(fields["max_position_embeddings"]),
+        rms_norm_eps=float(fields["rms_norm_eps"]),
+        rope=_rope(fields["rope_parameters"]),
+        tie_word_embeddings=bool(fields["tie_word_embeddings"]),
+        attention_bias=bias or family == "qwen2",
+        output_bias=bias and family != "qwen2",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        sliding_window=_sliding_window(family, fields),
+        eos_token_ids=eos_token_ids,
+        experts=_experts(family, config),
+    )
+
+
+def _check(fields: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> None:
+    value = fields.get(name)
+    if value not in supported:
+        raise NotInDecoderError(f"config.json: {name} {value!r} is not supported; supported: {supported}")
+
+
+def _rope(parameters: Mapping[str, Any]) -> RopeConfig:
+    _check(parameters, "partial_rotary_factor", supported=(None, 1.0))
+    name = parameters.get("rope_type", "default")
+    if name not in [kind.value for kind in RopeKind]:
+        raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported")
+    kind = RopeKind(name)
+    try:
+        theta = float(parameters["rope_theta"])
+        if kind is RopeKind.DEFAULT:
+            return RopeConfig(kind, theta)
+        factor = float(parameters["factor"])
+        if kind is RopeKind.LINEAR:
+            return RopeConfig(kind, theta, factor)
+        low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+        return RopeConfig(kind, theta, factor, low, high, int(parameters["original_max_position_embeddings"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json: rope_parameters of type {name!r} miss or mistype {error}") from error
+
+
+def _sliding_window(family: str, fields: Mapping[str, Any]) -> tuple[int | None, ...]:
+    layers = int(fields["num_hidden_layers"])
+    window = fields.get("sliding_window")
+    if family == "llama" or window is None:
+        return (None,) * layers
+    if int(window) < 1:
+        raise ModelError(f"config.json: sliding_window {window} must be at least 1")
+    if family in WINDOWED_FAMILIES:
+        return (int(window),) * layers
+    kinds = fields["layer_types"]
+    if not set(kinds) <= set(LAYER_KINDS) or len(kinds) != layers:
+        raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {', '.join(LAYER_KINDS)}")
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _experts(family: str, config: Any) -> ExpertsConfig | None:
+    """transformers' modeling_mixtral.py and modeling_qwen3_moe.py say which layers, and how weights are normalised."""
+    every = range(config.num_hidden_layers)
+    if family == "mixtral":
+        inner, layers, normalised = config.intermediate_size, frozenset(every), True
+    elif family == "qwen3_moe" and config.num_local_experts:
+        step, dense = config.decoder_sparse_step, config.mlp_only_layers
+        layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
+        inner, normalised = config.moe_intermediate_size, config.norm_topk_prob
+    else:
+        return None
+    count, per_token = config.num_local_experts, config.num_experts_per_tok
+    if not 1 <= per_token <= count:
+        raise ModelError(f"config.json: num_experts_per_tok {per_token} is not in 1 to {count}, the number of experts")
+    return ExpertsConfig(layers, count, per_token, inner, normalised)

@@ -1,0 +1,29 @@
+"""One layer's attention of all chunks of a batch: the only place that looks at which sequence a token belongs to."""
+
+import torch
+
+from engine.batch import Batch
+from kernels.kv_pages import KvLayer
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.scoring import Scoring
+from kernels.store_kv import store_kv
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring
+) -> torch.Tensor:
+    """Writes the keys and values of the batch's tokens into `kv`, then lets them attend; a new tensor like `query`.
+
+    query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated where the model rotates.
+    """
+    store_kv(kv, key, value, batch.slots)
+    attended = torch.empty_like(query)
+    if decode := batch.decode:
+        rows = slice(0, len(decode.context_tokens))
+        attended[rows] = paged_decode(
+            query[rows], kv, decode.block_ids, decode.block_starts, decode.context_tokens, scoring
+        )
+    for prefill in batch.prefills:
+        attended[prefill.rows] = paged_prefill(query[prefill.rows], kv, prefill.block_ids, prefill.start, scoring)
+    return attended

@@ -1,0 +1,30 @@
+"""What the runner asks of a model, whoever defined it."""
+
+from typing import Protocol
+
+import torch
+
+from engine.batch import Batch
+from engine.model_config import ModelConfig
+from kernels.kv_pages import KvPages
+
+
+class Model(Protocol):
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
+        """Residual stream after the last layer, `[tokens, hidden]`, one row per token of `batch`, in its order.
+
+        Writes the keys and values of these tokens into the pool `kv`, and reads from it those that precede them.
+        """
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, vocab]` of any rows of `hidden()`."""

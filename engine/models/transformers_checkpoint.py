@@ -1,0 +1,116 @@
+"""A checkpoint to a model of transformers with our attention, and the proof that it computes the same with it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from engine.batch import make_batch
+from engine.kv_layout import kv_layout
+from engine.model_config import ModelConfig, ModelError
+from engine.models.transformers_attention import NAME, register_attention
+from engine.models.transformers_config import forget_padding
+from engine.models.transformers_model import TransformersModel
+from engine.plan import Chunk
+
+logger = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 4
+CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # how many tokens of two sequences each step computes
+MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # relative error of a token in float32, mean over tokens in shorter dtypes
+
+
+def load_transformers_model(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: bool
+) -> TransformersModel:
+    """Raises: ModelError for weights that lack something, or have too much, and for a model that computes otherwise."""
+    logger.info("%s runs through transformers' own code, on paged attention: slower", config.family)
+    register_attention()
+    with _progress_bar(progress):
+        causal = _load(folder, dtype)
+    forget_padding(causal.config)
+    model = TransformersModel(config, causal.to(device))
+    try:
+        with torch.inference_mode():
+            _check_against_itself(model)
+    except RuntimeError as error:
+        raise ModelError(f"{config.family} does not run: {error}") from error
+    return model
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"{folder}: {error}") from error
+    causal, report = loaded
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found := sorted(map(str, report[kind])):
+            raise ModelError(f"{folder}: {len(found)} {kind.replace('_', ' ')}, among them {found[0]}")
+    return causal
+
+
+def _check_against_itself(model: TransformersModel) -> None:
+    """Two sequences in chunks, side by side, against each at once through transformers' own attention.
+
+    Finds what no configuration tells: positions counted otherwise, convolutions over neighbouring tokens. Raises:
+    ModelError.
+    """
+    config = model.config
+    layout = kv_layout(config, model.dtype, BLOCK_TOKENS)
+    lengths = [sum(of_sequence) for of_sequence in zip(*CHUNKS, strict=True)]
+    blocks = [-(-length // BLOCK_TOKENS) for length in lengths]
+    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # NaN
+    kv = layout.view(storage, sum(blocks))
+    tables = [list(range(blocks[0])), list(range(blocks[0], sum(blocks)))]
+    token_ids = [[(5 + 7 * index) % config.vocab_size for index in range(length)] for length in lengths]
+    done = [0, 0]
+    parts: list[list[torch.Tensor]] = [[], []]
+    for counts in CHUNKS:
+        chunks = [
+            Chunk(index, token_ids[index][done[index] : done[index] + count], done[index], tables[index])
+            for index, count in enumerate(counts)
+        ]
+        batch = make_batch(chunks, BLOCK_TOKENS, model.device)
+        hidden = model.hidden(batch, kv)
+        for index, chunk in enumerate(chunks):
+            parts[index].append(hidden[batch.chunk_rows[index]])
+            done[index] = chunk.end
+    expected = [model.own_hidden(torch.tensor(ids, device=model.device)) for ids in token_ids]
+    paged, own = torch.cat([*parts[0], *parts[1]]).float(), torch.cat(expected).float()
+    error = (paged - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-6)  # [tokens]
+    is_exact = error.max() <= MOST_EXACT if model.dtype == torch.float32 else error.mean() <= MOST_ROUNDED
+    if not is_exact:
+        raise ModelError(
+            f"{config.family} computes something else on pages than by itself (relative error {error.mean():.2g}): its "
+            "tokens may influence each other outside of attention, or positions may not be those it is given"
+        )
+
+
+@contextmanager
+def _progress_bar(shown: bool) -> Iterator[None]:
+    """transformers has one switch for all of its bars."""
+    before = transformers_logging.is_progress_bar_enabled()
+    _switch_progress_bar(shown)
+    try:
+        yield
+    finally:
+        _switch_progress_bar(before)
+
+
+def _switch_progress_bar(on: bool) -> None:
+    switch: Any = transformers_logging.enable_progress_bar if on else transformers_logging.disable_progress_bar
+    switch()

@@ -1,0 +1,143 @@
+"""Whether a model can run through transformers' own code on our pages: decided by what it does, not by a list.
+
+It is built without weights and run once on the meta device, where an attention function takes notes.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from engine.model_config import ModelConfig, ModelError
+from engine.models.transformers_attention import (
+    KEYWORD,
+    NAME,
+    AttentionCall,
+    UnsupportedAttentionError,
+    register_attention,
+)
+
+FULL, WINDOWED = "full_attention", "sliding_attention"
+NO_INTERFACE = "its attention does not go through transformers' attention interface"
+PER_SEQUENCE_ROPE = {"dynamic", "longrope"}
+ON_META = {"experts_implementation": "batched_mm"}  # the other ways look at numbers, of which there are none
+
+
+def transformers_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> ModelConfig:
+    """Raises: ModelError with the reason why transformers' code cannot serve it on pages."""
+    text: Any = config.get_text_config(decoder=True)
+    refusal = _refusal(config, text)
+    if refusal is None:
+        calls = _attention_calls(config)
+        refusal = _refusal_of_calls(calls, text)
+    if refusal is not None:
+        raise _cannot(config, refusal)
+    first = calls[0]
+    hidden = int(text.hidden_size)
+    return ModelConfig(
+        family=config.model_type,
+        vocab_size=int(text.vocab_size),
+        hidden_size=hidden,
+        intermediate_size=_widest(getattr(text, "intermediate_size", None) or 4 * hidden),
+        num_layers=len(calls),
+        num_heads=first.query.shape[1],
+        num_kv_heads=first.key.shape[1],
+        head_dim=max(first.key.shape[2], first.value.shape[2]),
+        max_positions=int(text.max_position_embeddings),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def forget_padding(config: PretrainedConfig) -> None:
+    """There is none, but some models would look for it among the tokens of every batch."""
+    with suppress(StrictDataclassError):  # where it may not be None
+        config.get_text_config(decoder=True).pad_token_id = None
+
+
+def _has_window(text: Any) -> bool:
+    """Whether a model without kinds of layers states a window that matters."""
+    if getattr(text, "layer_types", None) or not hasattr(type(text), "sliding_window"):
+        return False
+    return text.sliding_window is not None and text.sliding_window < text.max_position_embeddings
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """Of one set of parameters, or of several by kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    nested = (_rope_types(each) for each in parameters.values())
+    return {str(parameters["rope_type"])} if "rope_type" in parameters else set().union(*nested)
+
+
+def _cannot(config: PretrainedConfig, reason: str) -> ModelError:
+    return ModelError(f"config.json: model_type {config.model_type!r} cannot be served: {reason}")
+
+
+def _widest(sizes: int | list[int]) -> int:
+    """Some say it by layer."""
+    return max(sizes) if isinstance(sizes, list) else int(sizes)
+
+
+def _refusal(config: PretrainedConfig, text: Any) -> str | None:
+    """What its configuration and class say already."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "it is no causal language model of transformers"
+    if config.is_encoder_decoder:
+        return "it has an encoder"
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(model, "_is_stateful", False):
+        return "it keeps a state besides keys and values"
+    if not model._can_set_attn_implementation():
+        return NO_INTERFACE
+    if kinds := _rope_types(getattr(text, "rope_parameters", None)) & PER_SEQUENCE_ROPE:
+        return f"rope_type {kinds.pop()!r} depends on the length of each sequence"
+    return None
+
+
+def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
+    """What its layers ask of attention, in the order of the layers; raises ModelError where it cannot run like that."""
+    register_attention()
+    calls: list[AttentionCall] = []
+
+    def note(call: AttentionCall) -> torch.Tensor:
+        calls.append(call)
+        return call.query.new_empty(*call.query.shape[:2], call.value.shape[2])
+
+    probed = copy.deepcopy(config)
+    forget_padding(probed)
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            causal: Any = AutoModelForCausalLM.from_config(probed, attn_implementation=NAME, **ON_META)
+            ids = torch.zeros(1, 2, dtype=torch.int64)
+            causal.eval().base_model(input_ids=ids, position_ids=ids, use_cache=False, **{KEYWORD: note})
+    except UnsupportedAttentionError as error:
+        raise _cannot(config, str(error)) from error
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        raise _cannot(config, f"its code fails without a cache: {type(error).__name__}: {error}") from error
+    return sorted(calls, key=lambda call: call.layer)
+
+
+def _refusal_of_calls(calls: Sequence[AttentionCall], text: Any) -> str | None:
+    if not calls:
+        return NO_INTERFACE
+    if [call.layer for call in calls] != list(range(text.num_hidden_layers)):
+        return "not every layer attends exactly once"
+    if len({(call.key.shape, call.value.shape) for call in calls}) > 1:
+        return "its keys and values differ in shape by layer"
+    if calls[0].query.shape[2] != calls[0].key.shape[2] or calls[0].value.shape[2] > calls[0].key.shape[2]:
+        return "its queries, keys and values differ in size"
+    kinds = getattr(text, "layer_types", None) or [FULL] * len(calls)
+    if not set(kinds) <= {FULL, WINDOWED}:
+        return f"it has layers of kind {', '.join(sorted(set(kinds) - {FULL, WINDOWED}))}"
+    if not isinstance(getattr(text, "max_position_embeddings", None), int):
+        return "it does not say how many positions it has"
+    if any(kind == WINDOWED and call.window is None for kind, call in zip(kinds, calls, strict=True)):
+        return "its sliding windows are not told to attention"
+    if _has_window(text) and not any(call.window for call in calls):
+        return "its sliding window is not told to attention"
+    return None

@@ -1,0 +1,97 @@
+"""Beam search under vLLM's names: its parameters, and what comes of it. The rules are in engine/beam.py."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from engine import sampling_params
+from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
+from engine.offline.params import SamplingParams
+from engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
+
+EarlyStopping = bool | Literal["never"]
+_STOPS: dict[EarlyStopping, BeamStop] = {
+    False: BeamStop.UNPROMISING,
+    True: BeamStop.FULL,
+    "never": BeamStop.NEVER,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """vLLM's fields, and `early_stopping` as in transformers, whose rules are followed: only tokens of the answer count
+    for the length penalty. Raises ValueError, naming the field, when a request is made of it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0  # other values have no meaning
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False  # the end-of-sequence token too
+    early_stopping: EarlyStopping = False
+
+    def sampling(self) -> SamplingParams:
+        """What of it any request has. Raises: ValueError."""
+        if self.temperature != 0.0:
+            raise ValueError(f"temperature is {self.temperature}; beam search draws nothing: it must be 0")
+        if self.beam_width < 1:
+            raise ValueError("beam_width must be at least 1")
+        return SamplingParams(
+            n=self.beam_width,
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            logprobs=0,
+            detokenize=False,
+        )
+
+    def searching(self, resolved: sampling_params.SamplingParams) -> sampling_params.SamplingParams:
+        """The engine's parameters of such a request, with the search. Raises: ValueError."""
+        if self.early_stopping not in _STOPS:
+            raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
+        beam = BeamParams(self.beam_width, self.length_penalty, _STOPS[self.early_stopping])
+        return replace(resolved, beam=beam, logprobs=candidates_per_beam(beam.width, resolved.stop_token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One of the best sequences. As in vLLM, `tokens` and `text` begin with the prompt."""
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float  # of the answer, its end-of-sequence token included
+    score: float  # cum_logprob / tokens of the answer ** length_penalty: what the order goes by
+    logprobs: list[dict[int, Logprob]]  # per token of the answer
+    finish_reason: str | None  # stop or length
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The `beam_width` best sequences of one prompt, best first; none where the logits were not finite."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def beam_search_output(
+    output: RequestOutput, params: BeamSearchParams, decode: Callable[[Sequence[int]], str]
+) -> BeamSearchOutput:
+    found = [_sequence(output, each, params, decode) for each in output.outputs if each.finish_reason != "error"]
+    return BeamSearchOutput(found)
+
+
+def _sequence(
+    output: RequestOutput, found: CompletionOutput, params: BeamSearchParams, decode: Callable[[Sequence[int]], str]
+) -> BeamSearchSequence:
+    hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
+    tokens = output.prompt_token_ids + (found.token_ids[:-1] if hidden else found.token_ids)
+    return BeamSearchSequence(
+        tokens,
+        decode(tokens),
+        found.cumulative_logprob,
+        found.cumulative_logprob / float(len(found.token_ids) ** params.length_penalty),
+        found.logprobs or [],
+        found.finish_reason,
+        found.token_ids[-1] if found.finish_reason == "stop" else None,
+    )

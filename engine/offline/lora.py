@@ -1,0 +1,85 @@
+"""Adapters of an offline engine, as vLLM's scripts name them: read when first asked for, then kept."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.lora.adapter_file import Adapter, adapter_digest, read_adapter
+from engine.lora.adapters import AdapterSet
+from engine.model_config import ModelConfig
+from engine.offline.engine_args import model_folder
+
+USUAL_RANK = 16  # vLLM's max_lora_rank
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter for a request; names are vLLM's.
+
+    What the adapter is, its files say: two requests for the same files share one, whatever they call it.
+    """
+
+    lora_name: str
+    lora_int_id: int  # from 1
+    lora_path: str  # a folder as PEFT saves it, or a Hugging Face id
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1:
+            raise ValueError(f"lora_int_id is {self.lora_int_id}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    name: str
+    digest: str  # of what it computes
+    adapter: Adapter | None  # None where the engine has it already
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenAdapter:
+    number: int = 0  # as in Chunk
+    digest: str = ""
+
+
+NO_ADAPTER = ChosenAdapter()
+
+
+class OfflineAdapters:
+    def __init__(self, max_rank: int | None) -> None:
+        """`max_rank` bounds the ranks that are accepted; None accepts all."""
+        self.adapters = AdapterSet()
+        self._max_rank = max_rank
+        self._digests: dict[Path, str] = {}
+        self._numbers: dict[str, int] = {}  # by digest
+
+    def read(self, request: LoRARequest) -> ReadAdapter:
+        """Reads the files the first time. On any one thread at a time. Raises: ValueError, ModelError."""
+        folder = model_folder(request.lora_path)
+        digest = self._digests.get(folder) or adapter_digest(folder)
+        if digest in self._numbers:
+            return ReadAdapter(request.lora_name, digest, None)
+        adapter = read_adapter(folder)
+        if self._max_rank is not None and adapter.rank > self._max_rank:
+            raise ValueError(
+                f"the LoRA rank of {request.lora_name!r} is {adapter.rank}, greater than max_lora_rank {self._max_rank}"
+            )
+        self._digests[folder] = digest
+        return ReadAdapter(request.lora_name, digest, adapter)
+
+    def add(self, read: ReadAdapter) -> ChosenAdapter:
+        """Gives it to the model if it is new there. On the engine's thread, between steps. Raises: ModelError."""
+        if read.digest not in self._numbers:
+            if read.adapter is None:
+                raise ValueError(f"adapter {read.name!r} was not read")
+            self._numbers[read.digest] = self.adapters.add(read.name, read.adapter)
+        return ChosenAdapter(self._numbers[read.digest], read.digest)
+
+
+def adapter_bytes(config: ModelConfig, rank: int, dtype: torch.dtype) -> int:
+    """The most that an adapter of this rank, on every projection, takes."""
+    heads = config.num_heads * config.head_dim
+    kv_heads = config.num_kv_heads * config.head_dim
+    attention = 4 * config.hidden_size + 2 * heads + 2 * kv_heads
+    feed_forward = 3 * (config.hidden_size + config.intermediate_size)
+    return config.num_layers * rank * (attention + feed_forward) * dtype.itemsize

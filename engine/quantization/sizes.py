@@ -1,0 +1,111 @@
+"""How many bytes weights take once loaded, from the names and shapes of a checkpoint's tensors."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint_files import weight_files
+from engine.model_config import ModelError, read_json
+from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
+from engine.quantization.gguf_file import GgufTensor, read_header
+from engine.quantization.int4 import GROUP_INPUTS
+from engine.quantization.sources import is_quantisable
+
+CHANNEL_SCALE_BYTES = 4
+GROUP_BYTES = 3  # a scale and a zero point
+NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions")
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    name: str
+    shape: Sequence[int]
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether it is the weight of a projection, or of many (stacked experts), that quantising makes smaller."""
+        module = self.name.removesuffix(".weight")
+        return len(self.shape) > 1 and is_quantisable(module) and not module.endswith(NOT_PROJECTIONS)
+
+    def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
+        """In any format but GGUF; where it stays unquantised, of `number_bytes` a number."""
+        if format is WeightFormat.PLAIN or not self.is_projection:
+            return self.numbers * number_bytes
+        rows = self.numbers // self.shape[-1]
+        if format in (WeightFormat.INT8, WeightFormat.FP8):
+            return self.numbers + rows * CHANNEL_SCALE_BYTES
+        if self.shape[-1] % group_inputs:
+            return self.numbers * number_bytes
+        return self.numbers // 2 + self.numbers // group_inputs * GROUP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWeights:
+    format: WeightFormat
+    size_bytes: int
+
+
+def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
+    """Of a model with these tensors; `folder` needs nothing but config.json, except for GGUF. Raises: ModelError."""
+    format = weight_format(folder, quantize)
+    if format is WeightFormat.GGUF:
+        return PlannedWeights(format, checkpoint_bytes(folder, format, number_bytes))
+    group_inputs = _stored_group_inputs(folder) or GROUP_INPUTS
+    return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
+
+
+def checkpoint_bytes(folder: Path, format: WeightFormat, number_bytes: int) -> int:
+    """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError."""
+    files = weight_files(folder)
+    if format is WeightFormat.GGUF:
+        return sum(_gguf_bytes(tensor, number_bytes) for tensor in read_header(files[0]).tensors.values())
+    return sum(
+        _safetensor_bytes(TensorShape(name, tensor["shape"]), format, number_bytes)
+        for path in files
+        for name, tensor in read_safetensors_header(path).items()
+    )
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """By name of the tensor. Raises: ModelError."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(min(header_bytes, path.stat().st_size)))
+        except ValueError as error:
+            raise ModelError(f"{path}: not a safetensors file") from error
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+
+
+def _stored_group_inputs(folder: Path) -> int | None:
+    """What config.json says of an AWQ or GPTQ checkpoint; None where it says nothing, or that a row is one group."""
+    fields = read_json(folder / "config.json").get("quantization_config") or {}
+    size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
+    return size if size > 0 else None
+
+
+def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: int) -> int:
+    kind = tensor.name.rpartition(".")[2]
+    if kind == "qweight":
+        return tensor.numbers * WORD_BYTES
+    if kind == "qzeros":
+        return tensor.numbers * 2 * WORD_BYTES  # a byte each
+    if kind == "g_idx":
+        return 0
+    if kind == "scales":
+        return tensor.numbers * 2
+    kept = format if format in MADE_WHILE_LOADING else WeightFormat.PLAIN
+    return tensor.loaded_bytes(kept, number_bytes)
+
+
+def _gguf_bytes(tensor: GgufTensor, number_bytes: int) -> int:
+    is_kept = len(tensor.shape) > 1 and tensor.name != "token_embd.weight"
+    return tensor.stored_bytes if is_kept else math.prod(tensor.shape) * number_bytes

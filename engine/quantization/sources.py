@@ -1,0 +1,103 @@
+"""Where a model's tensors come from when its projections are quantised: another source underneath, other linears made.
+
+The head and the routers of experts stay as they are, as in vLLM: they are small, or count most.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from engine.model_config import ModelError
+from engine.models.linear import Linear, LinearSource
+from engine.quantization.formats import PackedFormat, WeightFormat
+from engine.quantization.fp8 import quantise_fp8
+from engine.quantization.int4 import GROUP_INPUTS, int4_linear, quantise_int4, stack_int4
+from engine.quantization.int8 import quantise_int8
+from engine.quantization.packed import StoredTensors, read_packed
+from engine.quantization.stacked import StackedLinear
+
+KEPT_MODULES = ("lm_head", ".gate", ".router")
+Quantiser = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+class DenseTensors(LinearSource, StoredTensors, Protocol):
+    """Plain tensors by name, as engine/weights.py reads them."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor: ...
+
+    def take_parts(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weights stacked to `[sum of sizes, inputs]` in `dtype`, and biases in the model's dtype."""
+
+
+def is_quantisable(module: str) -> bool:
+    return not module.endswith(KEPT_MODULES)
+
+
+class QuantisingTensors:
+    """Quantises every projection of a plain checkpoint while it is read, one at a time."""
+
+    def __init__(self, tensors: DenseTensors, format: WeightFormat, dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._quantise = quantiser(format, dtype)
+        self._group_inputs = GROUP_INPUTS if format is WeightFormat.INT4 else 1
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        return self._tensors.take(name, *shape)
+
+    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+        """Where the input is no multiple of a group, the projection stays as it is."""
+        if inputs % self._group_inputs or not all(map(is_quantisable, names)):
+            return self._tensors.linear(names, sizes, inputs, bias)
+        return self._quantise(*self._tensors.take_parts(names, sizes, inputs, bias, torch.float32))
+
+
+def quantiser(format: WeightFormat, dtype: torch.dtype) -> Quantiser:
+    """From a float32 weight and a bias to a linear whose activations are `dtype`."""
+    if format is WeightFormat.INT8:
+        return quantise_int8
+    if format is WeightFormat.FP8:
+        return quantise_fp8
+    if format is WeightFormat.INT4:
+        return lambda weight, bias: int4_linear(quantise_int4(weight), bias, dtype)
+    raise ValueError(f"{format} is not made while loading")
+
+
+class PackedTensors:
+    """An AWQ or GPTQ checkpoint. Projections that it left unquantised are read as they are."""
+
+    def __init__(self, tensors: DenseTensors, packed: PackedFormat, dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._packed = packed
+        self._dtype = dtype
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        return self._tensors.take(name, *shape)
+
+    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+        if not all(self._tensors.has(f"{name}.qweight") for name in names):
+            return self._tensors.linear(names, sizes, inputs, bias)
+        parts = [
+            read_packed(self._tensors, self._packed, name, size, inputs)
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        biases = [self._bias(name, size, bias) for name, size in zip(names, sizes, strict=True)]
+        whole = stack_int4(parts)
+        if whole is None:
+            made = (int4_linear(part, each, self._dtype) for part, each in zip(parts, biases, strict=True))
+            return StackedLinear(tuple(made))
+        given = [each for each in biases if each is not None]
+        return int4_linear(whole, torch.cat(given) if given else None, self._dtype)
+
+    def _bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
+        stored = f"{name}.bias"
+        if not wanted and not self._tensors.has(stored):
+            return None
+        bias = self._tensors.take(stored, size)
+        if wanted:
+            return bias
+        if bias.any():  # some quantisers write zeros where the model has no bias
+            raise ModelError(f"the checkpoint has {stored}, which this model does not use")
+        return None

@@ -1,0 +1,41 @@
+// What Python hands over, one struct per kernel; the Python files of this folder hold their twins. No torch here.
+#pragma once
+
+#include "attention.h"
+#include "layer.h"
+#include "linear.h"
+
+namespace baton {
+
+struct PrefillArguments {
+    Pages pages;
+    Scoring scoring;
+    const float* query;  // [tokens][heads][head_dim]
+    float* output;       // like query
+    const int64_t* block_ids;
+    int64_t tokens, heads, kv_heads, head_dim, start;
+    int32_t threads;
+};
+
+struct DecodeArguments {
+    Pages pages;
+    Scoring scoring;
+    const float* query;  // [sequences][heads][head_dim]
+    float* output;       // like query
+    float* parts;        // [sequences][kv_heads][splits][group][head_dim + 2]: outputs, highest, total
+    const int64_t* block_ids;
+    const int64_t* block_starts;    // [sequences + 1]
+    const int64_t* context_tokens;  // [sequences]
+    int64_t sequences, heads, kv_heads, head_dim, splits;
+    int32_t threads;
+};
+
+struct LinearArguments {
+    Weight weight;
+    const float* x;  // [rows][inputs]
+    float* output;   // [rows][outputs]
+    int64_t rows;
+    int32_t threads;
+};
+
+}  // namespace baton

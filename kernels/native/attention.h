@@ -1,0 +1,183 @@
+// Attention of a few query rows of one KV head over tiles of 32 tokens, with a running softmax. No division of labour.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "pages.h"
+
+namespace baton {
+
+constexpr int TILE = 32;  // tokens
+constexpr int MAX_HEAD_DIM = 256;
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+// What turns a product of query and key into a score. `softcap` and `slopes` may be absent (0, null).
+struct Scoring {
+    float scale;
+    float softcap;
+    const float* slopes;  // [heads], ALiBi
+    int64_t window;       // tokens a query sees, itself included; 0: all
+};
+
+// Keys transposed, and values, of up to TILE tokens as floats. What lies past the last token is zero.
+struct Tile {
+    alignas(64) float keys[MAX_HEAD_DIM * TILE];  // [head_dim][TILE]
+    const float* values[TILE];                    // of each token, [head_dim]
+    int64_t first;  // position
+    int tokens;
+    alignas(64) float scratch[2][TILE * MAX_HEAD_DIM];
+};
+
+alignas(64) const float ZEROS[MAX_HEAD_DIM] = {};
+
+template <Element element>
+void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& values, int64_t first, int tokens,
+          int head_dim) {
+    const float* rows[TILE];
+    tile.first = first;
+    tile.tokens = tokens;
+    keys.read(first, tokens, head_dim, tile.scratch[0], rows);
+    values.read(first, tokens, head_dim, tile.scratch[1], tile.values);
+    for (int token = tokens; token < TILE; ++token) rows[token] = tile.values[token] = ZEROS;
+    for (int d = 0; d < head_dim; d += LANES) {
+        for (int half = 0; half < TILE; half += LANES) {
+            Floats block[LANES];
+            for (int token = 0; token < LANES; ++token) block[token] = load(rows[half + token] + d);
+            transpose(block);
+            for (int lane = 0; lane < LANES; ++lane) store(tile.keys + (d + lane) * TILE + half, block[lane]);
+        }
+    }
+}
+
+// Query rows of one KV head. Row r is head `heads[r]` at position `positions[r]`.
+struct Rows {
+    int count, head_dim;
+    const float* queries;      // [count][head_dim], scaled
+    const int64_t* positions;  // [count]
+    const int32_t* heads;      // [count]
+    float* outputs;            // [count][head_dim], not yet divided by `totals`
+    float* highest;            // [count]
+    float* totals;             // [count]
+};
+
+// Scores of `rows` rows (a template argument, so that the sums stay in registers) against a tile: [rows][TILE].
+template <int rows>
+inline void score_rows(const float* queries, int head_dim, const float* keys, float* scores) {
+    for (int column = 0; column < TILE; column += 2 * LANES) {
+        Floats sums[rows][2] = {};
+        for (int d = 0; d < head_dim; ++d) {
+            const Floats first = load(keys + d * TILE + column), second = load(keys + d * TILE + column + LANES);
+            for (int r = 0; r < rows; ++r) {
+                const float query = queries[r * head_dim + d];
+                sums[r][0] += query * first;
+                sums[r][1] += query * second;
+            }
+        }
+        for (int r = 0; r < rows; ++r) {
+            store(scores + r * TILE + column, sums[r][0]);
+            store(scores + r * TILE + column + LANES, sums[r][1]);
+        }
+    }
+}
+
+// outputs = outputs * shrink + weights @ values, for `rows` rows and `width` vectors of each from `d` on.
+// weights: [rows][TILE]; values: of each of `tokens` tokens, [head_dim].
+template <int rows, int width>
+inline void add_columns(float* outputs, int stride, int d, const float* shrink, const float* weights,
+                        const float* const* values, int tokens) {
+    Floats sums[rows][width];
+    for (int r = 0; r < rows; ++r)
+        for (int w = 0; w < width; ++w) sums[r][w] = load(outputs + r * stride + d + w * LANES) * shrink[r];
+    for (int token = 0; token < tokens; ++token) {
+        for (int w = 0; w < width; ++w) {
+            const Floats value = load(values[token] + d + w * LANES);
+            for (int r = 0; r < rows; ++r) sums[r][w] += weights[r * TILE + token] * value;
+        }
+    }
+    for (int r = 0; r < rows; ++r)
+        for (int w = 0; w < width; ++w) store(outputs + r * stride + d + w * LANES, sums[r][w]);
+}
+
+template <int rows>
+inline void add_values(float* outputs, int stride, int head_dim, const float* shrink, const float* weights,
+                       const float* const* values, int tokens) {
+    constexpr int WIDE = LANES == 16 ? 4 : 2;  // 32 registers, or 16
+    int d = 0;
+    for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
+        add_columns<rows, WIDE>(outputs, stride, d, shrink, weights, values, tokens);
+    for (; d + 2 * LANES <= head_dim; d += 2 * LANES)
+        add_columns<rows, 2>(outputs, stride, d, shrink, weights, values, tokens);
+    if (d < head_dim) add_columns<rows, 1>(outputs, stride, d, shrink, weights, values, tokens);
+}
+
+inline void adjust(float* scores, const Scoring& scoring, int32_t head, int64_t distance) {
+    for (int token = 0; token < TILE; ++token) {
+        float score = scores[token];
+        if (scoring.softcap != 0) score = scoring.softcap * std::tanh(score / scoring.softcap);
+        if (scoring.slopes) score -= scoring.slopes[head] * static_cast<float>(distance - token);
+        scores[token] = score;
+    }
+}
+
+inline void hide(float* scores, const Tile& tile, const Scoring& scoring, int64_t position) {
+    for (int token = 0; token < TILE; ++token) {
+        const int64_t at = tile.first + token;
+        const bool visible = token < tile.tokens && at <= position && (!scoring.window || at > position - scoring.window);
+        if (!visible) scores[token] = NOTHING;
+    }
+}
+
+// Turns the scores of one row into weights; returns what earlier outputs are to be multiplied by.
+inline float weigh(float* scores, float& highest, float& total) {
+    Floats most = load(scores), sum = load(scores);
+    for (int token = LANES; token < TILE; token += LANES) {
+        most = larger(most, load(scores + token));
+        sum += load(scores + token);
+    }
+    const float now = std::max(highest, largest_of(most));
+    if (now == NOTHING && !std::isnan(sum_of(sum))) {  // nothing visible so far
+        std::fill_n(scores, TILE, 0.0f);
+        return 1;
+    }
+    sum = Floats{};
+    for (int token = 0; token < TILE; token += LANES) {
+        const Floats weight = exponential(load(scores + token) - now);
+        store(scores + token, weight);
+        sum += weight;
+    }
+    const float shrink = highest == NOTHING ? 0 : std::exp(highest - now);
+    total = total * shrink + sum_of(sum);
+    highest = now;
+    return shrink;
+}
+
+template <int rows>
+inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scoring& scoring) {
+    alignas(64) float scores[rows * TILE];
+    float shrink[rows];
+    const int head_dim = all.head_dim;
+    score_rows<rows>(all.queries + begin * head_dim, head_dim, tile.keys, scores);
+    for (int r = 0; r < rows; ++r) {
+        const int64_t position = all.positions[begin + r];
+        if (scoring.softcap != 0 || scoring.slopes)
+            adjust(scores + r * TILE, scoring, all.heads[begin + r], position - tile.first);
+        const bool whole = tile.tokens == TILE && tile.first + TILE - 1 <= position &&
+                           (!scoring.window || tile.first > position - scoring.window);
+        if (!whole) hide(scores + r * TILE, tile, scoring, position);
+        shrink[r] = weigh(scores + r * TILE, all.highest[begin + r], all.totals[begin + r]);
+    }
+    add_values<rows>(all.outputs + begin * head_dim, head_dim, head_dim, shrink, scores, tile.values, tile.tokens);
+}
+
+inline void attend(const Rows& rows, const Tile& tile, const Scoring& scoring) {
+    int begin = 0;
+    for (; begin + 4 <= rows.count; begin += 4) attend_rows<4>(rows, begin, tile, scoring);
+    switch (rows.count - begin) {
+        case 3: attend_rows<3>(rows, begin, tile, scoring); break;
+        case 2: attend_rows<2>(rows, begin, tile, scoring); break;
+        case 1: attend_rows<1>(rows, begin, tile, scoring); break;
+    }
+}
+
+}  // namespace baton

@@ -1,0 +1,95 @@
+"""Builds the native kernels: `python -m kernels.native.build`. Seconds, once; needs a C++17 compiler and nothing else.
+
+One library per level of the instruction set, from the same sources. Its name holds a digest of them, so that one built
+from other sources is never loaded.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+BUILT = FOLDER / "built"
+AVX512 = ("-march=skylake-avx512", "-mprefer-vector-width=512")
+LEVELS = {
+    "AVX512_BF16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "AVX512_VNNI": (*AVX512, "-mavx512vnni"),
+    "AVX512": AVX512,
+    "AVX2": ("-march=haswell",),
+    "DEFAULT": (),
+}
+"""Flags by what library.processor_level() says. The last one runs on any processor."""
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
+COMPILE_TIMEOUT_S = 300
+
+
+class NoCompiler(Exception):
+    """There is no C++ compiler on this machine."""
+
+
+def sources() -> list[Path]:
+    return sorted(FOLDER.glob("*.cpp"))
+
+
+def library_path(level: str, folder: Path = BUILT) -> Path:
+    """Where the library of this level is once it has been built from the sources as they are now."""
+    digest = hashlib.sha256(repr((FLAGS, LEVELS[level])).encode())
+    for path in sorted(FOLDER.glob("*.cpp")) + sorted(FOLDER.glob("*.h")):
+        digest.update(path.read_bytes())
+    return folder / f"kernels-{level.lower()}-{digest.hexdigest()[:16]}.so"
+
+
+def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path:
+    """Builds one level unless it is there; `extra` goes to compiler and linker.
+
+    Raises: NoCompiler, CalledProcessError.
+    """
+    target = library_path(level, folder)
+    if target.exists():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH")
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        objects = [f"{scratch}/{source.stem}.o" for source in sources()]
+        for source, output in zip(sources(), objects, strict=True):
+            _run([compiler, *FLAGS, *LEVELS[level], *extra, "-c", str(source), "-o", output])
+        made = f"{scratch}/made.so"
+        _run([compiler, "-shared", *extra, *objects, "-o", made, *_openmp()])
+        for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
+            stale.unlink()
+        Path(made).replace(target)  # whole or not at all, whoever else builds at the same time
+    return target
+
+
+def _openmp() -> tuple[str, ...]:
+    """PyTorch brings an OpenMP runtime of its own; a second one beside it would fight it for the cores."""
+    import torch
+
+    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    return (str(bundled[0]),) if bundled else ("-fopenmp",)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, timeout=COMPILE_TIMEOUT_S)
+
+
+def main() -> int:
+    """Builds every level; 0 also without a compiler, since everything runs without these kernels, only slower."""
+    try:
+        with ThreadPoolExecutor() as pool:
+            for path in pool.map(build, LEVELS):
+                sys.stdout.write(f"{path}\n")
+    except NoCompiler as error:
+        sys.stderr.write(f"native kernels not built, PyTorch's are used instead: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+// All layers of a decoder over one batch. Contract: kernels/decoder_layers.py.
+#include "decoder.h"
+
+extern "C" void baton_paged_prefill(const baton::PrefillArguments* asked);
+extern "C" void baton_paged_decode(const baton::DecodeArguments* asked);
+
+namespace baton {
+namespace {
+
+class Decoder {
+   public:
+    explicit Decoder(const DecoderArguments& asked) : asked_(asked) {
+        float* next = asked.scratch;
+        const auto take = [&](int64_t width) {
+            float* taken = next;
+            next += asked.rows * width;
+            return taken;
+        };
+        normed_ = take(asked.hidden);
+        query_ = take(asked.heads * asked.head_dim);
+        attended_ = take(asked.heads * asked.head_dim);
+        qkv_ = take((asked.heads + 2 * asked.kv_heads) * asked.head_dim);
+        gate_up_ = take(2 * asked.inner);
+        gated_ = take(asked.inner);
+        parts_ = next;
+    }
+
+    void run(const DecoderLayer& layer) const {
+        const int64_t rows = asked_.rows;
+        rms_norm(asked_.residual, layer.attention_norm, rows, asked_.hidden, asked_.eps, normed_, asked_.threads);
+        linear(normed_, rows, layer.qkv, qkv_, false, asked_.threads);
+        Pages pages = asked_.pages;
+        pages.data = layer.pages;
+        rotate_and_store({pages, qkv_, query_, asked_.cos, asked_.sin, asked_.slots, layer.query_norm, layer.key_norm,
+                          rows, asked_.heads, asked_.kv_heads, asked_.head_dim, asked_.eps, asked_.threads});
+        attend(pages, layer.scoring);
+        linear(attended_, rows, layer.output, asked_.residual, true, asked_.threads);
+        rms_norm(asked_.residual, layer.feed_forward_norm, rows, asked_.hidden, asked_.eps, normed_, asked_.threads);
+        linear(normed_, rows, layer.gate_up, gate_up_, false, asked_.threads);
+        silu_mul(gate_up_, rows, asked_.inner, gated_, asked_.threads);
+        linear(gated_, rows, layer.down, asked_.residual, true, asked_.threads);
+    }
+
+   private:
+    void attend(const Pages& pages, const Scoring& scoring) const {
+        if (asked_.decode_rows) {
+            const DecodeArguments decode = {
+                pages,           scoring,        query_,           attended_,       parts_,
+                asked_.block_ids, asked_.block_starts, asked_.context_tokens, asked_.decode_rows, asked_.heads,
+                asked_.kv_heads, asked_.head_dim, asked_.splits,   asked_.threads};
+            baton_paged_decode(&decode);
+        }
+        const int64_t width = asked_.heads * asked_.head_dim;
+        for (int64_t c = 0; c < asked_.chunk_count; ++c) {
+            const PrefillChunk& chunk = asked_.chunks[c];
+            const PrefillArguments prefill = {
+                pages,           scoring,      query_ + chunk.first_row * width, attended_ + chunk.first_row * width,
+                chunk.block_ids, chunk.tokens, asked_.heads, asked_.kv_heads, asked_.head_dim, chunk.start, asked_.threads};
+            baton_paged_prefill(&prefill);
+        }
+    }
+
+    const DecoderArguments& asked_;
+    float *normed_, *query_, *attended_, *qkv_, *gate_up_, *gated_, *parts_;
+};
+
+}  // namespace
+}  // namespace baton
+
+extern "C" void baton_decoder_layers(const baton::DecoderArguments* asked) {
+    const baton::Decoder decoder(*asked);
+    for (int64_t index = 0; index < asked->layer_count; ++index) decoder.run(asked->layers[index]);
+}

@@ -1,0 +1,108 @@
+// What stands between the products of a decoder layer: norms, rotation, the write into the pages, the gate.
+#pragma once
+
+#include "pages.h"
+
+namespace baton {
+
+// Rows are worth sharing between threads from so many numbers on.
+constexpr int64_t WORTH_SHARING = 1 << 15;
+
+inline int threads_for(int64_t numbers, int threads) { return numbers >= WORTH_SHARING ? threads : 1; }
+
+inline float root_mean_square_inverse(const float* x, int64_t size, float eps) {
+    Floats sums{};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums += load(x + i) * load(x + i);
+    float sum = sum_of(sums);
+    for (; i < size; ++i) sum += x[i] * x[i];
+    return 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+}
+
+// `to` may be `x`.
+inline void rms_norm_row(const float* x, const float* weight, int64_t size, float eps, float* to) {
+    const float inverse = root_mean_square_inverse(x, size, eps);
+    for (int64_t i = 0; i < size; ++i) to[i] = x[i] * inverse * weight[i];
+}
+
+inline void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* to, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads_for(rows * size, threads) > 1)
+    for (int64_t row = 0; row < rows; ++row) rms_norm_row(x + row * size, weight, size, eps, to + row * size);
+}
+
+// gate_up: [rows][2 * size], the gate first; to: [rows][size].
+inline void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* to, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads_for(rows * size, threads) > 1)
+    for (int64_t row = 0; row < rows; ++row) {
+        const float *gate = gate_up + row * 2 * size, *up = gate + size;
+        float* out = to + row * size;
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) {
+            const Floats x = load(gate + i), minus = -x;
+            // Beyond 88, e^-x is no float any more, and the quotient as good as 0.
+            store(out + i, x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus)) * load(up + i));
+        }
+        for (; i < size; ++i) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    }
+}
+
+// Rotates pairs (i, i + half) of one head by their angles, in place.
+inline void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; ++i) {
+        const float first = head[i], second = head[i + half];
+        head[i] = first * cos[i] - second * sin[i];
+        head[i + half] = second * cos[i] + first * sin[i];
+    }
+}
+
+// Queries and keys of each token's row of `qkv`, [rows][heads + 2 * kv_heads][head_dim], are normalised if there are
+// norms, and rotated; keys and values go to their slots of the pages, queries to `query`, [rows][heads][head_dim].
+struct RotateStore {
+    Pages pages;
+    float* qkv;  // used up
+    float* query;
+    const float *cos, *sin;  // [rows][head_dim / 2]
+    const int64_t* slots;    // [rows]
+    const float *query_norm, *key_norm;  // [head_dim], or null
+    int64_t rows, heads, kv_heads, head_dim;
+    float eps;
+    int32_t threads;
+};
+
+inline void write_numbers(const Pages& pages, int64_t at, const float* from, int64_t count) {
+    auto* data = const_cast<void*>(pages.data);
+    if (static_cast<Element>(pages.element) == Element::float32) {
+        std::copy_n(from, count, static_cast<float*>(data) + at);
+    } else {
+        for (int64_t i = 0; i < count; ++i) static_cast<uint16_t*>(data)[at + i] = to_bfloat16(from[i]);
+    }
+}
+
+inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
+    const int64_t head_dim = asked.head_dim, half = head_dim / 2, slot = asked.slots[row];
+    const int64_t block = slot / asked.pages.block_tokens, token = slot % asked.pages.block_tokens;
+    float* heads = asked.qkv + row * (asked.heads + 2 * asked.kv_heads) * head_dim;
+    for (int64_t head = 0; head < asked.heads + asked.kv_heads; ++head) {
+        float* numbers = heads + head * head_dim;
+        const float* norm = head < asked.heads ? asked.query_norm : asked.key_norm;
+        if (norm) rms_norm_row(numbers, norm, head_dim, asked.eps, numbers);
+        rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half);
+    }
+    std::copy_n(heads, asked.heads * head_dim, asked.query + row * asked.heads * head_dim);
+    for (int64_t kind = 0; kind < 2; ++kind) {
+        for (int64_t head = 0; head < asked.kv_heads; ++head) {
+            const int64_t at = block * asked.pages.block_stride + kind * asked.pages.kind_stride +
+                               head * asked.pages.head_stride + token * asked.pages.token_stride;
+            const float* from = heads + (asked.heads + kind * asked.kv_heads + head) * head_dim;
+            write_numbers(asked.pages, at, from, head_dim);
+        }
+    }
+}
+
+inline void rotate_and_store(const RotateStore& asked) {
+    const int64_t numbers = asked.rows * (asked.heads + 2 * asked.kv_heads) * asked.head_dim;
+#pragma omp parallel for num_threads(asked.threads) if (threads_for(numbers, asked.threads) > 1)
+    for (int64_t row = 0; row < asked.rows; ++row) rotate_and_store_row(asked, row);
+}
+
+}  // namespace baton

@@ -1,0 +1,78 @@
+// Attention of a chunk of one sequence over its paged KV. Contract: kernels/paged_prefill.py.
+#include "attention.h"
+#include "arguments.h"
+
+namespace baton {
+namespace {
+
+constexpr int MOST_ROWS = 64;  // queries that share one conversion of a tile of keys and values
+
+template <Element element>
+struct PrefillTask {
+    const PrefillArguments& asked;
+    int64_t kv_head, first_token;
+    int tokens;
+
+    void run() const {
+        const int head_dim = static_cast<int>(asked.head_dim), group = static_cast<int>(asked.heads / asked.kv_heads);
+        alignas(64) float queries[MOST_ROWS * MAX_HEAD_DIM], outputs[MOST_ROWS * MAX_HEAD_DIM];
+        float highest[MOST_ROWS], totals[MOST_ROWS];
+        int64_t positions[MOST_ROWS];
+        int32_t heads[MOST_ROWS];
+        const Rows rows = {tokens * group, head_dim, queries, positions, heads, outputs, highest, totals};
+        for (int r = 0; r < rows.count; ++r) {
+            const int64_t token = first_token + r / group, head = kv_head * group + r % group;
+            const float* query = asked.query + (token * asked.heads + head) * head_dim;
+            for (int d = 0; d < head_dim; ++d) queries[r * head_dim + d] = query[d] * asked.scoring.scale;
+            std::fill_n(outputs + r * head_dim, head_dim, 0.0f);
+            positions[r] = asked.start + token;
+            heads[r] = static_cast<int32_t>(head);
+            highest[r] = NOTHING;
+            totals[r] = 0;
+        }
+        attend_context(rows);
+        for (int r = 0; r < rows.count; ++r) {
+            float* output = asked.output + ((first_token + r / group) * asked.heads + heads[r]) * head_dim;
+            for (int d = 0; d < head_dim; ++d) output[d] = outputs[r * head_dim + d] / totals[r];
+        }
+    }
+
+    void attend_context(const Rows& rows) const {
+        const HeadRows<element> keys(asked.pages, asked.block_ids, 0, kv_head);
+        const HeadRows<element> values(asked.pages, asked.block_ids, 1, kv_head);
+        const int64_t window = asked.scoring.window, end = rows.positions[rows.count - 1] + 1;
+        const int64_t begin = window ? std::max<int64_t>(0, rows.positions[0] + 1 - window) : 0;
+        Tile tile;
+        for (int64_t first = begin; first < end; first += TILE) {
+            fill(tile, keys, values, first, static_cast<int>(std::min<int64_t>(TILE, end - first)), rows.head_dim);
+            attend(rows, tile, asked.scoring);
+        }
+    }
+};
+
+template <Element element>
+void prefill(const PrefillArguments& asked) {
+    const int64_t group = asked.heads / asked.kv_heads;
+    const int64_t stride = std::max<int64_t>(1, MOST_ROWS / group);
+    const int64_t tiles = (asked.tokens + stride - 1) / stride;
+#pragma omp parallel for schedule(dynamic) num_threads(asked.threads) if (asked.threads > 1)
+    for (int64_t task = 0; task < tiles * asked.kv_heads; ++task) {
+        const int64_t first = task / asked.kv_heads * stride;
+        const int tokens = static_cast<int>(std::min(stride, asked.tokens - first));
+        PrefillTask<element>{asked, task % asked.kv_heads, first, tokens}.run();
+    }
+}
+
+}  // namespace
+}  // namespace baton
+
+extern "C" void baton_paged_prefill(const baton::PrefillArguments* asked) {
+    using baton::Element;
+    switch (static_cast<Element>(asked->pages.element)) {
+        case Element::float32: return baton::prefill<Element::float32>(*asked);
+        case Element::bfloat16: return baton::prefill<Element::bfloat16>(*asked);
+        case Element::e4m3: return baton::prefill<Element::e4m3>(*asked);
+        case Element::e5m2: return baton::prefill<Element::e5m2>(*asked);
+        case Element::int8: return baton::prefill<Element::int8>(*asked);
+    }
+}

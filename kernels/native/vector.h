@@ -1,0 +1,200 @@
+// As many floats at a time as a register holds, in the compiler's own vectors: one source for every instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace baton {
+
+// Of two vectors, LOW_n: every other n lanes of the first, and those of the second in the gaps between them.
+// ACROSS_n: every lane's neighbour at distance n.
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+typedef int32_t Ints __attribute__((vector_size(64), aligned(64)));
+#define LOW_1 Ints{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}
+#define LOW_2 Ints{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}
+#define LOW_4 Ints{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}
+#define LOW_8 Ints{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}
+#define ACROSS_1 Ints{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}
+#define ACROSS_2 Ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}
+#define ACROSS_4 Ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}
+#define ACROSS_8 Ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+typedef int32_t Ints __attribute__((vector_size(32), aligned(32)));
+#define LOW_1 Ints{0, 8, 2, 10, 4, 12, 6, 14}
+#define LOW_2 Ints{0, 1, 8, 9, 4, 5, 12, 13}
+#define LOW_4 Ints{0, 1, 2, 3, 8, 9, 10, 11}
+#define ACROSS_1 Ints{1, 0, 3, 2, 5, 4, 7, 6}
+#define ACROSS_2 Ints{2, 3, 0, 1, 6, 7, 4, 5}
+#define ACROSS_4 Ints{4, 5, 6, 7, 0, 1, 2, 3}
+#else
+constexpr int LANES = 4;
+typedef int32_t Ints __attribute__((vector_size(16), aligned(16)));
+#define LOW_1 Ints{0, 4, 2, 6}
+#define LOW_2 Ints{0, 1, 4, 5}
+#define ACROSS_1 Ints{1, 0, 3, 2}
+#define ACROSS_2 Ints{2, 3, 0, 1}
+#endif
+
+constexpr int VECTOR_BYTES = LANES * 4;
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES), aligned(VECTOR_BYTES)));
+typedef float UnalignedFloats __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
+typedef int32_t UnalignedInts __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
+typedef uint16_t Shorts __attribute__((vector_size(LANES * 2), aligned(2)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
+
+inline Floats load(const float* from) { return *reinterpret_cast<const UnalignedFloats*>(from); }
+inline void store(float* to, Floats value) { *reinterpret_cast<UnalignedFloats*>(to) = value; }
+inline Ints load_bits(const void* from) { return *static_cast<const UnalignedInts*>(from); }
+
+template <class Value>
+inline Value read_as(const void* from) {
+    Value value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline float as_float(uint32_t bits) { return read_as<float>(&bits); }
+inline Floats broadcast(float value) { return value - Floats{}; }
+inline Floats as_floats(Ints bits) { return reinterpret_cast<Floats>(bits); }
+inline Ints as_ints(Floats value) { return reinterpret_cast<Ints>(value); }
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// e^x within 2 units in the last place; 0 below the smallest normal number, NaN for NaN. For x <= 88.
+// Cody-Waite reduction and the polynomial of Cephes' expf.
+inline Floats exponential(Floats x) {
+    const Floats lowest = broadcast(-87.33654f);
+    const Floats scaled = x * 1.44269504088896341f;
+    const Floats rounded = (scaled + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: to the nearest integer
+    Floats rest = x - rounded * 0.693359375f;
+    rest = rest - rounded * -2.12194440e-4f;
+    Floats sum = broadcast(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    const Floats clamped = rounded < -126.0f ? broadcast(-126.0f) : rounded;
+    const Ints power = (__builtin_convertvector(clamped, Ints) + 127) << 23;
+    const Floats value = sum * as_floats(power);
+    return x < lowest ? Floats{} : value;
+}
+
+// Combines every lane with its neighbour, then pairs with pairs, until every lane has all.
+template <typename Combine>
+inline float reduce(Floats value, Combine combine) {
+    value = combine(value, __builtin_shuffle(value, ACROSS_1));
+    value = combine(value, __builtin_shuffle(value, ACROSS_2));
+#if defined(ACROSS_4)
+    value = combine(value, __builtin_shuffle(value, ACROSS_4));
+#endif
+#if defined(ACROSS_8)
+    value = combine(value, __builtin_shuffle(value, ACROSS_8));
+#endif
+    return value[0];
+}
+
+inline float sum_of(Floats value) {
+    return reduce(value, [](Floats a, Floats b) { return a + b; });
+}
+
+inline float largest_of(Floats value) { return reduce(value, larger); }
+
+// Lane i of the result is the sum of all lanes of `values[i]`; `values`, LANES of them, is used up.
+inline Floats sums_of(Floats* values) {
+    const auto halve = [&](int distance, Ints low) {
+        for (int pair = 0; pair < LANES / 2 / distance; ++pair) {
+            const Floats a = values[2 * pair], b = values[2 * pair + 1];
+            values[pair] = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + distance);
+        }
+    };
+    halve(1, LOW_1);
+    halve(2, LOW_2);
+#if defined(LOW_4)
+    halve(4, LOW_4);
+#endif
+#if defined(LOW_8)
+    halve(8, LOW_8);
+#endif
+    return values[0];
+}
+
+// LANES rows of LANES become columns.
+inline void transpose(Floats* rows) {
+    const auto exchange = [&](int distance, Ints low) {
+        for (int row = 0; row < LANES; ++row) {
+            if (row & distance) continue;
+            const Floats a = rows[row], b = rows[row + distance];
+            rows[row] = __builtin_shuffle(a, b, low);
+            rows[row + distance] = __builtin_shuffle(a, b, low + distance);
+        }
+    };
+    exchange(1, LOW_1);
+    exchange(2, LOW_2);
+#if defined(LOW_4)
+    exchange(4, LOW_4);
+#endif
+#if defined(LOW_8)
+    exchange(8, LOW_8);
+#endif
+}
+
+// Widening is spelled out where the compiler would go lane by lane.
+inline Ints load_shorts(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Ints>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Ints>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    return __builtin_convertvector(*reinterpret_cast<const Shorts*>(from), Ints);
+#endif
+}
+
+inline Ints load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Ints>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
+#endif
+}
+
+inline Floats load_bfloat16(const uint16_t* from) { return as_floats(load_shorts(from) << 16); }
+
+// Sign, 4 bits of exponent, 3 of fraction; no infinity, and all ones is NaN (OCP E4M3FN).
+inline Floats load_e4m3(const uint8_t* from) {
+    const Ints bits = load_bytes(from), size = bits & 0x7f;
+    const Ints value = as_ints(as_floats(size << 20) * 0x1p120f) | ((bits & 0x80) << 24);
+    return as_floats(size == 0x7f ? Ints{} + 0x7fc00000 : value);
+}
+
+// Sign, 5 bits of exponent, 2 of fraction; infinity and NaN as in IEEE 754.
+inline Floats load_e5m2(const uint8_t* from) {
+    const Ints bits = load_bytes(from), size = bits & 0x7f;
+    const Ints finite = as_ints(as_floats(size << 21) * 0x1p112f);
+    const Ints special = size == 0x7c ? Ints{} + 0x7f800000 : Ints{} + 0x7fc00000;
+    return as_floats((size < 0x7c ? finite : special) | ((bits & 0x80) << 24));
+}
+
+inline Floats load_int8(const uint8_t* from) {
+    const Ints bits = load_bytes(from);
+    return __builtin_convertvector((bits << 24) >> 24, Floats);
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bfloat16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+}  // namespace baton

@@ -1,0 +1,46 @@
+"""From the fused projection of queries, keys and values to rotated queries, and keys and values in the paged pool."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import reference
+from kernels.check import check_dtype, check_index, check_shape
+from kernels.kv_pages import KvLayer
+from kernels.native.library import native_library
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
+
+    query: torch.Tensor  # [head_dim]
+    key: torch.Tensor  # [head_dim]
+    eps: float
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the queries, `[tokens, heads, head_dim]`; keys and values go to `slots` of `kv`. May overwrite `qkv`.
+
+    qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, then keys, then values; cos, sin:
+    `[tokens, head_dim / 2]` of its dtype, see rotary.py; kv and slots as in store_kv.py.
+    """
+    tokens, _, head_dim = qkv.shape
+    check_shape("qkv", qkv, None, None, kv.head_dim)
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        check_shape(name, tensor, tokens, head_dim // 2)
+        check_dtype(name, tensor, qkv.dtype)
+    check_index("slots", slots, tokens)
+    if kv.scales is None:
+        check_dtype("kv", kv.data, qkv.dtype)
+    native = native_library()
+    if native is not None and native.layers.takes(qkv) and native.layers.stores(kv):
+        return native.layers.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+    return reference.rotate_and_store(qkv, cos, sin, norms, kv, slots)

@@ -1,0 +1,74 @@
+"""What a prefill worker knows of one prompt beside what its engine knows, and what it tells the router of it."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from engine.engine_thread import StepTiming
+from engine.prefill_scheduler import PrefillProgress
+from prefill_worker.fetch import NOTHING_FETCHED, Fetched
+from protos import session_pb2
+from service.session_hub import RouterSession
+from worker.wire import first_output, prompt_scores
+
+Session = RouterSession[session_pb2.ConnectResponse]
+
+
+@dataclass(eq=False)
+class Prompt:
+    """One Prefill command, from its arrival until its pages are unpinned."""
+
+    request_id: int  # this worker's own: two routers may use the same attempt id
+    session: Session
+    attempt_id: int
+    transfer_id: bytes
+    arrived: float  # monotonic seconds
+    with_logprobs: bool  # whether the router wants to be told
+    searches: bool  # with beams, whose first tokens are no one's answer yet
+    deadline: asyncio.TimerHandle | None = None
+    fetching: "asyncio.Task[None] | None" = None
+    fetched: Fetched = NOTHING_FETCHED
+    computed_tokens: int = 0  # cached ones included
+    queue_ms: float = 0.0
+    chunk_ms: list[float] = field(default_factory=list)
+    scored_tokens: int = 0  # of the prompt, after its first: the router was told how likely they are
+
+    def record(self, advance: PrefillProgress, timing: StepTiming) -> int:
+        """Takes in what a step did for this prompt; returns the tokens that the step computed of it."""
+        if not self.chunk_ms:
+            self.queue_ms = (timing.started - self.arrived) * 1e3
+        self.chunk_ms.append(timing.duration_ms)
+        tokens = advance.computed_tokens - max(self.computed_tokens, advance.cached_tokens)
+        self.computed_tokens = advance.computed_tokens
+        return tokens
+
+    def scores(self, advance: PrefillProgress) -> session_pb2.PromptScores | None:
+        """What a step tells of the prompt's own tokens, if anything."""
+        if not advance.prompt:
+            return None
+        offset = 1 + self.scored_tokens
+        self.scored_tokens += len(advance.prompt)
+        return prompt_scores(self.attempt_id, offset, advance.prompt)
+
+    def first_step(self, advance: PrefillProgress) -> session_pb2.FirstStep:
+        """The message with the first token of every choice."""
+        timings = session_pb2.PrefillTimings(
+            queue_ms=self.queue_ms,
+            chunk_ms=self.chunk_ms,
+            total_ms=(time.monotonic() - self.arrived) * 1e3,
+            cached_tokens=advance.cached_tokens,
+            fetch_ms=self.fetched.duration_ms,
+            fetched_tokens=self.fetched.tokens,
+            fetch_bytes=self.fetched.bytes,
+            fetch_transport=self.fetched.transport,
+        )
+        told = () if self.searches else advance.first or ()
+        outputs = [first_output(self.attempt_id, first, self.with_logprobs) for first in told]
+        return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
+
+    def let_go(self) -> None:
+        """Nothing is to come of it any more: neither its deadline nor its fetch."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self.fetching is not None:
+            self.fetching.cancel()

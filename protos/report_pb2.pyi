@@ -1,0 +1,49 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Report(_message.Message):
+    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots")
+    LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    UNFILLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    limit_blocks: int
+    limit_slots: int
+    pages: PageCounts
+    waiting_requests: int
+    running_sequences: int
+    pending_tokens: int
+    draining: bool
+    steps: int
+    cache_query_tokens: int
+    cache_hit_tokens: int
+    preemptions: int
+    unfilled_slots: int
+    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ...) -> None: ...
+
+class PageCounts(_message.Message):
+    __slots__ = ("total", "free", "cached", "held", "held_by_sequences", "held_by_transfers")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    cached: int
+    held: int
+    held_by_sequences: int
+    held_by_transfers: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., held_by_sequences: _Optional[int] = ..., held_by_transfers: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,54 @@
+"""Decode workers that compute the prompts themselves answer as transformers does, and so does each family both ways."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.oracle import Oracle, ask_transformers, check_answers
+from tests.e2e.stack import make_stack
+from tests.e2e.test_up import READY_S, STOP_S, Up
+
+FAMILIES = ("gemma2", "gpt2", "opt", "mixtral")
+TOGETHER = 12
+
+
+async def check_computed_by_decode(target: str, decode_pid: int, oracle: Oracle) -> None:
+    """Under a salt of their own: nothing that a prefill worker made before is found."""
+    timings = [answer.timings for answer in await check_answers(target, oracle, cache_salt="local")]
+    assert {timing.prefill_pid for timing in timings} == {decode_pid}
+    assert {(timing.transport, timing.transfer_bytes) for timing in timings} == {("", 0)}
+
+
+async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -> None:
+    oracle = ask_transformers(tmp_path / "llama", "llama", TOGETHER)
+    running = Up(tmp_path / "up.log", "--colocated", "--model", str(oracle.folder))
+    try:
+        await asyncio.to_thread(running.wait_for, lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
+        workers = running.worker_pids()
+        assert workers.keys() == {"decode-0"}
+        await check_computed_by_decode(f"127.0.0.1:{running.port}", workers["decode-0"], oracle)
+        running.process.terminate()
+        assert await asyncio.to_thread(running.process.wait, STOP_S) == 0
+    finally:
+        running.process.kill()
+        running.process.wait()
+    assert "Traceback" not in running.log.read_text()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_family_is_answered_the_same_with_and_without_a_prefill_worker(family: str, tmp_path: Path) -> None:
+    oracle = ask_transformers(tmp_path / family, family, TOGETHER)
+    stack = make_stack(tmp_path / "stack", oracle.folder, router_flags=["--local-prefill-tokens", "0"])
+    try:
+        stack.start()
+        stack.wait_ready()
+        decode_pid = stack.processes["decode-0"].pid
+        answers = await check_answers(stack.target, oracle)
+        assert decode_pid not in {answer.timings.prefill_pid for answer in answers}
+        assert stack.processes["prefill-0"].stop() == 0
+        stack.wait_for(lambda: sum(w.connected for w in stack.status().workers) == 1, 10, "loss of prefill seen")
+        await check_computed_by_decode(stack.target, decode_pid, oracle)
+        stack.wait_idle(within_s=2.0)
+    finally:
+        stack.stop()

@@ -1,0 +1,93 @@
+"""A conversation's second turn: prefill fetches the KV of the first answer from the decode worker that made it."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from client import AsyncBatonClient, Completion
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+
+BLOCK = 32
+PROMPT, ANSWER, QUESTION = 70, 96, 60  # tokens
+TRACE_WRITTEN_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def fetching(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """1P+1D; prefill fetches though computing is sooner with so small a model."""
+    stack = make_stack(tmp_path_factory.mktemp("fetching"), tiny_llama, router_flags=["--no-prefill-worker", "queue"])
+    stack.processes["prefill-0"].command += ["--fetch", "always"]
+    yield from run(stack)
+
+
+async def ask(stack: Stack, prompt: list[int]) -> Completion:
+    async with AsyncBatonClient(stack.target, timeout_s=30) as baton:
+        return await baton.complete(prompt, max_tokens=ANSWER, ignore_eos=True)
+
+
+def turns(seed: int) -> tuple[list[int], list[int]]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(3, 500) for _ in range(PROMPT)], [drawn.randrange(3, 500) for _ in range(QUESTION)]
+
+
+def expected(folder: Path, prompt: list[int]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=ANSWER,
+            do_sample=False,
+        )
+    return list(output[0, len(prompt) :].tolist())
+
+
+def fetches(stack: Stack) -> list[dict[str, Any]]:
+    """Attributes of all fetches in the trace."""
+    spans = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
+    return [span["attributes"] for span in spans if span["name"] == "prefill.fetch"]
+
+
+async def test_the_first_answers_blocks_are_fetched_and_change_no_token(fetching: Stack, tiny_llama: Path) -> None:
+    prompt, question = turns(seed=1)
+    first = await ask(fetching, prompt)
+    answer = list(first.choices[0].token_ids)
+    second = await ask(fetching, [*prompt, *answer, *question])
+    assert list(second.choices[0].token_ids) == expected(tiny_llama, [*prompt, *answer, *question])
+
+    complete_blocks = (PROMPT + ANSWER - 1) // BLOCK  # the last token has no KV
+    assert second.usage.cached_tokens == complete_blocks * BLOCK
+    await asyncio.to_thread(
+        fetching.wait_for, lambda: len(fetches(fetching)) == 1, TRACE_WRITTEN_S, "fetch in the trace"
+    )
+    [fetch] = fetches(fetching)
+    assert fetch["baton.fetch.tokens"] == (complete_blocks - PROMPT // BLOCK) * BLOCK
+    assert fetch["baton.fetch.bytes"] > 0
+    assert fetch["baton.fetch.transport"] == "shared_memory"
+    assert second.timings.prefill_fetch_ms > 0.0
+    await asyncio.to_thread(fetching.wait_idle, 2.0)
+
+
+async def test_a_decode_worker_that_died_between_the_turns_costs_only_computing(
+    fetching: Stack, tiny_llama: Path
+) -> None:
+    prompt, question = turns(seed=2)
+    answer = list((await ask(fetching, prompt)).choices[0].token_ids)
+    before = len(fetches(fetching))
+    fetching.processes["decode-0"].kill()
+    fetching.processes["decode-0"].start()
+    second = await ask(fetching, [*prompt, *answer, *question])
+    assert list(second.choices[0].token_ids) == expected(tiny_llama, [*prompt, *answer, *question])
+    assert second.usage.cached_tokens == PROMPT // BLOCK * BLOCK
+    assert all(fetch["baton.fetch.tokens"] == 0 for fetch in fetches(fetching)[before:])
+    await asyncio.to_thread(fetching.wait_ready)
+    await asyncio.to_thread(fetching.wait_idle, 2.0)

@@ -1,0 +1,50 @@
+"""Blocks go out to host memory and come back as they were."""
+
+import pytest
+import torch
+
+from engine.host_pool import HostPool
+from engine.pages import PageError
+from engine.plan import BlockSwap
+from engine.swap_space import SwapSpace
+
+
+def test_a_block_comes_back_byte_for_byte_into_another_place() -> None:
+    blocks = torch.arange(4 * 8, dtype=torch.uint8).view(4, 8)
+    before = blocks.clone()
+    host = HostPool(blocks, total_slots=2)
+    host.carry_out([BlockSwap(1, 0), BlockSwap(3, 1)])
+    blocks.zero_()
+    host.bring_back([BlockSwap(0, 1), BlockSwap(2, 0)])
+    assert blocks[0].equal(before[3])
+    assert blocks[2].equal(before[1])
+    assert not blocks[1].any()
+    assert not blocks[3].any()
+
+
+def test_no_memory_is_taken_before_the_first_swap() -> None:
+    host = HostPool(torch.zeros(1, 1, dtype=torch.uint8), total_slots=1 << 60)  # more than there is
+    host.carry_out([])
+    host.bring_back([])
+    with pytest.raises(RuntimeError):
+        host.carry_out([BlockSwap(0, 0)])
+
+
+def test_a_pool_of_anything_but_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        HostPool(torch.zeros(4, 8), total_slots=1)
+
+
+def test_slots_are_taken_all_or_none_and_given_back_once() -> None:
+    space = SwapSpace(3)
+    taken = space.take(2)
+    assert taken is not None
+    assert taken.slots == (0, 1)
+    assert space.take(2) is None
+    assert space.free_slots == 1
+    taken.release()
+    assert space.free_slots == 3
+    with pytest.raises(PageError):
+        taken.release()
+    with pytest.raises(PageError):
+        _ = taken.slots

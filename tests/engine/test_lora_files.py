@@ -1,0 +1,138 @@
+"""PEFT folders: what is read, and what is refused by name because it would be another computation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.lora.adapter_config import AdapterConfig, read_adapter_config
+from engine.lora.adapter_file import adapter_digest, read_adapter
+from engine.lora.adapters import AdapterSet
+from engine.model_config import ModelError
+from tests.fixtures.adapters import make_adapter
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import PagedModel
+
+DOWN = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+UP = DOWN.replace("lora_A", "lora_B")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "base", "llama")
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path) -> Path:
+    return make_adapter(tmp_path / "adapter", checkpoint, seed=1, rank=4, targets=("q_proj", "down_proj"))
+
+
+def restate(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def restore(folder: Path, changed: dict[str, torch.Tensor], without: tuple[str, ...] = ()) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path) | changed
+    save_file({name: tensor for name, tensor in tensors.items() if name not in without}, path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bias", "lora_only"),
+        ("use_dora", True),
+        ("modules_to_save", ["lm_head"]),
+        ("lora_bias", True),
+        ("layer_replication", [[0, 2]]),
+        ("target_parameters", ["experts.gate_up_proj"]),
+        ("trainable_token_indices", [1]),
+        ("use_qalora", True),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("peft_type", "LOHA"),
+        ("r", 0),
+        ("lora_alpha", "much"),
+        ("rank_pattern", {"(": 4}),
+        ("a_field_of_tomorrow", {"changes": "all"}),
+    ],
+)
+def test_what_is_not_computed_as_peft_would_is_refused_by_field(folder: Path, field: str, value: object) -> None:
+    restate(folder, **{field: value})
+    with pytest.raises(ModelError, match=field):
+        read_adapter(folder)
+
+
+def test_scales_follow_patterns_and_rank_stabilisation() -> None:
+    config = AdapterConfig(4, 8.0, False, {"k_proj": 16}, {r"layers\.1\..*": 2.0}, ())
+    assert config.scale_of("model.layers.0.self_attn.q_proj") == 2.0
+    assert config.scale_of("model.layers.0.self_attn.k_proj") == 0.5
+    assert config.scale_of("model.layers.1.self_attn.k_proj") == 0.125
+    assert AdapterConfig(16, 8.0, True, {}, {}, ()).scale_of("any") == 2.0
+
+
+def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no adapter_config\.json"):
+        read_adapter_config(tmp_path)
+
+
+def test_pickled_weights_are_not_read(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+        read_adapter(folder)
+    with pytest.raises(ModelError, match="only safetensors"):
+        adapter_digest(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "without", "message"),
+    [
+        ({}, (UP,), "only one of lora_A and lora_B"),
+        ({DOWN: torch.zeros(5, 64)}, (), "rank is to be 4"),
+        ({UP: torch.full((64, 4), torch.nan)}, (), "not finite"),
+        ({DOWN: torch.zeros(4, 64, dtype=torch.int8)}, (), "int8"),
+        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 8)}, (), "lora_embedding_A"),
+        ({DOWN.replace("lora_A", "lora_magnitude_vector"): torch.zeros(4)}, (), "lora_magnitude_vector"),
+    ],
+)
+def test_tensors_that_do_not_make_an_adapter_are_refused(
+    folder: Path, changed: dict[str, torch.Tensor], without: tuple[str, ...], message: str
+) -> None:
+    restore(folder, changed, without)
+    with pytest.raises(ModelError, match=message):
+        read_adapter(folder)
+
+
+def test_a_target_without_tensors_is_refused(folder: Path) -> None:
+    restate(folder, target_modules=["q_proj", "down_proj", "o_proj"])
+    with pytest.raises(ModelError, match="nothing for o_proj"):
+        read_adapter(folder)
+
+
+def test_an_adapter_of_the_head_is_refused(checkpoint: Path, folder: Path) -> None:
+    name = "base_model.model.lm_head.lora_{}.weight"
+    restore(folder, {name.format("A"): torch.zeros(4, 64), name.format("B"): torch.zeros(512, 4)})
+    adapters = AdapterSet()
+    PagedModel(checkpoint, adapters=adapters)
+    with pytest.raises(ModelError, match="'mine' changes lm_head"):
+        adapters.add("mine", read_adapter(folder))
+
+
+def test_an_adapter_of_another_size_of_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    adapters = AdapterSet()
+    PagedModel(make_checkpoint(tmp_path / "wide", "llama", hidden_size=128), adapters=adapters)
+    with pytest.raises(ModelError, match=r"self_attn\.q_proj of \[64, 64\], not \[64, 128\]|down_proj"):
+        adapters.add("mine", read_adapter(folder))
+
+
+def test_the_digest_names_factors_and_scale_and_nothing_else(folder: Path) -> None:
+    first = adapter_digest(folder)
+    restate(folder, base_model_name_or_path="elsewhere", lora_dropout=0.5)
+    assert adapter_digest(folder) == first
+    restate(folder, lora_alpha=17)
+    rescaled = adapter_digest(folder)
+    restore(folder, {DOWN: torch.zeros(4, 64)})
+    assert len({first, rescaled, adapter_digest(folder)}) == 3

@@ -1,0 +1,109 @@
+"""Answers that had to give up their blocks equal those that never had, token for token, on a real model in float32.
+
+Both ways: KV back from host memory, and computed again; computed here and landed; drawn with seeds and penalties.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.hashing import cache_root
+from engine.host_pool import HostPool
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import MixedCounters, TokenMade
+from engine.pages import BlockPool
+from engine.plan import Chunk, Plan
+from engine.prefill_scheduler import first_samples, first_tokens
+from engine.runner import Runner
+from engine.sampling_params import SamplingParams
+from engine.sequence import Request
+from engine.swap_space import SwapSpace
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import PagedModel, drawn, random_prompt
+
+BLOCK = 8
+ROOMY, TIGHT = 64, 14  # blocks: the four below need up to 7, 7, 7 and 13
+SAMPLED = SamplingParams(max_tokens=24, temperature=1.0, seed=7)
+REQUESTS = [
+    Request(0, tuple(random_prompt(30)), SamplingParams(max_tokens=24), ()),
+    Request(1, tuple(random_prompt(27)), replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.5), ()),
+    Request(2, tuple(random_prompt(30)), replace(SAMPLED, top_p=0.9, presence_penalty=0.7), ()),
+    Request(3, tuple(random_prompt(21)), replace(SAMPLED, n=3), ()),
+]
+Answers = dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("preemption"), "llama")
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Answers:
+    answers, counters = answer(checkpoint, blocks=ROOMY, host_slots=0)
+    assert counters.preemptions == 0
+    return answers
+
+
+def answer(
+    checkpoint: Path, blocks: int, host_slots: int, lands: Sequence[int] = (), cached: bool = False
+) -> tuple[Answers, MixedCounters]:
+    """All requests at once; those in `lands` come with KV computed elsewhere."""
+    paged = PagedModel(checkpoint, BLOCK, blocks)
+    elsewhere = PagedModel(checkpoint, BLOCK, ROOMY)
+    storage = paged.kv.data.flatten().view(torch.uint8).view(blocks, paged.layout.block_bytes)
+    assert storage.data_ptr() == paged.kv.data.data_ptr(), "the pool itself, no copy of it"
+    runner = Runner(paged.model, paged.layout, paged.kv, HostPool(storage, host_slots))
+    scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 16, max_sequences=8, swap=SwapSpace(host_slots))
+    root = cache_root(b"model", "float32") if cached else None
+    answers: Answers = {}
+    for request in REQUESTS:
+        if request.request_id not in lands:
+            scheduler.add(request, root)
+            continue
+        reservation = scheduler.reserve(request, root)
+        assert reservation is not None
+        table = elsewhere.blocks(len(request.token_ids))
+        chunk = Chunk(request.request_id, request.token_ids, 0, table, first_samples(request))
+        [result] = elsewhere.runner.run(Plan((chunk,)))
+        first = first_tokens(chunk, drawn(result))
+        paged.kv.data[list(reservation.blocks)] = elsewhere.kv.data[table]
+        scheduler.activate(request.request_id, first)
+        answers |= {(request.request_id, token.choice): [token.token_id] for token in first}
+    while (plan := scheduler.plan()) is not None:
+        for outcome in scheduler.commit(plan, runner.run(plan)):
+            if isinstance(outcome, TokenMade):
+                answers.setdefault((outcome.request_id, outcome.choice), []).append(outcome.drawn.token_id)
+    assert not scheduler.has_work
+    return answers, scheduler.counters
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("lands", [(), (0, 1)])
+def test_computed_again_the_answers_are_the_same(
+    checkpoint: Path, expected: Answers, lands: tuple[int, ...], cached: bool
+) -> None:
+    answers, counters = answer(checkpoint, TIGHT, host_slots=0, lands=lands, cached=cached)
+    assert counters.recomputed_tokens > 0
+    assert answers == expected
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("lands", [(), (0, 1)])
+def test_brought_back_from_host_memory_the_answers_are_the_same(
+    checkpoint: Path, expected: Answers, lands: tuple[int, ...], cached: bool
+) -> None:
+    answers, counters = answer(checkpoint, TIGHT, host_slots=64, lands=lands, cached=cached)
+    assert counters.swapped_tokens > 0
+    assert counters.recomputed_tokens == 0
+    assert answers == expected
+
+
+def test_where_host_memory_is_short_some_are_computed_again(checkpoint: Path, expected: Answers) -> None:
+    answers, counters = answer(checkpoint, TIGHT, host_slots=6)
+    assert counters.swapped_tokens > 0
+    assert counters.recomputed_tokens > 0
+    assert answers == expected

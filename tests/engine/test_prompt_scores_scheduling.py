@@ -1,0 +1,75 @@
+"""Log-probabilities of a prompt in the schedulers: every token once and in order, whatever happens to the prompt."""
+
+import pytest
+
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import PromptComputed
+from engine.pages import BlockPool
+from engine.plan import Computed, Drawn, Plan
+from engine.prefill_scheduler import PrefillScheduler
+from engine.sampling_params import SamplingParams
+from engine.sequence import Request
+from engine.swap_space import SwapSpace
+
+BLOCK = 4
+ROOT = b"r" * 32
+
+
+def results(plan: Plan) -> list[Computed]:
+    return [
+        Computed(
+            tuple(Drawn(1, 0.0) for _ in chunk.samples),
+            tuple(Drawn(token_id, 0.0) for token_id in (chunk.scored.token_ids if chunk.scored else ())),
+        )
+        for chunk in plan.chunks
+    ]
+
+
+def scored(request_id: int, tokens: int, max_tokens: int = 2) -> Request:
+    return Request(request_id, tuple(range(100, 100 + tokens)), SamplingParams(max_tokens, prompt_logprobs=0), ())
+
+
+@pytest.mark.parametrize("swap_slots", [0, 10])
+def test_a_prompt_that_is_preempted_halfway_is_told_once(swap_slots: int) -> None:
+    scheduler = MixedScheduler(BlockPool(13), BLOCK, 5, 4, swap=SwapSpace(swap_slots))
+    scheduler.add(Request(1, tuple(range(24)), SamplingParams(20), ()), ROOT)
+    scheduler.add(scored(2, 21), ROOT)
+    told: list[int] = []
+    lost_halfway = False
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        assert plan is not None
+        for outcome in scheduler.commit(plan, results(plan)):
+            if isinstance(outcome, PromptComputed) and outcome.request_id == 2:
+                told += [token.token_id for token in outcome.prompt]
+        lost_halfway |= scheduler.counters.preemptions > 0 and 0 < len(told) < 20
+    assert lost_halfway
+    assert told == list(range(101, 121))
+
+
+def test_a_prompt_in_the_cache_is_computed_again_for_its_scores() -> None:
+    scheduler = MixedScheduler(BlockPool(20), BLOCK, 64, 4)
+    for request_id in (1, 2):
+        scheduler.add(scored(request_id, 21), ROOT)
+        plan = scheduler.plan()
+        assert plan is not None
+        [chunk] = plan.chunks
+        assert chunk.scored is not None and len(chunk.scored.token_ids) == 20
+        scheduler.commit(plan, results(plan))
+        scheduler.abort(request_id)
+
+
+def test_a_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
+    scheduler = PrefillScheduler(BlockPool(20), BLOCK, chunk_tokens=8)
+    hashes = tuple(bytes([block]) * 32 for block in range(5))
+    for request_id in (1, 2):
+        request = Request(request_id, tuple(range(100, 121)), SamplingParams(2, prompt_logprobs=0), hashes)
+        scheduler.add(request)
+        told: list[int] = []
+        while (plan := scheduler.plan()) is not None:
+            [progress] = scheduler.commit(plan, results(plan))
+            told += [token.token_id for token in progress.prompt]
+        assert told == list(range(101, 121))
+        assert progress.cached_tokens == 0
+        scheduler.release(request_id)
+    assert scheduler.pool.counts.cached == 5, "it is there for others"

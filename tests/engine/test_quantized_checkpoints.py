@@ -1,0 +1,169 @@
+"""AWQ, GPTQ and GGUF checkpoints made by others' tools, against transformers on what others' code dequantises.
+
+tests/fixtures/quantized/README.md says how they were made.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint_files import model_fingerprint
+from engine.model_config import ModelError
+from engine.plan import Chunk
+from engine.prepare import ModelOptions, prepare_model
+from engine.quantization.int4 import Int4KernelLinear, Int4Linear
+from engine.quantization.stacked import StackedLinear
+from engine.weights import load_model
+from tests.fixtures.paged import CPU, PagedModel
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
+NAMES = ("awq", "gptq", "gptq_v2", "gguf")
+PROMPT_TOKENS = 24
+
+
+def copied(name: str, target: Path) -> Path:
+    return Path(shutil.copytree(FIXTURES / name, target / name))
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"].update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_are_those_of_the_independently_dequantised_weights(name: str) -> None:
+    tokens = load_file(FIXTURES / name / "expected.safetensors")["tokens"].tolist()
+    prompt = tokens[:PROMPT_TOKENS]
+    (answer,) = PagedModel(FIXTURES / name).greedy([prompt], len(tokens) - len(prompt), chunk_tokens=7)
+    assert answer == tokens[PROMPT_TOKENS:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_logit_is_close(name: str) -> None:
+    expected = load_file(FIXTURES / name / "expected.safetensors")
+    paged, tokens = PagedModel(FIXTURES / name), expected["tokens"].tolist()
+    (logits,) = paged.logits([Chunk(0, tokens, 0, paged.blocks(len(tokens)))])
+    torch.testing.assert_close(logits, expected["logits"], atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_as_close_as_it_can_be(name: str) -> None:
+    expected = load_file(FIXTURES / name / "expected.safetensors")
+    paged, tokens = PagedModel(FIXTURES / name, dtype=torch.bfloat16), expected["tokens"].tolist()
+    (logits,) = paged.logits([Chunk(0, tokens, 0, paged.blocks(len(tokens)))])
+    error = (logits - expected["logits"]).norm() / expected["logits"].norm()
+    assert error < 0.03
+
+
+def test_projections_stay_packed() -> None:
+    layer = load_model(FIXTURES / "gptq", torch.float32, CPU, progress=False).layers[0]
+    assert isinstance(layer.qkv, Int4Linear)
+    assert layer.qkv.packed.dtype == torch.uint8
+    assert layer.qkv.packed.shape == (192, 32)
+    assert layer.qkv.column_order is not None
+
+
+def test_the_kernel_of_torch_computes_in_bfloat16() -> None:
+    layer = load_model(FIXTURES / "awq", torch.bfloat16, CPU, progress=False).layers[0]
+    assert isinstance(layer.qkv, Int4KernelLinear)
+
+
+def test_parts_whose_columns_have_another_order_are_not_fused(tmp_path: Path) -> None:
+    """The same model with the inputs of k_proj regrouped: both its packed rows and g_idx, so that answers stay."""
+    folder = copied("gptq", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj."
+    groups = len(tensors[f"{name}scales"])
+    turned = torch.arange(groups).roll(1)
+    for kind in ("scales", "qzeros"):
+        tensors[name + kind] = tensors[name + kind][turned].contiguous()
+    tensors[f"{name}g_idx"] = turned.argsort()[tensors[f"{name}g_idx"].long()].int()
+    save_file(tensors, folder / "model.safetensors")
+    expected = load_file(folder / "expected.safetensors")
+    paged, tokens = PagedModel(folder), expected["tokens"].tolist()
+    assert isinstance(paged.model.layers[0].qkv, StackedLinear)
+    (logits,) = paged.logits([Chunk(0, tokens, 0, paged.blocks(len(tokens)))])
+    torch.testing.assert_close(logits, expected["logits"], atol=1e-4, rtol=0.0)
+
+
+def test_the_old_format_differs_from_the_new_by_its_zero_points(tmp_path: Path) -> None:
+    folder = copied("gptq", tmp_path)
+    change_config(folder, checkpoint_format="gptq_v2")
+    expected = load_file(folder / "expected.safetensors")
+    paged, tokens = PagedModel(folder), expected["tokens"].tolist()
+    (logits,) = paged.logits([Chunk(0, tokens, 0, paged.blocks(len(tokens)))])
+    assert (logits - expected["logits"]).abs().max() > 0.1
+
+
+def test_a_module_that_was_left_unquantised_is_read_as_it_is(tmp_path: Path) -> None:
+    folder = copied("awq", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj."
+    tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
+    tensors[f"{name}weight"] = torch.randn(64, 64, dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+    down = load_model(folder, torch.float32, CPU, progress=False).layers[0].feed_forward.down
+    torch.testing.assert_close(down.weight, tensors[f"{name}weight"].float())
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"bits": 8}, "8 bits is not supported"),
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; supported: awq and gptq"),
+        ({"quant_method": "fp8"}, "'fp8' is not supported"),
+        ({"checkpoint_format": "gemv"}, "version 'gemv' is not read"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is not read"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(fields: dict[str, object], named: str, tmp_path: Path) -> None:
+    folder = copied("awq", tmp_path)
+    change_config(folder, **fields)
+    with pytest.raises(ModelError, match=named):
+        load_model(folder, torch.float32, CPU, progress=False)
+
+
+@pytest.mark.parametrize(("name", "quantize", "named"), [("awq", "int8", "already: awq"), ("gguf", "gptq", "as: gguf")])
+def test_a_quantised_checkpoint_is_not_quantised_again(name: str, quantize: str, named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        load_model(FIXTURES / name, torch.float32, CPU, progress=False, quantize=quantize)
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    folder = copied("gptq", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.g_idx"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"no tensor model\.layers\.0\.mlp\.up_proj\.g_idx"):
+        load_model(folder, torch.float32, CPU, progress=False)
+
+
+def test_a_bias_that_the_model_does_not_have_must_be_zero(tmp_path: Path) -> None:
+    folder = copied("awq", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.bias"
+    save_file({**tensors, name: torch.zeros(64, dtype=torch.float16)}, folder / "model.safetensors")
+    load_model(folder, torch.float32, CPU, progress=False)
+    save_file({**tensors, name: torch.ones(64, dtype=torch.float16)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"up_proj\.bias"):
+        load_model(folder, torch.float32, CPU, progress=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_start_says_size_and_format(name: str) -> None:
+    prepared = prepare_model(ModelOptions(FIXTURES / name, CPU, "float32", 16, 1 << 20, None))
+    assert f"MiB ({name.removesuffix('_v2')})" in str(prepared)
+
+
+def test_a_gguf_file_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+    folder = copied("gguf", tmp_path)
+    before = model_fingerprint(folder)
+    content = bytearray((folder / "model.gguf").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.gguf").write_bytes(content)
+    assert len({before, model_fingerprint(folder), model_fingerprint(FIXTURES / "awq")}) == 3

@@ -1,0 +1,202 @@
+"""Weights quantised while loading: how far numbers move, and that every way to compute computes the same."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import LLM, SamplingParams
+from engine.model_config import ModelError
+from engine.models.linear import DenseLinear
+from engine.prepare import ModelOptions, PreparedModel, prepare_model
+from engine.quantization import tiled
+from engine.quantization.formats import WeightFormat
+from engine.quantization.fp8 import FLOAT16_RATIO, quantise_fp8, reduced
+from engine.quantization.int4 import GROUP_INPUTS, Int4KernelLinear, int4_linear, quantise_int4
+from engine.quantization.int8 import quantise_int8
+from engine.quantization.sizes import checkpoint_bytes
+from engine.quantization.sources import quantiser
+from engine.weights import load_model
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import CPU, PagedModel, random_prompt
+
+MADE = ("int8", "int4", "fp8")
+seeds = st.integers(0, 2**32)
+spreads = st.sampled_from([1e-4, 0.02, 1.0, 300.0])
+
+
+def weights(seed: int, spread: float, outputs: int = 48, inputs: int = 96) -> torch.Tensor:
+    """With outliers, rows of zeros and rows of one sign, as they come."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(outputs, inputs, generator=generator) * spread
+    drawn[0] = 0
+    drawn[1] = drawn[1].abs()
+    drawn[2, 0] = 40 * spread
+    return drawn
+
+
+def dequantised(format: str, weight: torch.Tensor) -> torch.Tensor:
+    """What a linear of this format multiplies with, read off its products with unit vectors."""
+    linear = quantiser(WeightFormat(format), torch.float32)(weight, None)
+    return linear(torch.eye(weight.shape[1])).T
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, spreads)
+def test_int8_moves_a_weight_by_half_a_step_of_its_row(seed: int, spread: float) -> None:
+    weight = weights(seed, spread)
+    step = quantise_int8(weight, None).scales[:, None]
+    assert ((dequantised("int8", weight) - weight).abs() <= step * (0.5 + 1e-4)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, spreads)
+def test_int4_moves_a_weight_by_half_a_step_of_its_group(seed: int, spread: float) -> None:
+    """A little more at the ends of the range, since the scale has the 11 bits of float16."""
+    weight = weights(seed, spread)
+    step = quantise_int4(weight).scales.float().repeat_interleave(GROUP_INPUTS, 1)
+    assert ((dequantised("int4", weight) - weight).abs() <= step * (0.5 + 15 * 2**-10)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, spreads)
+def test_fp8_keeps_four_significant_bits(seed: int, spread: float) -> None:
+    weight = weights(seed, spread)
+    step = quantise_fp8(weight, None).scales[:, None]
+    bound = torch.maximum(weight.abs() * 2**-4, step * 2**-10) * (1 + 1e-4)
+    assert ((dequantised("fp8", weight) - weight).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("format", MADE)
+def test_zero_stays_zero(format: str) -> None:
+    weight = weights(0, 1.0)
+    weight[:, ::7] = 0
+    assert (dequantised(format, weight)[weight == 0] == 0).all()
+
+
+def test_every_finite_fp8_is_reduced_exactly() -> None:
+    floats = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    finite = floats[~floats.float().isnan()]
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(reduced(finite, dtype) * FLOAT16_RATIO, finite.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "dtype"), itertools.product(MADE, (1, 5, 40), (torch.float32, torch.bfloat16))
+)
+def test_products_are_those_of_the_dequantised_weight(format: str, rows: int, dtype: torch.dtype) -> None:
+    weight, bias = weights(1, 0.05), torch.randn(48).to(dtype)
+    linear = quantiser(WeightFormat(format), dtype)(weight, bias)
+    x = torch.randn(rows, 96).to(dtype)
+    expected = F.linear(x.float(), dequantised(format, weight), bias.float())
+    found = linear(x)
+    assert found.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(found.float(), expected, atol=tolerance * expected.abs().max().item(), rtol=0.0)
+
+
+@pytest.mark.parametrize("format", MADE)
+def test_tiles_are_put_together_in_order(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, bias = weights(2, 0.05, outputs=200), torch.randn(200)
+    linear = quantiser(WeightFormat(format), torch.float32)(weight, bias)
+    x = torch.randn(3, 96)
+    whole = linear(x)
+    monkeypatch.setattr(tiled, "CPU_TILE_NUMBERS", 96 * 64)
+    torch.testing.assert_close(linear(x), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_the_int4_kernel_agrees_with_the_plain_computation() -> None:
+    made = quantise_int4(weights(3, 0.05))
+    kernel, plain = int4_linear(made, None, torch.bfloat16), int4_linear(made, None, torch.float32)
+    assert isinstance(kernel, Int4KernelLinear)
+    x = torch.randn(7, 96).bfloat16()
+    torch.testing.assert_close(kernel(x).float(), plain(x.float()), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(("format", "most"), [("int8", 0.27), ("fp8", 0.27), ("int4", 0.16)])
+def test_memory_really_shrinks(format: str, most: float) -> None:
+    weight = torch.randn(256, 512)
+    linear = quantiser(WeightFormat(format), torch.float32)(weight, None)
+    assert sum(tensor.nbytes for tensor in linear.stored) < most * weight.nbytes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("plain"), "qwen3", hidden_size=128, intermediate_size=256, num_hidden_layers=2
+    )
+
+
+def dense_twin(folder: Path, format: str) -> PagedModel:
+    """The plain model with the weights that the format leaves of its own."""
+    paged = PagedModel(folder)
+    for layer in paged.model.layers:
+        linears = (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
+        for linear in linears:
+            assert isinstance(linear, DenseLinear)
+            linear.weight.copy_(dequantised(format, linear.weight))
+    return paged
+
+
+@pytest.mark.parametrize("format", MADE)
+def test_a_model_answers_as_its_dequantised_twin(format: str, folder: Path) -> None:
+    prompts = [random_prompt(40), random_prompt(9)]
+    quantised = PagedModel(folder, quantize=format)
+    assert quantised.greedy(prompts, 12, 16) == dense_twin(folder, format).greedy(prompts, 12, 16)
+
+
+def test_the_head_and_the_embedding_keep_the_models_dtype(folder: Path) -> None:
+    model = load_model(folder, torch.float32, CPU, progress=False, quantize="int4")
+    assert isinstance(model.head, DenseLinear)
+    assert model.embedding.dtype == model.head.weight.dtype == torch.float32
+
+
+def held(linear: Any) -> int:
+    tensors = (linear.weight,) if isinstance(linear, DenseLinear) else linear.stored
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def prepared(folder: Path, quantize: str) -> PreparedModel:
+    return prepare_model(ModelOptions(folder, CPU, "float32", 16, 1 << 20, None, quantize=quantize))
+
+
+def test_the_fingerprint_knows_what_weights_were_made(folder: Path) -> None:
+    assert len({prepared(folder, format).fingerprint for format in ("none", *MADE)}) == 4
+
+
+@pytest.mark.parametrize("format", ("none", *MADE))
+def test_the_stated_size_is_the_size_in_memory(format: str, folder: Path) -> None:
+    model = load_model(folder, torch.float32, CPU, progress=False, quantize=format)
+    projections = sum(
+        held(linear)
+        for layer in model.layers
+        for linear in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
+    )
+    rest = model.embedding.nbytes + held(model.head)
+    stated = checkpoint_bytes(folder, WeightFormat(format), 4)
+    assert abs(stated - projections - rest) < 0.01 * stated
+
+
+def test_an_unknown_format_is_named(folder: Path) -> None:
+    with pytest.raises(ModelError, match="'int3'; known are none, int8"):
+        prepared(folder, "int3")
+
+
+def test_offline_the_format_goes_by_vllms_name(folder: Path) -> None:
+    prompt = random_prompt(20)
+    llm = LLM(str(folder), quantization="int8", dtype="float32", kv_memory=1 << 20, quiet=True)
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert [list(output.outputs[0].token_ids)] == PagedModel(folder, quantize="int8").greedy([prompt], 8, 32)
+
+
+def test_offline_a_format_that_is_not_the_checkpoints_is_refused(folder: Path) -> None:
+    with pytest.raises(ModelError, match="stores its weights as: none"):
+        LLM(str(folder), quantization="awq", quiet=True)
+    with pytest.raises(ValueError, match="quantization is 'none'"):
+        LLM(str(folder), quantization="none", quiet=True)

@@ -1,0 +1,186 @@
+"""The native attention kernels against the reference, at every level of the instruction set that this machine has."""
+
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.kv_pages import QUANTISED, KvLayer
+from kernels.native.build import LEVELS, NoCompiler, build, library_path
+from kernels.native.library import NativeLibrary
+from kernels.scoring import Scoring
+
+RUNNABLE = {"AVX512": ("AVX512", "AVX2", "DEFAULT"), "AVX2": ("AVX2", "DEFAULT")}
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+TRIALS = 40
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def native(request: pytest.FixtureRequest) -> NativeLibrary:
+    if request.param not in RUNNABLE.get(torch.backends.cpu.get_cpu_capability(), ("DEFAULT",)):
+        pytest.skip(f"this processor has no {request.param}")
+    try:
+        return NativeLibrary(build(request.param))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+class Case:
+    """A random shape. Blocks that no one owns, and every token past the context, hold NaN."""
+
+    def __init__(self, seed: int) -> None:
+        draw = self.draw = random.Random(seed)
+        torch.manual_seed(seed)
+        self.kv_heads, self.group = draw.choice([1, 2, 3]), draw.choice([1, 2, 3, 4, 7])
+        self.head_dim = draw.choice([16, 32, 48, 64, 80, 128, 256])
+        self.block_tokens = draw.choice([1, 8, 16, 17, 32, 64])
+        self.dtype = draw.choice([torch.float32, torch.bfloat16, *LARGEST])
+        slopes = draw.choice([None, torch.rand(self.heads) * 0.1])
+        self.scoring = Scoring(
+            self.head_dim**-0.5, draw.choice([None, None, 1, 5, 33]), draw.choice([None, 20.0]), slopes
+        )
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def tolerance(self) -> float:
+        return 2e-2 if self.dtype == torch.bfloat16 else 2e-5
+
+    def query(self, tokens: int) -> torch.Tensor:
+        dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        return torch.randn(tokens, self.heads, self.head_dim, dtype=dtype)
+
+    def sequences(self, contexts: list[int]) -> tuple[KvLayer, torch.Tensor, torch.Tensor]:
+        """The pool, the block ids of all sequences one after another, and where each one's begin."""
+        used = [-(-tokens // self.block_tokens) for tokens in contexts]
+        blocks = sum(used) + 3
+        ids = torch.randperm(blocks)[: sum(used)]
+        starts = torch.tensor([0, *itertools.accumulate(used)])
+        values = torch.full((blocks, 2, self.kv_heads, self.block_tokens, self.head_dim), torch.nan)
+        for tokens, begin in zip(contexts, starts.tolist(), strict=False):
+            for position in range(tokens):
+                block = ids[begin + position // self.block_tokens]
+                values[block, :, :, position % self.block_tokens] = torch.randn(2, self.kv_heads, self.head_dim)
+        if self.dtype not in QUANTISED:
+            return KvLayer(values.to(self.dtype), None), ids, starts
+        scales = values.abs().amax(-1) / LARGEST[self.dtype]
+        stored = (values / scales[..., None]).nan_to_num(0.0)
+        stored = stored.round() if self.dtype == torch.int8 else stored
+        return KvLayer(stored.to(self.dtype), scales), ids, starts
+
+
+@pytest.mark.parametrize("seed", range(TRIALS))
+def test_prefill_equals_the_reference(native: NativeLibrary, seed: int) -> None:
+    case = Case(seed)
+    start = case.draw.choice([0, 1, 31, 32, 40, 100])
+    query = case.query(case.draw.choice([1, 2, 5, 31, 32, 33, 70]))
+    kv, ids, _ = case.sequences([start + len(query)])
+    computed = native.paged_prefill(query, kv, ids, start, case.scoring)
+    expected = reference.paged_prefill(query, _without_poison(kv), ids, start, case.scoring)
+    torch.testing.assert_close(computed, expected, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("seed", range(TRIALS))
+def test_decode_equals_the_reference(native: NativeLibrary, seed: int) -> None:
+    case = Case(seed)
+    contexts = [case.draw.choice([1, 2, 31, 32, 33, 100, 200]) for _ in range(case.draw.choice([1, 2, 5]))]
+    query = case.query(len(contexts))
+    kv, ids, starts = case.sequences(contexts)
+    tokens = torch.tensor(contexts)
+    computed = native.paged_decode(query, kv, ids, starts, tokens, case.scoring)
+    expected = reference.paged_decode(query, _without_poison(kv), ids, starts, tokens, case.scoring)
+    torch.testing.assert_close(computed, expected, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_what_is_not_finite_shows(native: NativeLibrary, kind: int, spoilt: float) -> None:
+    data = torch.randn(2, 2, 1, 32, 16)
+    data[1, kind, 0, 3] = spoilt
+    kv, ids, scoring = KvLayer(data, None), torch.tensor([0, 1]), Scoring(0.25)
+    query = torch.ones(1, 1, 16)
+    prefilled = native.paged_prefill(query, kv, ids, 40, scoring)
+    decoded = native.paged_decode(query, kv, ids, torch.tensor([0, 2]), torch.tensor([41]), scoring)
+    assert not prefilled.isfinite().all()
+    assert not decoded.isfinite().all()
+
+
+def test_splitting_a_long_context_over_threads_changes_nothing(native: NativeLibrary) -> None:
+    case = Case(7)
+    query = case.query(1)
+    kv, ids, starts = case.sequences([300])
+    tokens, before = torch.tensor([300]), torch.get_num_threads()
+    whole = native.paged_decode(query, kv, ids, starts, tokens, case.scoring)
+    try:
+        torch.set_num_threads(2)
+        split = native.paged_decode(query, kv, ids, starts, tokens, case.scoring)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(split, whole, rtol=case.tolerance, atol=case.tolerance)
+
+
+def test_shapes_without_whole_vectors_are_the_references(native: NativeLibrary) -> None:
+    kv = KvLayer(torch.zeros(1, 2, 1, 8, 24), None)
+    assert not native.takes(torch.zeros(1, 1, 24), kv)
+
+
+def test_without_a_compiler_nothing_is_built_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NoCompiler, match="no C\\+\\+ compiler"):
+        build("DEFAULT", tmp_path / "built")
+    assert not (tmp_path / "built").exists()
+
+
+def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = library_path("DEFAULT", tmp_path)
+    monkeypatch.setattr("kernels.native.build.FLAGS", ("-O1",))
+    assert library_path("DEFAULT", tmp_path) != before
+
+
+def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:
+    """The tests above once more, in a process of its own under AddressSanitizer."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ on PATH")
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    if not Path(found.stdout.strip()).is_absolute():
+        pytest.skip("this g++ has no AddressSanitizer")
+    library = build("DEFAULT", tmp_path / "built", ("-fsanitize=address", "-O1"))
+    script = (
+        "import sys; from pathlib import Path; from kernels.native.library import NativeLibrary\n"
+        "from tests.kernels import test_native_attention as tests\n"
+        "native = NativeLibrary(Path(sys.argv[1]))\n"
+        f"for seed in range({TRIALS // 2}):\n"
+        "    tests.test_prefill_equals_the_reference(native, seed)\n"
+        "    tests.test_decode_equals_the_reference(native, seed)\n"
+    )
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": found.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(library)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def _without_poison(kv: KvLayer) -> KvLayer:
+    """The reference gathers whole blocks and may multiply what lies past a context by zero."""
+    return KvLayer(kv.data if kv.scales is not None else kv.data.nan_to_num(0.0), _clean(kv.scales))
+
+
+def _clean(scales: torch.Tensor | None) -> torch.Tensor | None:
+    return None if scales is None else scales.nan_to_num(0.0)

@@ -1,0 +1,87 @@
+"""Where a prefill worker is told to look for more of a prompt than it has itself, and what is told of the fetch."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.cluster import Cluster
+from router.events import PrefillTimings
+from router.placement import Placement, PlacementPolicy, PlacementRequest, WorkerView, place
+from router.prefix_index import PrefixIndex
+from router.timeline import Timeline, stages
+from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+
+F = b"f"
+REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
+PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 100, 0, 0, 0)
+DECODE = WorkerView("d0", WorkerRole.DECODE, F, 100, 8, 100, 8)
+MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
+
+
+def connect(cluster: Cluster, epoch: int) -> None:
+    cluster.connected("d0", WorkerDescription("d0", WorkerRole.DECODE, 1, F, MODEL, 100, 8), epoch)
+    cluster.reported("d0", WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+
+
+def placed(*workers: WorkerView) -> Placement:
+    outcome = place(REQUEST, workers, PlacementPolicy())
+    assert isinstance(outcome, Placement)
+    return outcome
+
+
+def test_who_has_more_is_named_with_how_much() -> None:
+    placement = placed(replace(PREFILL, hit_blocks=1), replace(DECODE, hit_blocks=3, ready_blocks=3))
+    assert (placement.fetch_from, placement.fetch_tokens) == ("d0", 12)
+
+
+@pytest.mark.parametrize("prefill_hit", [3, 4])
+def test_who_has_no_more_is_not_named(prefill_hit: int) -> None:
+    placement = placed(replace(PREFILL, hit_blocks=prefill_hit), replace(DECODE, hit_blocks=3, ready_blocks=3))
+    assert placement.fetch_from is None
+
+
+def test_blocks_that_may_still_have_to_be_computed_are_not_promised() -> None:
+    assert placed(PREFILL, replace(DECODE, hit_blocks=3)).fetch_from is None
+
+
+def test_it_need_not_be_the_worker_that_decodes_but_is_if_it_has_as_much() -> None:
+    other = replace(DECODE, endpoint="d1", tokens_in_flight=100)
+    assert placed(PREFILL, DECODE, replace(other, hit_blocks=2, ready_blocks=2)).fetch_from == "d1"
+    both = placed(PREFILL, replace(other, ready_blocks=2), replace(DECODE, ready_blocks=2))
+    assert (both.decode, both.fetch_from) == ("d0", "d0")
+
+
+def test_nobody_fetches_from_itself_or_from_a_worker_of_another_model() -> None:
+    stranger = replace(DECODE, endpoint="d9", fingerprint=b"g", ready_blocks=4)
+    assert placed(replace(PREFILL, ready_blocks=4), DECODE, stranger).fetch_from is None
+
+
+def test_a_block_is_ready_once_the_answer_that_made_it_has_ended() -> None:
+    index = PrefixIndex()
+    index.record("d0", [b"1", b"2"], 10)
+    assert (index.hit_blocks("d0", [b"1", b"2"]), index.ready_blocks("d0", [b"1", b"2"])) == (2, 0)
+    index.record("d0", [b"1", b"2", b"3"], 10, ready=True)
+    index.record("d0", [b"1"], 10)  # the next turn is sent there; what is there stays there
+    assert index.ready_blocks("d0", [b"1", b"2", b"3", b"4"]) == 3
+    assert index.ready_blocks("d1", [b"1"]) == 0
+
+
+def test_a_worker_that_came_back_has_nothing_ready() -> None:
+    cluster = Cluster()
+    cluster.add("d0", WorkerRole.DECODE)
+    connect(cluster, epoch=1)
+    cluster.answered("d0", [b"1"])
+    assert cluster.snapshot([b"1"])[0].ready_blocks == 1
+    connect(cluster, epoch=2)
+    assert cluster.snapshot([b"1"])[0].ready_blocks == 0
+
+
+def test_a_fetch_is_a_stage_of_its_own_and_the_sum_holds() -> None:
+    timeline = Timeline(arrived_s=10.0, route_began_s=10.1, sent_s=10.101, first_step_s=10.2, first_token_s=10.2)
+    timeline.prefill = PrefillTimings(
+        queue_ms=25.0, chunk_ms=(30.0,), total_ms=60.0, cached_tokens=32, fetch_ms=20.0, fetched_tokens=32
+    )
+    measured = stages(timeline, now=11.0)
+    assert (measured.prefill_fetch_ms, measured.prefill_queue_ms) == (20.0, 10.0)
+    before = measured.router_queue_ms + measured.route_ms + measured.prefill_fetch_ms + measured.prefill_queue_ms
+    assert measured.ttft_ms == pytest.approx(before + measured.prefill_ms + measured.return_ms)

@@ -1,0 +1,154 @@
+"""The whole router over gRPC with fake workers: prompts that the decode worker computes itself, and second attempts."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+
+from protos import baton_pb2, session_pb2
+from router.block_hashing import block_hashes
+from tests.router.conftest import Stack, encode, text_of
+from tests.router.fake_worker import FakePair
+from tests.router.test_router_failures import begun, idle
+from tests.router.test_router_refusals import detail, refusal
+from tests.router.test_traces import spans_of
+
+LOCAL = pytest.mark.parametrize("settings", [{"no_prefill_worker": "local"}], indirect=True)
+SHORT_LOCAL = pytest.mark.parametrize("settings", [{"local_prefill_tokens": 8}], indirect=True)
+
+
+@pytest.fixture
+async def alone(pair: FakePair, settings: dict[str, Any]) -> None:
+    """Membership names the decode worker only."""
+    settings |= {"workers": f"decode@{pair.decode.endpoint}", "no_prefill_worker": "local"}
+
+
+@pytest.mark.usefixtures("alone")
+async def test_a_decode_worker_alone_answers_everything(stack: Stack) -> None:
+    responses = await stack.generate("hello", n=2, max_tokens=5)
+    assert [text_of(responses, choice) for choice in range(2)] == ["hello", "elloh"]
+    start = await stack.decode.received("start", 2)
+    assert (start.prefill_endpoint, len(start.cache_root)) == ("", 32)
+    root = start.cache_root
+    assert tuple(start.block_hashes) == block_hashes(root, encode("hello"), 4)
+    timings = responses[-1].finished.timings
+    assert (timings.prefill_pid, timings.transport, timings.transfer_bytes) == (timings.decode_pid, "", 0)
+    await idle(stack)
+    assert not [c for c in stack.decode.commands if c.WhichOneof("command") == "cancel"]
+
+
+@pytest.mark.usefixtures("alone")
+async def test_a_router_without_prefill_workers_by_design_lacks_nothing(stack: Stack) -> None:
+    await stack.ready()
+    assert (await stack.status()).detail == ""
+
+
+@pytest.mark.usefixtures("alone")
+async def test_both_sums_hold_where_the_decode_worker_computes_the_prompt(stack: Stack) -> None:
+    await stack.generate(max_tokens=5)
+    spans = await spans_of(stack)
+    root = spans["generate tiny"].attributes
+    assert set(spans) == {
+        "generate tiny", "router.queue", "route.select", "prefill.queue", "prefill.chunk", "return",
+        "decode.first_step", "decode", "detokenize",
+    }  # fmt: skip
+    assert spans["route.select"].attributes["baton.route.local_prefill"] == "no_prefill_worker"
+    parts = ("router_queue", "route", "prefill_queue", "prefill", "return")
+    assert sum(float(str(root[f"baton.{part}_ms"])) for part in parts) == pytest.approx(root["baton.ttft_ms"], abs=2.0)
+    assert root["baton.first_step_ms"] == root["baton.token_gap_ms"]
+
+
+@pytest.mark.usefixtures("alone")
+async def test_an_answer_of_one_token_leaves_nothing_to_cancel(stack: Stack) -> None:
+    assert text_of(await stack.generate(max_tokens=1)) == "h"
+    await idle(stack)
+    assert not [c for c in stack.decode.commands if c.WhichOneof("command") == "cancel"]
+
+
+@pytest.mark.usefixtures("alone")
+async def test_cancelling_reaches_the_decode_worker_that_computes_the_prompt(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
+    attempt_id = (await stack.decode.received("start", 2)).attempt_id
+    call.cancel()
+    assert (await stack.decode.received("cancel")).attempt_id == attempt_id
+    await idle(stack)
+
+
+@LOCAL
+async def test_decode_workers_take_over_while_there_is_no_prefill_worker(stack: Stack) -> None:
+    await stack.until(lambda status: all(worker.connected for worker in status.workers) and not status.detail)
+    await stack.prefill.stop()
+    await stack.until(lambda status: not all(worker.connected for worker in status.workers))
+    assert text_of(await stack.generate(max_tokens=3)) == "hel"
+    status = await stack.status()
+    assert (status.ready, status.detail) == (True, "no prefill worker is connected")
+
+
+@LOCAL
+async def test_a_prefill_worker_that_comes_later_gets_a_canary_of_its_own(stack: Stack) -> None:
+    port = stack.prefill.port
+    await stack.prefill.stop()
+    stack.prefill.forget_sessions()
+    stack.prefill.commands.clear()
+    await stack.ready()
+    await stack.prefill.start(port)
+    assert (await stack.prefill.received("prefill")).sampling.max_tokens == 2
+    await stack.until(lambda status: not status.detail)
+
+
+@SHORT_LOCAL
+async def test_a_second_turn_goes_where_the_answer_lies_and_its_rest_is_computed_there(stack: Stack) -> None:
+    """Blocks of 4: turn 1 leaves 8 tokens of 'hell' 'ohel' complete, the last token of the answer has no KV."""
+    first = text_of(await stack.generate("hello", max_tokens=4))
+    await idle(stack)
+    second = await stack.generate("hello" + first + " more", max_tokens=2)
+    assert text_of(second) == "he"
+    start = await stack.decode.received("start", 3)
+    assert start.prefill_endpoint == ""
+    route = (await spans_of(stack, 2))["route.select"].attributes
+    assert (route["baton.route.local_prefill"], route["baton.route.decode_hit_tokens"]) == ("short_suffix", 8)
+
+
+async def test_a_first_token_that_went_out_survives_its_prefill_worker(stack: Stack) -> None:
+    call, first = await begun(stack)
+    reason = session_pb2.FAILURE_REASON_TRANSFER
+    stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
+    second = (await stack.decode.received("start", 3)).attempt_id
+    stack.pair.first_step(second, encode("a"))
+    stack.pair.landed(second)
+    stack.pair.step(second, 0, encode("ab"), end=session_pb2.END_REASON_LENGTH)
+    delta = (await call.read()).delta
+    assert (delta.offset, delta.text) == (1, "b")
+    assert (await call.read()).finished.usage.completion_tokens == 2
+    spans = await spans_of(stack)
+    root = spans["generate tiny"].attributes
+    assert "recovery" in spans
+    assert float(str(root["baton.recovery_ms"])) >= 100.0  # the pause before a second attempt
+    assert float(str(root["baton.ttft_ms"])) < float(str(root["baton.total_ms"])) - 100.0
+    parts = ("router_queue", "route", "prefill_queue", "prefill", "return")
+    assert sum(float(str(root[f"baton.{part}_ms"])) for part in parts) == pytest.approx(root["baton.ttft_ms"], abs=2.0)
+
+
+async def test_a_second_attempt_with_another_first_token_ends_the_request(stack: Stack) -> None:
+    call, first = await begun(stack)
+    reason = session_pb2.FAILURE_REASON_TRANSFER
+    stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
+    stack.pair.first_step((await stack.decode.received("start", 3)).attempt_id, encode("x"))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert detail(error, error_details_pb2.ErrorInfo).reason == "NOT_REPEATED"
+    await idle(stack)
+
+
+@LOCAL
+async def test_a_prefill_worker_that_dies_after_the_first_token_is_not_needed_again(stack: Stack) -> None:
+    await stack.until(lambda status: all(worker.connected for worker in status.workers) and not status.detail)
+    call, _ = await begun(stack)
+    stack.pair.manual = False
+    stack.pair.script = lambda prompt, choice: encode("abc")
+    await stack.prefill.stop()
+    texts = [(await call.read()).delta.text for _ in range(2)]
+    assert texts == ["b", "c"]

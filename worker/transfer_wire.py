@@ -1,0 +1,55 @@
+"""Values of a KV transfer as its messages have them, and back."""
+
+from engine.plan import TokenLogprob
+from engine.sequence import EndReason, FirstToken
+from kvtransfer.description import PoolDescription, SharedMemoryHandle
+from protos import kv_transfer_pb2
+
+
+def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDescription:
+    handle = description.shared_memory
+    shared_memory = (
+        None
+        if handle is None
+        else kv_transfer_pb2.SharedMemoryHandle(
+            pid=handle.pid, fd=handle.fd, inode=handle.inode, size_bytes=handle.size_bytes
+        )
+    )
+    return kv_transfer_pb2.PoolDescription(
+        fingerprint=description.fingerprint,
+        block_bytes=description.block_bytes,
+        num_blocks=description.num_blocks,
+        host_id=description.host_id,
+        pool_id=description.pool_id,
+        shared_memory=shared_memory,
+    )
+
+
+def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescription:
+    handle = wire.shared_memory
+    shared_memory = SharedMemoryHandle(handle.pid, handle.fd, handle.inode, handle.size_bytes)
+    return PoolDescription(
+        wire.fingerprint,
+        wire.block_bytes,
+        wire.num_blocks,
+        wire.host_id,
+        wire.pool_id,
+        shared_memory if wire.HasField("shared_memory") else None,
+    )
+
+
+def first_token_to_wire(first: FirstToken) -> kv_transfer_pb2.FirstToken:
+    return kv_transfer_pb2.FirstToken(
+        choice=first.choice,
+        token_id=first.token_id,
+        ended=first.end is not None,
+        logprob=first.logprob,
+        top_token_ids=[token.token_id for token in first.top],
+        top_logprobs=[token.logprob for token in first.top],
+    )
+
+
+def first_token_from_wire(first: kv_transfer_pb2.FirstToken) -> FirstToken:
+    """Why a choice ended is the router's to know; here it matters only that it did."""
+    top = tuple(TokenLogprob(*token) for token in zip(first.top_token_ids, first.top_logprobs, strict=False))
+    return FirstToken(first.choice, first.token_id, first.logprob, EndReason.STOP if first.ended else None, top)

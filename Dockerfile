@@ -45,7 +45,7 @@ COPY kernels kernels
 # The image without a compiler serves too, only slower: attention then runs in PyTorch.
 RUN if [ "$TORCH" = cpu ]; then \
       apt-get update && apt-get install --yes --no-install-recommends g++ \
-      && python -m kernels.native.build && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/* \
+      && python -m kernels.native.build --all && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/* \
       || echo "native kernels are not in this image"; \
     fi
 COPY engine engine

@@ -1,6 +1,6 @@
 """What one request's trace says about where its time went. Pure: spans in, numbers and lines out.
 
-Two sums are checked (DESIGN.md §7), each within 2 ms or 3 %:
+Two sums are checked, each within 2 ms or 3 %:
 TTFT             = router queue + route + prefill fetch + prefill queue + prefill chunks + return
 token 1 to 2     = exposed part of the transfer + decode admission + first step, and before them, where a worker failed
                    once the first token was out, the recovery

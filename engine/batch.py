@@ -3,6 +3,7 @@
 Rows that have an adapter stand side by side (engine/lora/rows.py).
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,50 +52,59 @@ def make_batch(chunks: Sequence[Chunk], block_tokens: int, device: torch.device)
         range(len(chunks)), key=lambda index: batch_order(len(chunks[index].token_ids) > 1, chunks[index].adapter)
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    prefills: list[PrefillRows] = []
     adapters: list[int] = []
+    numbers = _Numbers()
     for index in order:
         chunk = chunks[index]
-        rows = slice(len(token_ids), len(token_ids) + len(chunk.token_ids))
-        chunk_rows[index] = rows
-        token_ids += chunk.token_ids
+        chunk_rows[index] = numbers.add(chunk, block_tokens)
         adapters += [chunk.adapter] * len(chunk.token_ids)
-        for position in range(chunk.start, chunk.end):
-            positions.append(position)
-            slots.append(chunk.block_table[position // block_tokens] * block_tokens + position % block_tokens)
-        if len(chunk.token_ids) > 1:
-            block_ids = torch.tensor(_used_blocks(chunk, block_tokens), device=device)
-            prefills.append(PrefillRows(rows, chunk.start, block_ids))
+    single = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+    token_ids, positions, slots, block_ids, ends, block_starts = numbers.tensors(device)
+    starts = numbers.block_starts
+    decode = None
+    if single:
+        decode = DecodeRows(block_ids[: starts[single]], block_starts[: single + 1], ends[:single])
     return Batch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=torch.tensor(slots, device=device),
-        decode=_decode_rows(
-            [chunks[index] for index in order if len(chunks[index].token_ids) == 1], block_tokens, device
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        decode=decode,
+        prefills=tuple(
+            PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
+            for place, index in enumerate(order[single:], start=single)
         ),
-        prefills=tuple(prefills),
         chunk_rows=tuple(chunk_rows),
         adapters=adapter_rows(adapters, device),
     )
 
 
-def _decode_rows(chunks: Sequence[Chunk], block_tokens: int, device: torch.device) -> DecodeRows | None:
-    if not chunks:
-        return None
-    block_ids: list[int] = []
-    block_starts = [0]
-    for chunk in chunks:
-        block_ids += _used_blocks(chunk, block_tokens)
-        block_starts.append(len(block_ids))
-    return DecodeRows(
-        block_ids=torch.tensor(block_ids, device=device),
-        block_starts=torch.tensor(block_starts, device=device),
-        context_tokens=torch.tensor([chunk.end for chunk in chunks], device=device),
-    )
+class _Numbers:
+    """All integers of a batch, brought to the device in one piece."""
 
+    def __init__(self) -> None:
+        self.token_ids, self.positions, self.slots = array("q"), array("q"), array("q")
+        self.block_ids, self.ends, self.block_starts = array("q"), array("q"), array("q", [0])
 
-def _used_blocks(chunk: Chunk, block_tokens: int) -> Sequence[int]:
-    return list(chunk.block_table[: -(-chunk.end // block_tokens)])
+    def add(self, chunk: Chunk, block_tokens: int) -> slice:
+        """Returns the rows of the chunk."""
+        first, table, end = len(self.token_ids), chunk.block_table, chunk.end
+        self.token_ids.extend(chunk.token_ids)
+        self.positions.extend(range(chunk.start, end))
+        for logical in range(chunk.start // block_tokens, -(-end // block_tokens)):
+            begins = logical * block_tokens  # position of the block's first token
+            offset = table[logical] * block_tokens - begins
+            positions = range(max(chunk.start, begins), min(end, begins + block_tokens))
+            self.slots.extend(range(positions.start + offset, positions.stop + offset))
+        self.block_ids.extend(table[: -(-end // block_tokens)])
+        self.block_starts.append(len(self.block_ids))
+        self.ends.append(end)
+        return slice(first, len(self.token_ids))
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """token_ids, positions, slots, block_ids, ends and block_starts, in that order."""
+        parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts)
+        whole = array("q")
+        for part in parts:
+            whole += part
+        moved = torch.frombuffer(whole, dtype=torch.int64).to(device)
+        return torch.split(moved, [len(part) for part in parts])

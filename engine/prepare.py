@@ -17,9 +17,10 @@ from engine.config_file import read_model_config
 from engine.host_pool import HostPool
 from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from engine.lora.adapters import AdapterSet
-from engine.model_config import ModelConfig, ModelError
+from engine.model_config import DecoderConfig, ModelConfig, ModelError
+from engine.models.packed import packs
 from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
-from engine.quantization.sizes import checkpoint_bytes
+from engine.quantization.sizes import loaded_bytes
 from engine.runner import Runner
 from engine.weights import load_model
 from kernels.kv_pages import QUANTISED
@@ -55,6 +56,7 @@ class PreparedModel:
     max_model_len: int  # tokens, prompt and answer together
     weight_format: WeightFormat
     weight_bytes: int  # in memory
+    looked_up_bytes: int  # of those, an embedding that is not the head too: a step reads a few rows of it
     fingerprint: bytes  # 32 bytes over everything that two pools must share to exchange blocks
 
     @property
@@ -94,7 +96,9 @@ class PreparedModel:
         `host_slots`: blocks of host memory that plans may swap to; taken with the first swap.
         """
         options = self.options
-        model = load_model(options.folder, self.dtype, options.device, progress, adapters, options.quantize)
+        model = load_model(
+            options.folder, self.dtype, options.device, progress, adapters, options.quantize, packed=True
+        )
         blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
         return Runner(model, self.layout, self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots))
 
@@ -128,8 +132,24 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         digest.update(f" computed_in={dtype}".encode())  # else the layout says it
     if format in MADE_WHILE_LOADING:
         digest.update(f" weights={format}".encode())
-    weights = checkpoint_bytes(options.folder, format, dtype.itemsize)
-    return PreparedModel(options, config, dtype, layout, total_blocks, wanted, format, weights, digest.digest())
+    packed = packs(options.device) and isinstance(config, DecoderConfig)
+    weights = loaded_bytes(options.folder, format, dtype.itemsize, packed)
+    tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
+    # A packed head is a copy of the embedding that it is tied to.
+    weight_bytes = weights.total + (weights.embedding if tied and packed else 0)
+    looked_up_bytes = 0 if tied and not packed else weights.embedding
+    return PreparedModel(
+        options,
+        config,
+        dtype,
+        layout,
+        total_blocks,
+        wanted,
+        format,
+        weight_bytes,
+        looked_up_bytes,
+        digest.digest(),
+    )
 
 
 def resolve_dtype(options: ModelOptions) -> torch.dtype:

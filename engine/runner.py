@@ -3,6 +3,7 @@
 import torch
 
 from engine.batch import Batch, make_batch
+from engine.finite import finite_rows
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
 from engine.models.model import Model
@@ -93,7 +94,7 @@ class Runner:
 
 def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:
     """Chunks of which any token is not finite after the last layer; KV that is not finite always shows up there."""
-    bad = set(torch.nonzero(~torch.isfinite(hidden).all(-1))[:, 0].tolist())
-    if not bad:
+    finite = finite_rows(hidden)
+    if all(finite):
         return set()
-    return {index for index, rows in enumerate(batch.chunk_rows) if not bad.isdisjoint(range(rows.start, rows.stop))}
+    return {index for index, rows in enumerate(batch.chunk_rows) if not all(finite[rows])}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.finite import finite_rows
 from engine.logits_processors import adjust
 from engine.logprobs import described
 from engine.plan import Drawn, NonFinite, Sample
@@ -44,7 +45,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
 
     Raises: HistoryMissing for a sample whose scheduler left it out.
     """
-    finite = torch.isfinite(logits).all(-1).tolist()
+    finite = finite_rows(logits)
     best = logits.argmax(-1).tolist()
     drawn = [[best[index]] * len(row.samples) if finite[index] else None for index, row in enumerate(rows)]
 

@@ -16,6 +16,7 @@ from engine.model_config import DecoderConfig, ModelError, read_json
 from engine.models.checkpoint import TensorSource, build_decoder
 from engine.models.linear import DenseLinear, Linear
 from engine.models.model import Model
+from engine.models.packed import PackingTensors, packs, with_native_layers
 from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, packed_format, weight_format
 from engine.quantization.gguf_source import GgufTensors
 from engine.quantization.sources import PackedTensors, QuantisingTensors
@@ -30,9 +31,11 @@ def load_model(
     progress: bool,
     adapters: AdapterSet | None = None,
     quantize: str = WeightFormat.PLAIN,
+    packed: bool = False,
 ) -> Model:
     """Reads the checkpoint in `folder`; raises ModelError for what it lacks or has too much of.
 
+    `packed`: projections as the CPU's native kernels want them, where those are there.
     With `adapters`, those that are added there later may change the model's projections. `quantize` is a WeightFormat.
 
     A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
@@ -64,10 +67,12 @@ def load_model(
         else:
             stored = CheckpointTensors(files, stack, dtype, device, bar)
         kept = stored if isinstance(stored, GgufTensors) else _kept(stored, folder, format, dtype)
-        model = build_decoder(config, kept if adapters is None else adapters.adaptable(kept, dtype, device), device)
+        packing = packed and packs(device)
+        source: TensorSource = PackingTensors(kept) if packing else kept
+        model = build_decoder(config, source if adapters is None else adapters.adaptable(source, dtype, device), device)
         bar.update(total - bar.n)  # headers
         stored.check_all_taken(ignored)
-    return model
+    return with_native_layers(model) if packing else model
 
 
 def _kept(stored: "CheckpointTensors", folder: Path, format: WeightFormat, dtype: torch.dtype) -> TensorSource:

@@ -86,7 +86,7 @@ class DecoderLayers:
         self._call = DecoderCall(native.decoder, decoder, kv)
 
     def __call__(self, residual: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedRows) -> None:
-        """residual: float32 `[rows, hidden]`, contiguous: the embedded tokens, and afterwards what the last layer leaves.
+        """residual: float32 `[rows, hidden]`, contiguous: embedded tokens, and then what the last layer leaves.
 
         cos, sin: float32 `[rows, head_dim / 2]`. Keys and values of all rows go to their slots of the pool. No row's
         result depends on rows of other sequences.

@@ -48,18 +48,21 @@ class PackedWeight:
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:
     """`weight`: `[outputs, inputs]`, converted to what `stored` says, which is not INT8; bias: `[outputs]`."""
     data = _panels(weight.to(DTYPES[stored]), SIDE_BY_SIDE[stored])
-    return PackedWeight(data, stored, *weight.shape, None if bias is None else bias.float())
+    outputs, inputs = weight.shape
+    return PackedWeight(data, stored, outputs, inputs, None if bias is None else bias.float())
 
 
 def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
     """weight: int8 `[outputs, inputs]`, which stands for `weight * scales[:, None]`; bias: `[outputs]`."""
     check_dtype("weight", weight, torch.int8)
     check_shape("scales", scales, len(weight))
-    padding = (0, -len(weight) % PANEL)
+    outputs, inputs = weight.shape
+    padding = (0, -outputs % PANEL)
     return PackedWeight(
         _panels(weight, SIDE_BY_SIDE[Stored.INT8]),
         Stored.INT8,
-        *weight.shape,
+        outputs,
+        inputs,
         None if bias is None else bias.float(),
         torch.nn.functional.pad(scales.float(), padding),
         torch.nn.functional.pad(weight.sum(1, dtype=torch.int32), padding),

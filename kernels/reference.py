@@ -54,7 +54,10 @@ def rotate_and_store(
     query, key, value = qkv.split((heads, kv.kv_heads, kv.kv_heads), dim=1)
     if norms is not None:
         query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
-    store_kv(kv, rotary(key, cos, sin), value, slots)
+    key = rotary(key, cos, sin)
+    if kv.scales is None:
+        key, value = key.to(kv.data.dtype), value.to(kv.data.dtype)
+    store_kv(kv, key, value, slots)
     return rotary(query, cos, sin)
 
 

@@ -7,7 +7,8 @@ from service.errors import BatonError, DeadlineExceeded, Internal, InvalidArgume
 RETRYABLE = frozenset(
     {FailureReason.TRANSFER, FailureReason.DRAINING, FailureReason.WORKER_LOST, FailureReason.NO_ROOM}
 )
-"""Another attempt, on other workers or a little later, may succeed; it is made only if no token went out."""
+"""Another attempt, on other workers or a little later, may succeed; it must then repeat the first tokens that went out,
+and is not made once a later one has."""
 
 
 class AttemptFailed(Exception):

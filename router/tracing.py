@@ -1,4 +1,4 @@
-"""One trace per request, written when it has ended: the stages of DESIGN §7 from the router's clock and the workers'
+"""One trace per request, written when it has ended: its stages from the router's clock and the workers'
 durations. The spans are made by a pure function.
 
 Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every stage in milliseconds as `baton.*_ms`:

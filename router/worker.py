@@ -53,7 +53,7 @@ class PageCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    limit_blocks: int  # most that this router may have committed there at once, in the worst case
+    limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
     pages: PageCounts
     waiting_requests: int

@@ -6,10 +6,7 @@ from engine.prepare import PreparedModel
 
 def decode_step_bytes(prepared: PreparedModel, batch: int, context_tokens: float) -> int:
     """Read at least: every weight once, and the KV of each sequence. All experts count, though few may be asked."""
-    config = prepared.config
-    weights = prepared.weight_bytes
-    if isinstance(config, DecoderConfig) and not config.tie_word_embeddings:
-        weights -= config.vocab_size * config.hidden_size * prepared.dtype.itemsize  # a few rows of it are read
+    weights = prepared.weight_bytes - prepared.looked_up_bytes
     return weights + int(batch * context_tokens * prepared.layout.token_bytes)
 
 

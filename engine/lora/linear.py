@@ -55,7 +55,7 @@ class AdaptedLinear:
     """A projection, perhaps of several modules stacked, and the adapters of each. Costs nothing to rows without one."""
 
     def __init__(self, base: Linear, sizes: Sequence[int], inputs: int, dtype: torch.dtype, device: torch.device):
-        self._base = base
+        self.base = base
         begins = [sum(sizes[:index]) for index in range(len(sizes))]
         self.modules = tuple(
             StackedFactors(slice(begin, begin + size), inputs, dtype, device)
@@ -63,7 +63,7 @@ class AdaptedLinear:
         )
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        y = self._base(x)
+        y = self.base(x)
         if adapters is not None:
             for module in self.modules:
                 module.add_to(y[adapters.rows, module.columns], x[adapters.rows], adapters)

@@ -10,7 +10,7 @@ from kernels.scoring import Scoring
 from kernels.store_kv import store_kv
 
 
-def attend(
+def store_and_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring
 ) -> torch.Tensor:
     """Writes the keys and values of the batch's tokens into `kv`, then lets them attend; a new tensor like `query`.
@@ -18,6 +18,11 @@ def attend(
     query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated where the model rotates.
     """
     store_kv(kv, key, value, batch.slots)
+    return attend(query, batch, kv, scoring)
+
+
+def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
+    """Of tokens whose keys and values are in `kv` already; a new tensor like `query`, `[tokens, heads, head_dim]`."""
     attended = torch.empty_like(query)
     if decode := batch.decode:
         rows = slice(0, len(decode.context_tokens))

@@ -9,6 +9,7 @@ from engine.models.decoder import DecoderModel, Layer, Norm
 from engine.models.feed_forward import Experts, FeedForward, Gated
 from engine.models.linear import DenseLinear, Linear, LinearSource
 from engine.rope import inverse_frequencies
+from kernels.rotate_and_store import HeadNorms
 from kernels.scoring import Scoring
 
 
@@ -55,13 +56,17 @@ def _layer(config: DecoderConfig, source: TensorSource, index: int) -> Layer:
             hidden,
             config.attention_bias,
         ),
-        query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-        key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+        head_norms=_head_norms(config, source, prefix) if config.qk_norm else None,
         output=source.linear([f"{prefix}self_attn.o_proj"], (hidden,), query_size, config.output_bias),
         feed_forward_norm=norm("post_attention_layernorm", hidden),
         feed_forward=_feed_forward(config, source, index),
         scoring=Scoring(config.head_dim**-0.5, config.sliding_window[index]),
     )
+
+
+def _head_norms(config: DecoderConfig, source: TensorSource, prefix: str) -> HeadNorms:
+    query, key = (source.take(f"{prefix}self_attn.{name}_norm.weight", config.head_dim) for name in "qk")
+    return HeadNorms(query, key, config.rms_norm_eps)
 
 
 def _feed_forward(config: DecoderConfig, source: TensorSource, index: int) -> FeedForward:

@@ -4,6 +4,7 @@ What differs between the families is data: biases, query and key norms, windows,
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from engine.models.linear import Linear
 from engine.rope import Rotation, rotation
 from kernels.kv_pages import KvLayer, KvPages
 from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
+from kernels.rotate_and_store import HeadNorms, rotate_and_store
 from kernels.scoring import Scoring
 
 
@@ -33,12 +34,18 @@ class Norm:
 class Layer:
     attention_norm: Norm
     qkv: Linear  # queries, then keys, then values
-    query_norm: Norm | None
-    key_norm: Norm | None
+    head_norms: HeadNorms | None
     output: Linear
     feed_forward_norm: Norm
     feed_forward: FeedForward
     scoring: Scoring
+
+
+class AllLayers(Protocol):
+    """The layers of a decoder in one call, where a device has that."""
+
+    def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
+        """Computes them in place: `x` float32 `[tokens, hidden]`. False, with nothing done, where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,11 @@ class DecoderModel:
     norm: Norm
     head: Linear  # [vocab, hidden]; the embedding itself where they are tied
     frequencies: torch.Tensor  # float32 [head_dim / 2], see engine/rope.py
+    native: AllLayers | None = None  # the same layers; they know nothing of adapters
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
+        return self.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -64,7 +72,11 @@ class DecoderModel:
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
         """
         x = F.embedding(batch.token_ids, self.embedding)
-        angles = rotation(self.frequencies, batch.positions, self.dtype)
+        if self.native is not None and batch.adapters is None:
+            wide, angles = x.float(), rotation(self.frequencies, batch.positions, torch.float32)
+            if self.native.take(wide, angles, batch, kv):
+                return wide
+        x, angles = x.to(self.dtype), rotation(self.frequencies, batch.positions, self.dtype)
         for index, layer in enumerate(self.layers):
             attended = self._attention(layer, layer.attention_norm(x), angles, batch, kv.layer(index))
             x = x + layer.output(attended, batch.adapters)
@@ -73,14 +85,11 @@ class DecoderModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[rows, vocab]` of rows of `hidden()`."""
-        return self.head(self.norm(hidden)).float()
+        return self.head(self.norm(hidden.to(self.dtype))).float()
 
     def _attention(self, layer: Layer, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
         """`[tokens, heads * head_dim]`; kv is one layer of the pool."""
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(x, batch.adapters).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
-        query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        if layer.query_norm and layer.key_norm:
-            query, key = layer.query_norm(query), layer.key_norm(key)
-        query, key = rotary(query, *angles), rotary(key, *angles)
-        return attend(query, key, value, batch, kv, layer.scoring).view(len(x), -1)
+        heads = self.config.num_heads + 2 * self.config.num_kv_heads
+        qkv = layer.qkv(x, batch.adapters).view(len(x), heads, self.config.head_dim)
+        query = rotate_and_store(qkv, *angles, layer.head_norms, kv, batch.slots)
+        return attend(query, batch, kv, layer.scoring).view(len(x), -1)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from engine.batch import Batch
 from engine.model_config import ModelConfig
-from engine.models.attention import attend
+from engine.models.attention import store_and_attend
 from engine.models.transformers_attention import KEYWORD, NAME, AttentionCall
 from kernels.kv_pages import KvPages
 from kernels.scoring import Scoring
@@ -80,7 +80,7 @@ class PagedAttention:
         value = F.pad(call.value, (0, call.key.shape[-1] - width))
         scoring = Scoring(call.scale, call.window, call.softcap)
         query, key = call.query.contiguous(), call.key.contiguous()
-        return attend(query, key, value.contiguous(), self.batch, self.kv.layer(call.layer), scoring)[..., :width]
+        return store_and_attend(query, key, value.contiguous(), self.batch, self.kv.layer(call.layer), scoring)[..., :width]
 
 
 class _Output:

@@ -1,6 +1,6 @@
 """Weights of 4 bits in groups along the input, each with a scale and a zero point: weight = (code - zero) * scale.
 
-Made here from a plain weight; AWQ and GPTQ checkpoints hold the same numbers in other places, see awq.py and gptq.py.
+Made here from a plain weight; AWQ and GPTQ checkpoints hold the same numbers in other places, see packed.py.
 """
 
 from dataclasses import dataclass

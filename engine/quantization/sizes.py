@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from engine.quantization.sources import is_quantisable
 CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # a scale and a zero point
 NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions")
+EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 WORD_BYTES = 4
 
 
@@ -53,6 +54,21 @@ class PlannedWeights:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedBytes:
+    """Of each tensor of a checkpoint, by name, once it is loaded."""
+
+    tensors: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.tensors.values())
+
+    @property
+    def embedding(self) -> int:
+        return sum(size for name, size in self.tensors.items() if name.endswith(EMBEDDINGS))
+
+
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
     """Of a model with these tensors; `folder` needs nothing but config.json, except for GGUF. Raises: ModelError."""
     format = weight_format(folder, quantize)
@@ -62,16 +78,25 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
     return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
 
 
-def checkpoint_bytes(folder: Path, format: WeightFormat, number_bytes: int) -> int:
-    """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError."""
+def checkpoint_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> int:
+    """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError.
+
+    `packed`: for a CPU's native kernels, where numbers of bfloat16 keep their two bytes.
+    """
+    return loaded_bytes(folder, format, number_bytes, packed).total
+
+
+def loaded_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> LoadedBytes:
+    """As checkpoint_bytes."""
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
-        return sum(_gguf_bytes(tensor, number_bytes) for tensor in read_header(files[0]).tensors.values())
-    return sum(
-        _safetensor_bytes(TensorShape(name, tensor["shape"]), format, number_bytes)
-        for path in files
-        for name, tensor in read_safetensors_header(path).items()
-    )
+        return LoadedBytes({t.name: _gguf_bytes(t, number_bytes) for t in read_header(files[0]).tensors.values()})
+    found = {}
+    for path in files:
+        for name, tensor in read_safetensors_header(path).items():
+            kept_bytes = 2 if packed and tensor["dtype"] == "BF16" else number_bytes
+            found[name] = _safetensor_bytes(TensorShape(name, tensor["shape"]), format, kept_bytes)
+    return LoadedBytes(found)
 
 
 def read_safetensors_header(path: Path) -> dict[str, Any]:

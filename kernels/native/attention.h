@@ -1,4 +1,4 @@
-// Attention of a few query rows of one KV head over tiles of 32 tokens, with a running softmax. No division of labour.
+// Attention of a few query rows of one KV head over tiles of tokens, with a running softmax. No division of labour.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace baton {
 
-constexpr int TILE = 32;  // tokens
+constexpr int TILE = 64;  // tokens: the more, the fewer maxima and sums per token
 constexpr int MAX_HEAD_DIM = 256;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
@@ -41,11 +41,11 @@ void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& va
     values.read(first, tokens, head_dim, tile.scratch[1], tile.values);
     for (int token = tokens; token < TILE; ++token) rows[token] = tile.values[token] = ZEROS;
     for (int d = 0; d < head_dim; d += LANES) {
-        for (int half = 0; half < TILE; half += LANES) {
+        for (int first_row = 0; first_row < TILE; first_row += LANES) {
             Floats block[LANES];
-            for (int token = 0; token < LANES; ++token) block[token] = load(rows[half + token] + d);
+            for (int token = 0; token < LANES; ++token) block[token] = load(rows[first_row + token] + d);
             transpose(block);
-            for (int lane = 0; lane < LANES; ++lane) store(tile.keys + (d + lane) * TILE + half, block[lane]);
+            for (int lane = 0; lane < LANES; ++lane) store(tile.keys + (d + lane) * TILE + first_row, block[lane]);
         }
     }
 }
@@ -62,9 +62,10 @@ struct Rows {
 };
 
 // Scores of `rows` rows (a template argument, so that the sums stay in registers) against a tile: [rows][TILE].
+// Only the first `columns` of each, a multiple of 2 * LANES.
 template <int rows>
-inline void score_rows(const float* queries, int head_dim, const float* keys, float* scores) {
-    for (int column = 0; column < TILE; column += 2 * LANES) {
+inline void score_rows(const float* queries, int head_dim, const float* keys, int columns, float* scores) {
+    for (int column = 0; column < columns; column += 2 * LANES) {
         Floats sums[rows][2] = {};
         for (int d = 0; d < head_dim; ++d) {
             const Floats first = load(keys + d * TILE + column), second = load(keys + d * TILE + column + LANES);
@@ -82,8 +83,8 @@ inline void score_rows(const float* queries, int head_dim, const float* keys, fl
 }
 
 // outputs = outputs * shrink + weights @ values, for `rows` rows and `width` vectors of each from `d` on.
-// weights: [rows][TILE]; values: of each of `tokens` tokens, [head_dim].
-template <int rows, int width>
+// weights: [rows][tile]; values: of each of `tokens` tokens, [head_dim].
+template <int rows, int width, int tile>
 inline void add_columns(float* outputs, int stride, int d, const float* shrink, const float* weights,
                         const float* const* values, int tokens) {
     Floats sums[rows][width];
@@ -92,27 +93,27 @@ inline void add_columns(float* outputs, int stride, int d, const float* shrink, 
     for (int token = 0; token < tokens; ++token) {
         for (int w = 0; w < width; ++w) {
             const Floats value = load(values[token] + d + w * LANES);
-            for (int r = 0; r < rows; ++r) sums[r][w] += weights[r * TILE + token] * value;
+            for (int r = 0; r < rows; ++r) sums[r][w] += weights[r * tile + token] * value;
         }
     }
     for (int r = 0; r < rows; ++r)
         for (int w = 0; w < width; ++w) store(outputs + r * stride + d + w * LANES, sums[r][w]);
 }
 
-template <int rows>
+template <int rows, int tile>
 inline void add_values(float* outputs, int stride, int head_dim, const float* shrink, const float* weights,
                        const float* const* values, int tokens) {
     constexpr int WIDE = LANES == 16 ? 4 : 2;  // 32 registers, or 16
     int d = 0;
     for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
-        add_columns<rows, WIDE>(outputs, stride, d, shrink, weights, values, tokens);
+        add_columns<rows, WIDE, tile>(outputs, stride, d, shrink, weights, values, tokens);
     for (; d + 2 * LANES <= head_dim; d += 2 * LANES)
-        add_columns<rows, 2>(outputs, stride, d, shrink, weights, values, tokens);
-    if (d < head_dim) add_columns<rows, 1>(outputs, stride, d, shrink, weights, values, tokens);
+        add_columns<rows, 2, tile>(outputs, stride, d, shrink, weights, values, tokens);
+    if (d < head_dim) add_columns<rows, 1, tile>(outputs, stride, d, shrink, weights, values, tokens);
 }
 
-inline void adjust(float* scores, const Scoring& scoring, int32_t head, int64_t distance) {
-    for (int token = 0; token < TILE; ++token) {
+inline void adjust(float* scores, int tokens, const Scoring& scoring, int32_t head, int64_t distance) {
+    for (int token = 0; token < tokens; ++token) {
         float score = scores[token];
         if (scoring.softcap != 0) score = scoring.softcap * std::tanh(score / scoring.softcap);
         if (scoring.slopes) score -= scoring.slopes[head] * static_cast<float>(distance - token);
@@ -120,28 +121,28 @@ inline void adjust(float* scores, const Scoring& scoring, int32_t head, int64_t 
     }
 }
 
-inline void hide(float* scores, const Tile& tile, const Scoring& scoring, int64_t position) {
-    for (int token = 0; token < TILE; ++token) {
+inline void hide(float* scores, int columns, const Tile& tile, const Scoring& scoring, int64_t position) {
+    for (int token = 0; token < columns; ++token) {
         const int64_t at = tile.first + token;
         const bool visible = token < tile.tokens && at <= position && (!scoring.window || at > position - scoring.window);
         if (!visible) scores[token] = NOTHING;
     }
 }
 
-// Turns the scores of one row into weights; returns what earlier outputs are to be multiplied by.
-inline float weigh(float* scores, float& highest, float& total) {
+// Turns the scores of one row, so many of them, a multiple of LANES, into weights; returns what earlier outputs are to be multiplied by.
+inline float weigh(float* scores, int tokens, float& highest, float& total) {
     Floats most = load(scores), sum = load(scores);
-    for (int token = LANES; token < TILE; token += LANES) {
+    for (int token = LANES; token < tokens; token += LANES) {
         most = larger(most, load(scores + token));
         sum += load(scores + token);
     }
     const float now = std::max(highest, largest_of(most));
     if (now == NOTHING && !std::isnan(sum_of(sum))) {  // nothing visible so far
-        std::fill_n(scores, TILE, 0.0f);
+        std::fill_n(scores, tokens, 0.0f);
         return 1;
     }
     sum = Floats{};
-    for (int token = 0; token < TILE; token += LANES) {
+    for (int token = 0; token < tokens; token += LANES) {
         const Floats weight = exponential(load(scores + token) - now);
         store(scores + token, weight);
         sum += weight;
@@ -157,17 +158,18 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
     alignas(64) float scores[rows * TILE];
     float shrink[rows];
     const int head_dim = all.head_dim;
-    score_rows<rows>(all.queries + begin * head_dim, head_dim, tile.keys, scores);
+    const int columns = (tile.tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    score_rows<rows>(all.queries + begin * head_dim, head_dim, tile.keys, columns, scores);
     for (int r = 0; r < rows; ++r) {
         const int64_t position = all.positions[begin + r];
         if (scoring.softcap != 0 || scoring.slopes)
-            adjust(scores + r * TILE, scoring, all.heads[begin + r], position - tile.first);
+            adjust(scores + r * TILE, columns, scoring, all.heads[begin + r], position - tile.first);
         const bool whole = tile.tokens == TILE && tile.first + TILE - 1 <= position &&
                            (!scoring.window || tile.first > position - scoring.window);
-        if (!whole) hide(scores + r * TILE, tile, scoring, position);
-        shrink[r] = weigh(scores + r * TILE, all.highest[begin + r], all.totals[begin + r]);
+        if (!whole) hide(scores + r * TILE, columns, tile, scoring, position);
+        shrink[r] = weigh(scores + r * TILE, columns, all.highest[begin + r], all.totals[begin + r]);
     }
-    add_values<rows>(all.outputs + begin * head_dim, head_dim, head_dim, shrink, scores, tile.values, tile.tokens);
+    add_values<rows, TILE>(all.outputs + begin * head_dim, head_dim, head_dim, shrink, scores, tile.values, tile.tokens);
 }
 
 inline void attend(const Rows& rows, const Tile& tile, const Scoring& scoring) {

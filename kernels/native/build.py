@@ -1,7 +1,7 @@
-"""Builds the native kernels: `python -m kernels.native.build`. Seconds, once; needs a C++17 compiler and nothing else.
+"""Builds the native kernels: `python -m kernels.native.build [--all]`. Seconds, once; needs only a C++17 compiler.
 
-One library per level of the instruction set, from the same sources. Its name holds a digest of them, so that one built
-from other sources is never loaded.
+One library per level of the instruction set, from the same sources; this processor's unless all are wanted. Its name
+holds a digest of them, so that one built from other sources is never loaded.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,11 +20,10 @@ AVX512 = ("-march=skylake-avx512", "-mprefer-vector-width=512")
 LEVELS = {
     "AVX512_BF16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
     "AVX512_VNNI": (*AVX512, "-mavx512vnni"),
-    "AVX512": AVX512,
     "AVX2": ("-march=haswell",),
     "DEFAULT": (),
 }
-"""Flags by what library.processor_level() says. The last one runs on any processor."""
+"""Flags by what processor_level() says. The last one runs on any processor."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
 
@@ -57,11 +57,12 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
         raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH")
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        objects = [f"{scratch}/{source.stem}.o" for source in sources()]
-        for source, output in zip(sources(), objects, strict=True):
-            _run([compiler, *FLAGS, *LEVELS[level], *extra, "-c", str(source), "-o", output])
+        objects = {source: f"{scratch}/{source.stem}.o" for source in sources()}
+        compile_one = [compiler, *FLAGS, *LEVELS[level], *extra, "-c"]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda source: _run([*compile_one, str(source), "-o", objects[source]]), objects))
         made = f"{scratch}/made.so"
-        _run([compiler, "-shared", *extra, *objects, "-o", made, *_openmp()])
+        _run([compiler, "-shared", *extra, *objects.values(), "-o", made, *_openmp()])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
         Path(made).replace(target)  # whole or not at all, whoever else builds at the same time
@@ -80,16 +81,25 @@ def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, timeout=COMPILE_TIMEOUT_S)
 
 
-def main() -> int:
-    """Builds every level; 0 also without a compiler, since everything runs without these kernels, only slower."""
+def processor_level() -> str:
+    """The best of LEVELS that this processor runs. ATEN_CPU_CAPABILITY, which torch reads, may ask for less."""
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability == "AVX512" and torch.cpu._is_vnni_supported():
+        return "AVX512_BF16" if torch.cpu._is_avx512_bf16_supported() else "AVX512_VNNI"
+    return "AVX2" if capability in ("AVX512", "AVX2") else "DEFAULT"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Builds this processor's level, or every one; 0 also without a compiler, since all of it runs without, slower."""
     try:
-        with ThreadPoolExecutor() as pool:
-            for path in pool.map(build, LEVELS):
-                sys.stdout.write(f"{path}\n")
+        for level in LEVELS if "--all" in arguments else [processor_level()]:
+            sys.stdout.write(f"{build(level)}\n")
     except NoCompiler as error:
         sys.stderr.write(f"native kernels not built, PyTorch's are used instead: {error}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

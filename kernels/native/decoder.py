@@ -87,12 +87,10 @@ class DecoderCall:
             arguments.block_starts = decode.block_starts.data_ptr()
             arguments.context_tokens = decode.context_tokens.data_ptr()
         splits = arguments.splits = splits_for(threads, decode_rows * arguments.kv_heads)
-        chunks = (_Chunk * len(batch.prefills))(
-            *(
-                (each.block_ids.data_ptr(), each.rows.start, each.rows.stop - each.rows.start, each.start)
-                for each in batch.prefills
-            )
-        )
+        chunks = (_Chunk * len(batch.prefills))()
+        for chunk, each in zip(chunks, batch.prefills, strict=True):
+            chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
+            chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
         arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)
         self._reserve(rows, decode_rows * splits)
         self._run(arguments)

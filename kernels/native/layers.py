@@ -10,7 +10,7 @@ from kernels.kv_pages import KvLayer
 from kernels.native.structs import PagesStruct, WeightStruct, pages_struct, pointer, pointers, weight_struct
 
 if TYPE_CHECKING:
-    from kernels.packed_linear import PackedWeight
+    from kernels.packed_weight import PackedWeight
     from kernels.rotate_and_store import HeadNorms
 
 

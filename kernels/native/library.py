@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kernels.kv_pages import KvLayer
-from kernels.native.build import LEVELS, library_path
+from kernels.native.build import library_path, processor_level
 from kernels.native.decoder import NativeDecoder
 from kernels.native.layers import NativeLayers
 from kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
@@ -112,14 +112,6 @@ class NativeLibrary:
         )
         self._decode(arguments)
         return output.to(query.dtype)
-
-
-def processor_level() -> str:
-    """The best of LEVELS that this processor runs. ATEN_CPU_CAPABILITY, which torch reads, may ask for less."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability != "AVX512" or not torch.cpu._is_vnni_supported():
-        return capability if capability in LEVELS else "DEFAULT"
-    return "AVX512_BF16" if torch.cpu._is_avx512_bf16_supported() else "AVX512_VNNI"
 
 
 @functools.cache

@@ -8,7 +8,8 @@
 namespace baton {
 namespace {
 
-constexpr int AT_ONCE = 4;  // queries of a group
+constexpr int AT_ONCE = 4;   // queries of a group
+constexpr int STRETCH = 32;  // tokens: keys and values of so many stay in the nearest cache
 
 template <Element element>
 class DecodePart {
@@ -26,9 +27,9 @@ class DecodePart {
           part_(asked.parts + ((sequence * asked.kv_heads + kv_head) * asked.splits + split) * group_ * (head_dim_ + 2)) {
         const int64_t window = asked.scoring.window;
         const int64_t from = window ? std::max<int64_t>(0, position_ + 1 - window) : 0;
-        const int64_t tiles = (position_ + 1 - from + TILE - 1) / TILE;
-        begin_ = from + tiles * split / asked.splits * TILE;
-        end_ = std::min(position_ + 1, from + tiles * (split + 1) / asked.splits * TILE);
+        const int64_t tiles = (position_ + 1 - from + STRETCH - 1) / STRETCH;
+        begin_ = from + tiles * split / asked.splits * STRETCH;
+        end_ = std::min(position_ + 1, from + tiles * (split + 1) / asked.splits * STRETCH);
     }
 
     void run() {
@@ -37,10 +38,13 @@ class DecodePart {
             highest(g) = NOTHING;
             total(g) = 0;
         }
-        for (int64_t first = begin_; first < end_; first += TILE) {
-            const int tokens = static_cast<int>(std::min<int64_t>(TILE, end_ - first));
+        for (int64_t first = begin_; first < end_; first += STRETCH) {
+            const int tokens = static_cast<int>(std::min<int64_t>(STRETCH, end_ - first));
+            const int64_t following = std::min<int64_t>(STRETCH, end_ - first - tokens);
+            keys_.prefetch(first + STRETCH, following, head_dim_);
+            values_.prefetch(first + STRETCH, following, head_dim_);
             keys_.read(first, tokens, head_dim_, scratch_, rows_);
-            for (int token = tokens; token < TILE; ++token) rows_[token] = ZEROS;
+            for (int token = tokens; token < STRETCH; ++token) rows_[token] = ZEROS;
             for (int g = 0; g < group_; ++g) shrink_[g] = score(g, first, tokens);
             values_.read(first, tokens, head_dim_, scratch_, rows_);
             int g = 0;
@@ -60,9 +64,9 @@ class DecodePart {
 
     // Weights of one query over a tile; returns what its earlier outputs are to be multiplied by.
     float score(int g, int64_t first, int tokens) {
-        float* scores = weights_ + g * TILE;
+        float* scores = weights_ + g * STRETCH;
         const float* query = query_ + g * head_dim_;
-        for (int half = 0; half < TILE; half += LANES) {
+        for (int half = 0; half < STRETCH; half += LANES) {
             Floats sums[LANES] = {};
             for (int d = 0; d < head_dim_; d += LANES) {
                 const Floats part = load(query + d);
@@ -71,14 +75,14 @@ class DecodePart {
             store(scores + half, sums_of(sums) * asked_.scoring.scale);
         }
         if (asked_.scoring.softcap != 0 || asked_.scoring.slopes)
-            adjust(scores, asked_.scoring, static_cast<int32_t>(first_head_ + g), position_ - first);
-        for (int token = tokens; token < TILE; ++token) scores[token] = NOTHING;
-        return weigh(scores, highest(g), total(g));
+            adjust(scores, STRETCH, asked_.scoring, static_cast<int32_t>(first_head_ + g), position_ - first);
+        for (int token = tokens; token < STRETCH; ++token) scores[token] = NOTHING;
+        return weigh(scores, STRETCH, highest(g), total(g));
     }
 
     template <int queries>
     void add(int first, int tokens) {
-        add_values<queries>(outputs(first), head_dim_ + 2, head_dim_, shrink_ + first, weights_ + first * TILE, rows_,
+        add_values<queries, STRETCH>(outputs(first), head_dim_ + 2, head_dim_, shrink_ + first, weights_ + first * STRETCH, rows_,
                             tokens);
     }
 
@@ -92,10 +96,10 @@ class DecodePart {
     const float* query_;
     float* part_;
     int64_t begin_, end_;
-    const float* rows_[TILE];
+    const float* rows_[STRETCH];
     float shrink_[MAX_GROUP];
-    alignas(64) float weights_[MAX_GROUP * TILE];
-    alignas(64) float scratch_[TILE * MAX_HEAD_DIM];
+    alignas(64) float weights_[MAX_GROUP * STRETCH];
+    alignas(64) float scratch_[STRETCH * MAX_HEAD_DIM];
 };
 
 // Adds up the parts of one query: [splits][group][head_dim + 2], `part` the first one of this query.

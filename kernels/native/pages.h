@@ -10,6 +10,10 @@ namespace baton {
 
 enum class Element : int32_t { float32 = 0, bfloat16 = 1, e4m3 = 2, e5m2 = 3, int8 = 4 };
 
+constexpr int64_t bytes_of(Element element) {
+    return element == Element::float32 ? 4 : element == Element::bfloat16 ? 2 : 1;
+}
+
 // Data `[block][k, v][kv_head][token][head_dim]`, head_dim contiguous; scales, where there are any, float32
 // `[block][k, v][kv_head][token]`, tokens contiguous. Strides count elements.
 struct Pages {
@@ -39,6 +43,17 @@ class HeadRows {
             const int64_t count = std::min<int64_t>(tokens - done, pages_.block_tokens - token);
             for (const int64_t end = token + count; token < end; ++token, ++done)
                 rows[done] = row(block_ids_[logical], token, head_dim, scratch + done * head_dim);
+        }
+    }
+
+    // Asks for the rows of these tokens ahead of their use: the processor does not guess where the next block lies.
+    void prefetch(int64_t first, int64_t tokens, int head_dim) const {
+        const int64_t row_bytes = head_dim * bytes_of(element);
+        for (int64_t position = first; position < first + tokens; ++position) {
+            const int64_t block = block_ids_[position / pages_.block_tokens], token = position % pages_.block_tokens;
+            const int64_t at = block * pages_.block_stride + offset_ + token * pages_.token_stride;
+            const char* row = static_cast<const char*>(pages_.data) + at * bytes_of(element);
+            for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte);
         }
     }
 

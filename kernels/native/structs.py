@@ -10,7 +10,7 @@ from kernels.kv_pages import KvLayer
 from kernels.scoring import Scoring
 
 if TYPE_CHECKING:
-    from kernels.packed_linear import PackedWeight
+    from kernels.packed_weight import PackedWeight
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 

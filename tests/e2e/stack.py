@@ -168,6 +168,18 @@ def make_stack(
     return stack
 
 
+def make_decode_router(folder: Path, stack: Stack) -> Stack:
+    """One more router, which knows nothing but `decode-0` of a stack that runs: colocated, without another worker."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alone = Stack(folder, *free_ports(2))
+    worker = stack.processes["decode-0"].command
+    command = [sys.executable, "-m", "router", "--port", str(alone.port), "--admin-port", str(alone.admin_port)]
+    command += ["--workers", f"decode@127.0.0.1:{worker[worker.index('--port') + 1]}"]
+    command += ["--trace-file", str(alone.trace_file)]
+    alone.processes["router"] = StackProcess("router", command, folder / "router.log")
+    return alone
+
+
 def free_ports(count: int) -> list[int]:
     """That many different ones."""
     ports: set[int] = set()

@@ -14,11 +14,6 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 TOGETHER = 32
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    return ask_transformers(tmp_path_factory.mktemp("model") / request.param, request.param, TOGETHER)
-
-
 @dataclass(frozen=True)
 class Layout:
     """How many workers, and by which transport each decode worker is to be served."""
@@ -34,9 +29,23 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def layout(request: pytest.FixtureRequest) -> Layout:
-    return LAYOUTS[request.param]
+CASES = [("llama", "1P1D shared_memory"), ("llama", "1P1D grpc"), *((family, "2P2D both") for family in FAMILIES)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    family, layout = request.param
+    return family, layout
+
+
+@pytest.fixture(scope="module")
+def oracle(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return ask_transformers(tmp_path_factory.mktemp("model") / case[0], case[0], TOGETHER)
+
+
+@pytest.fixture(scope="module")
+def layout(case: tuple[str, str]) -> Layout:
+    return LAYOUTS[case[1]]
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,9 @@ def test_offline_the_format_goes_by_vllms_name(folder: Path) -> None:
     llm = LLM(str(folder), quantization="int8", dtype="float32", kv_memory=1 << 20, quiet=True)
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     (output,) = llm.generate([prompt], params, use_tqdm=False)
-    assert [list(output.outputs[0].token_ids)] == PagedModel(folder, quantize="int8").greedy([prompt], 8, 32)
+    assert [list(output.outputs[0].token_ids)] == PagedModel(folder, quantize="int8", packed=True).greedy(
+        [prompt], 8, 32
+    )
 
 
 def test_offline_a_format_that_is_not_the_checkpoints_is_refused(folder: Path) -> None:

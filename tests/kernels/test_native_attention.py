@@ -16,20 +16,15 @@ from kernels.kv_pages import QUANTISED, KvLayer
 from kernels.native.build import LEVELS, NoCompiler, build, library_path
 from kernels.native.library import NativeLibrary
 from kernels.scoring import Scoring
+from tests.fixtures.native_levels import native_at
 
-RUNNABLE = {"AVX512": ("AVX512", "AVX2", "DEFAULT"), "AVX2": ("AVX2", "DEFAULT")}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 TRIALS = 40
 
 
 @pytest.fixture(scope="module", params=LEVELS)
 def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    if request.param not in RUNNABLE.get(torch.backends.cpu.get_cpu_capability(), ("DEFAULT",)):
-        pytest.skip(f"this processor has no {request.param}")
-    try:
-        return NativeLibrary(build(request.param))
-    except NoCompiler as error:
-        pytest.skip(str(error))
+    return native_at(request.param)
 
 
 class Case:
@@ -163,6 +158,14 @@ def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:
         f"for seed in range({TRIALS // 2}):\n"
         "    tests.test_prefill_equals_the_reference(native, seed)\n"
         "    tests.test_decode_equals_the_reference(native, seed)\n"
+        "from tests.kernels import test_native_layers as tests\n"
+        "for shape in tests.SHAPES:\n"
+        "    for stored in tests.Stored:\n"
+        "        tests.test_linear_equals_the_reference(native, stored, *shape)\n"
+        "for number in range(12):\n"
+        "    tests.test_rms_norm_equals_the_reference(native, (3, 20 + number))\n"
+        "    tests.test_silu_mul_equals_the_reference(native, 20 + number)\n"
+        "    tests.test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native, number)\n"
     )
     environment = {
         **os.environ,

@@ -1,0 +1,92 @@
+"""A model packed for the native kernels against the same model as PyTorch computes it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.models.decoder import DecoderModel
+from engine.models.packed import PackedLinear, packs
+from engine.plan import Chunk
+from kernels.packed_weight import Stored
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import CPU, PagedModel, random_prompt
+
+pytestmark = pytest.mark.skipif(not packs(CPU), reason="the native kernels are not built")
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def mixed_step(paged: PagedModel) -> list[torch.Tensor]:
+    """Two prompts and a single token in one step, then each prompt's next token."""
+    prompts = [random_prompt(37), random_prompt(9)]
+    tables = [paged.blocks(64) for _ in prompts]
+    first = [Chunk(index, prompt, 0, tables[index]) for index, prompt in enumerate(prompts)]
+    paged.logits([*first, Chunk(2, [5], 0, paged.blocks(1))])
+    return paged.logits([Chunk(index, [7], len(prompt), tables[index]) for index, prompt in enumerate(prompts)])
+
+
+def model_of(paged: PagedModel) -> DecoderModel:
+    assert isinstance(paged.model, DecoderModel)
+    return paged.model
+
+
+def largest_difference(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+
+
+def test_logits_are_those_of_the_plain_model(folder: Path) -> None:
+    plain, packed = PagedModel(folder), PagedModel(folder, packed=True)
+    assert model_of(packed).native is not None
+    assert largest_difference(mixed_step(plain), mixed_step(packed)) < 1e-4
+
+
+def test_in_bfloat16_logits_are_as_near_to_float32_as_pytorchs(folder: Path) -> None:
+    exact = mixed_step(PagedModel(folder))
+    plain, packed = (mixed_step(PagedModel(folder, dtype=torch.bfloat16, packed=wish)) for wish in (False, True))
+    assert largest_difference(packed, exact) < 1.5 * largest_difference(plain, exact)
+
+
+def test_all_layers_at_once_are_bit_for_bit_the_layers_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = mixed_step(PagedModel(folder, packed=True))
+    monkeypatch.setattr("engine.models.packed.runs_natively", lambda decoder, kv: False)
+    assert largest_difference(together, mixed_step(PagedModel(folder, packed=True))) == 0.0
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_kv_goes_layer_by_layer(folder: Path, kv_dtype: torch.dtype) -> None:
+    plain, packed = (PagedModel(folder, kv_dtype=kv_dtype, packed=wish) for wish in (False, True))
+    assert largest_difference(mixed_step(plain), mixed_step(packed)) < 0.05
+
+
+def test_weights_of_bfloat16_take_two_bytes_in_a_float32_model(tmp_path: Path) -> None:
+    model = model_of(PagedModel(make_checkpoint(tmp_path, "llama", dtype="bfloat16"), packed=True))
+    layer = model.layers[0]
+    assert isinstance(layer.qkv, PackedLinear) and isinstance(model.head, PackedLinear)
+    assert layer.qkv.weight.stored is model.head.weight.stored is Stored.BFLOAT16
+    assert model.embedding.dtype == torch.bfloat16
+    assert model.dtype == torch.float32
+
+
+def test_int8_weights_are_kept_as_they_were_quantised(folder: Path) -> None:
+    model = model_of(PagedModel(folder, quantize="int8", packed=True))
+    assert model.native is not None
+    down = model.layers[0].feed_forward.down
+    assert isinstance(down, PackedLinear) and down.weight.stored is Stored.INT8
+
+
+def test_a_spoilt_row_leaves_the_others_bit_for_bit(folder: Path) -> None:
+    clean, spoilt = PagedModel(folder, packed=True), PagedModel(folder, packed=True)
+    chunks = [Chunk(0, [4, 5, 6, 7, 8], 0, clean.blocks(5)), Chunk(1, [3], 0, clean.blocks(1))]
+    before = clean.logits(chunks)
+    model_of(spoilt).embedding[3] = torch.nan
+    after = spoilt.logits(chunks)
+    assert torch.equal(before[0], after[0])
+    assert after[1].isnan().all()

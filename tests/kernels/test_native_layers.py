@@ -1,0 +1,118 @@
+"""The native kernels between attentions against the reference: odd sizes, every level, every way to keep weights."""
+
+import random
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.kv_pages import KvLayer
+from kernels.native.build import LEVELS
+from kernels.native.library import NativeLibrary
+from kernels.packed_weight import PackedWeight, Stored, pack, pack_int8, unpacked
+from kernels.rotate_and_store import HeadNorms
+from tests.fixtures.native_levels import native_at
+
+SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]
+TOLERANCE = 2e-5  # of the largest result
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def native(request: pytest.FixtureRequest) -> NativeLibrary:
+    return native_at(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool) -> PackedWeight:
+    offsets = torch.randn(outputs) if bias else None
+    if stored is not Stored.INT8:
+        return pack(torch.randn(outputs, inputs), stored, offsets)
+    integers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+    return pack_int8(integers, torch.rand(outputs) / 127, offsets)
+
+
+def test_packing_loses_nothing() -> None:
+    weight = torch.randn(37, 11)
+    assert torch.equal(unpacked(pack(weight, Stored.FLOAT32, None)), weight)
+    assert torch.equal(unpacked(pack(weight, Stored.BFLOAT16, None)), weight.bfloat16())
+
+
+@pytest.mark.parametrize("stored", Stored)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
+def test_linear_equals_the_reference(
+    native: NativeLibrary, stored: Stored, rows: int, outputs: int, inputs: int
+) -> None:
+    weight, x = weight_of(stored, outputs, inputs, bias=rows % 2 == 0), torch.randn(rows, inputs)
+    expected = reference.packed_linear(x, weight)
+    tolerance = TOLERANCE * max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(native.layers.linear(x, weight), expected, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("stored", Stored)
+def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
+    weight, x, threads = weight_of(stored, 200, 75, bias=True), torch.randn(40, 75), torch.get_num_threads()
+    whole = native.layers.linear(x, weight)
+    for rows in (1, 2, 5, 12, 27):
+        assert torch.equal(native.layers.linear(x[:rows], weight), whole[:rows])
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(native.layers.linear(x, weight), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
+@pytest.mark.parametrize("stored", Stored)
+def test_what_is_not_finite_shows_in_its_row_of_linear_alone(
+    native: NativeLibrary, stored: Stored, spoilt: float
+) -> None:
+    weight, x = weight_of(stored, 40, 10, bias=False), torch.randn(3, 10)
+    clean = native.layers.linear(x, weight)
+    x[1, 4] = spoilt
+    found = native.layers.linear(x, weight)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[::2], clean[::2])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 63), (5, 2, 33), (2, 576)])
+def test_rms_norm_equals_the_reference(native: NativeLibrary, shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape), torch.randn(shape[-1])
+    torch.testing.assert_close(native.layers.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("size", [1, 31, 64, 100])
+def test_silu_mul_equals_the_reference(native: NativeLibrary, size: int) -> None:
+    gate_up = torch.randn(5, 2 * size) * 30
+    torch.testing.assert_close(native.layers.silu_mul(gate_up), reference.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
+
+
+def test_silu_of_huge_numbers_is_zero_or_the_number(native: NativeLibrary) -> None:
+    gate = torch.tensor([-1e30, -200.0, -88.5, 88.5, 200.0, 1e30]).repeat(8)
+    gated = native.layers.silu_mul(torch.cat((gate, torch.ones(48)))[None])
+    torch.testing.assert_close(gated[0], gate.clamp(min=0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native: NativeLibrary, case: int) -> None:
+    draw = random.Random(case)
+    kv_heads, head_dim, block_tokens = draw.choice([1, 2, 3]), draw.choice([2, 10, 32, 64]), draw.choice([1, 5, 32])
+    heads, tokens, blocks = kv_heads * draw.choice([1, 3]), draw.choice([1, 4, 9]), 12
+    dtype = draw.choice([torch.float32, torch.bfloat16])
+    norms = draw.choice([None, HeadNorms(torch.rand(head_dim), torch.rand(head_dim), 1e-6)])
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim)
+    angles = torch.randn(tokens, head_dim // 2)
+    slots = torch.randperm(blocks * block_tokens)[:tokens]
+    pools = [torch.full((blocks, 3, 2, kv_heads, block_tokens, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
+    queries = [
+        rotate_and_store(qkv.clone(), angles.cos(), angles.sin(), norms, KvLayer(pool[:, 1], None), slots)
+        for rotate_and_store, pool in zip(
+            (native.layers.rotate_and_store, reference.rotate_and_store), pools, strict=True
+        )
+    ]
+    torch.testing.assert_close(*queries)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(*pools, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -15,6 +15,7 @@ Three measurements at the level of the engine, each a ratio within one run:
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -83,6 +84,8 @@ def main() -> None:
         "cost": cost_without_hits,
     }
     for name, measure in measurements.items():
+        gc.collect()
+        gc.freeze()  # what earlier measurements left is not collected inside this one
         result = measure(arguments.model, arguments.repetitions)
         report[name] = asdict(result)
         print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in asdict(result).items()), flush=True)
@@ -207,12 +210,15 @@ def _random_tokens(engine: OfflineEngine, draw: random.Random, count: int) -> tu
 
 def _time_to_first_token(engine: OfflineEngine, prompt: Prompt) -> tuple[float, int]:
     """Seconds, and the tokens that came from the cache."""
-    request = engine.request(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    request = engine.request(prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
     began = time.perf_counter()
     engine.add(request)
     while not (made := _tokens(engine)):
         pass
-    return time.perf_counter() - began, made[0].cached_tokens
+    took_s = time.perf_counter() - began
+    while engine.scheduler.has_work:
+        engine.step()
+    return took_s, made[0].cached_tokens
 
 
 def _time_of_chunk(engine: OfflineEngine, token_ids: tuple[int, ...], start: int) -> float:

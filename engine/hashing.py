@@ -20,12 +20,16 @@ def cache_root(fingerprint: bytes, kv_dtype: str, adapter: str = "", cache_salt:
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """The name of one complete block after `parent`: SHA-256(parent, token ids as little-endian uint32)."""
+    return hashlib.sha256(parent + _words(token_ids)).digest()
+
+
+def _words(token_ids: Sequence[int]) -> bytes:
     words = array("I", token_ids)
     if words.itemsize != 4:
         raise RuntimeError("this platform has no 32-bit unsigned int")
     if sys.byteorder == "big":
         words.byteswap()
-    return hashlib.sha256(parent + words.tobytes()).digest()
+    return words.tobytes()
 
 
 class HashChain:
@@ -39,10 +43,12 @@ class HashChain:
 
     def first(self, blocks: int, token_ids: Sequence[int]) -> list[bytes]:
         """The names of the first `blocks` blocks of a sequence that begins with `token_ids`, all of them complete."""
-        for index in range(len(self._hashes), blocks):
+        begin = len(self._hashes) * self._block_tokens
+        words = _words(token_ids[begin : blocks * self._block_tokens])
+        stride = 4 * self._block_tokens
+        for start in range(0, len(words), stride):
             parent = self._hashes[-1] if self._hashes else self._root
-            begin = index * self._block_tokens
-            self._hashes.append(block_hash(parent, token_ids[begin : begin + self._block_tokens]))
+            self._hashes.append(hashlib.sha256(parent + words[start : start + stride]).digest())
         return self._hashes[:blocks]
 
     def fork(self) -> "HashChain":

@@ -103,7 +103,7 @@ inline void add_columns(float* outputs, int stride, int d, const float* shrink, 
 template <int rows, int tile>
 inline void add_values(float* outputs, int stride, int head_dim, const float* shrink, const float* weights,
                        const float* const* values, int tokens) {
-    constexpr int WIDE = LANES == 16 ? 4 : 2;  // 32 registers, or 16
+    constexpr int WIDE = LANES == 16 && rows <= 4 ? 4 : 2;  // as many sums as there are registers
     int d = 0;
     for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
         add_columns<rows, WIDE, tile>(outputs, stride, d, shrink, weights, values, tokens);
@@ -173,13 +173,11 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
 }
 
 inline void attend(const Rows& rows, const Tile& tile, const Scoring& scoring) {
+    constexpr int AT_ONCE = LANES == 16 ? 8 : 4;  // two sums of each, in 32 registers or 16
     int begin = 0;
+    for (; begin + AT_ONCE <= rows.count; begin += AT_ONCE) attend_rows<AT_ONCE>(rows, begin, tile, scoring);
     for (; begin + 4 <= rows.count; begin += 4) attend_rows<4>(rows, begin, tile, scoring);
-    switch (rows.count - begin) {
-        case 3: attend_rows<3>(rows, begin, tile, scoring); break;
-        case 2: attend_rows<2>(rows, begin, tile, scoring); break;
-        case 1: attend_rows<1>(rows, begin, tile, scoring); break;
-    }
+    for (; begin < rows.count; ++begin) attend_rows<1>(rows, begin, tile, scoring);
 }
 
 }  // namespace baton

@@ -19,6 +19,9 @@ from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from engine.lora.adapters import AdapterSet
 from engine.model_config import DecoderConfig, ModelConfig, ModelError
 from engine.models.packed import packs
+from engine.parallel.followers import FollowerStart
+from engine.parallel.leader import load_parallel
+from engine.parallel.load import check_parallel
 from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
 from engine.quantization.sizes import loaded_bytes
 from engine.runner import Runner
@@ -42,6 +45,8 @@ class ModelOptions:
     max_model_len: int | None  # tokens; None: as long as the model and the memory allow
     kv_cache_dtype: str = "auto"
     quantize: str = WeightFormat.PLAIN
+    tensor_parallel: int = 1  # ranks that compute together
+    cores: tuple[int, ...] | None = None  # of the CPU, for all ranks; None: one thread per follower
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,41 @@ class PreparedModel:
         kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
         return f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
 
+    def follower_start(self, host_slots: int, storage_fd: int | None) -> FollowerStart:
+        options = self.options
+        return FollowerStart(
+            folder=str(options.folder),
+            device=str(options.device),
+            dtype=self.dtype_name,
+            quantize=options.quantize,
+            kv_dtype=self.kv_dtype_name,
+            block_tokens=options.block_tokens,
+            total_blocks=self.total_blocks,
+            host_slots=host_slots,
+            degree=options.tensor_parallel,
+            storage_fd=storage_fd,
+            cores=options.cores,
+        )
+
     def load(
-        self, storage: torch.Tensor, progress: bool, adapters: AdapterSet | None = None, host_slots: int = 0
+        self,
+        storage: torch.Tensor,
+        progress: bool,
+        adapters: AdapterSet | None = None,
+        host_slots: int = 0,
+        storage_fd: int | None = None,
     ) -> Runner:
         """Loads the weights and lays the pool over `storage` (uint8, [pool_bytes], on the options' device).
 
-        `host_slots`: blocks of host memory that plans may swap to; taken with the first swap.
+        `host_slots`: blocks of host memory that plans may swap to; taken with the first swap. With several ranks, each
+        has an equal part of the pool, [rank][block]; `storage_fd` is where others may map `storage` to write their
+        part; without it they take memory of their own. Raises: ModelError, RankLost.
         """
         options = self.options
+        if options.tensor_parallel > 1:
+            if adapters is not None:
+                raise ModelError(f"tensor-parallel is {options.tensor_parallel}; adapters are computed on one rank")
+            return load_parallel(self, storage, progress, host_slots, storage_fd)
         model = load_model(
             options.folder, self.dtype, options.device, progress, adapters, options.quantize, packed=True
         )
@@ -106,6 +138,8 @@ class PreparedModel:
 def prepare_model(options: ModelOptions) -> PreparedModel:
     """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming what would fit."""
     config = read_model_config(options.folder)
+    if options.tensor_parallel > 1:
+        check_parallel(options.folder, options.quantize, options.tensor_parallel)
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
     layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)

@@ -7,6 +7,7 @@ from engine.finite import finite_rows
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
 from engine.models.model import Model
+from engine.parallel.followers import Followers
 from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
 from engine.prompt_scores import prompt_scores
 from engine.sampler import Row, RowResult, sample
@@ -18,8 +19,15 @@ from kernels.kv_pages import KvPages
 class Runner:
     """Owns the model; borrows `kv`, the pool as `layout.view()` makes it. One thread at a time."""
 
-    def __init__(self, model: Model, layout: KvLayout, kv: KvPages, host: HostPool | None = None) -> None:
-        """`host`: where plans that swap blocks put them."""
+    def __init__(
+        self,
+        model: Model,
+        layout: KvLayout,
+        kv: KvPages,
+        host: HostPool | None = None,
+        followers: Followers | None = None,
+    ) -> None:
+        """`host`: where plans that swap blocks put them. `followers`: the other ranks, owned; `kv` is this rank's."""
         config = model.config
         wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
         dtype = model.dtype if kv.scales is None else layout.dtype
@@ -32,6 +40,7 @@ class Runner:
         self._block_tokens = layout.block_tokens
         self._kv = kv
         self._host = host
+        self.followers = followers
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
@@ -39,6 +48,8 @@ class Runner:
         A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
         """
         with torch.inference_mode():
+            if self.followers is not None:
+                self.followers.carry_out(plan)
             self._move(plan)
             if not plan.chunks:
                 return ()
@@ -51,6 +62,18 @@ class Runner:
                 NonFinite() if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
                 for index, (chunk, rows) in enumerate(zip(plan.chunks, batch.chunk_rows, strict=True))
             )
+
+    def follow(self, plan: Plan) -> None:
+        """As a follower: moves blocks and computes KV, and draws nothing."""
+        with torch.inference_mode():
+            self._move(plan)
+            if plan.chunks:
+                self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
+
+    def close(self) -> None:
+        """Ends the other ranks, if there are any. They also end with this process."""
+        if self.followers is not None:
+            self.followers.close()
 
     def warm_up(self) -> None:
         """Runs one prefill and one decode step, so that the first request does not pay for lazy set-up.

@@ -19,7 +19,7 @@ from engine.models.model import Model
 from engine.models.packed import PackingTensors, packs, with_native_layers
 from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, packed_format, weight_format
 from engine.quantization.gguf_source import GgufTensors
-from engine.quantization.sources import PackedTensors, QuantisingTensors
+from engine.quantization.sources import DenseTensors, PackedTensors, QuantisingTensors
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -66,7 +66,7 @@ def load_model(
             stored = GgufTensors(files[0], config, dtype, device)
         else:
             stored = CheckpointTensors(files, stack, dtype, device, bar)
-        kept = stored if isinstance(stored, GgufTensors) else _kept(stored, folder, format, dtype)
+        kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, folder, format, dtype)
         packing = packed and packs(device)
         source: TensorSource = PackingTensors(kept) if packing else kept
         model = build_decoder(config, source if adapters is None else adapters.adaptable(source, dtype, device), device)
@@ -75,7 +75,7 @@ def load_model(
     return with_native_layers(model) if packing else model
 
 
-def _kept(stored: "CheckpointTensors", folder: Path, format: WeightFormat, dtype: torch.dtype) -> TensorSource:
+def as_kept(stored: DenseTensors, folder: Path, format: WeightFormat, dtype: torch.dtype) -> TensorSource:
     """The same tensors, with projections in the form that they will have in memory."""
     if format in MADE_WHILE_LOADING:
         return QuantisingTensors(stored, format, dtype)

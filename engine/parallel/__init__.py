@@ -1,0 +1,1 @@
+"""Tensor parallelism inside one worker: a leader that decides, and followers that compute their share of every step."""

@@ -1,0 +1,92 @@
+"""Sums and exchanges between the ranks of one worker: torch.distributed's process groups, without its globals.
+
+Ranks meet in a file of a private folder, and gloo is bound to the loopback interface: nothing listens for others.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from torch._C._distributed_c10d import FileStore, Store, Work
+
+from engine.parallel.shard import Shard
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT = timedelta(seconds=60)  # of one exchange, waiting for the slowest rank included
+
+
+class RankLost(RuntimeError):
+    """Another rank of this worker died, or did not take part in time; the worker cannot go on."""
+
+
+class Group(Protocol):
+    """What is used of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
+
+    def allreduce(self, tensors: list[torch.Tensor], /) -> Work: ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int, /) -> Work: ...
+
+    def allgather(self, output: list[list[torch.Tensor]], tensors: list[torch.Tensor], /) -> Work: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Collectives:
+    """Every rank makes the same calls in the same order. One thread at a time."""
+
+    def __init__(self, shard: Shard, meeting: Path, device: torch.device) -> None:
+        """Returns when all ranks are here. `meeting`: a file that is not there yet. Raises: RankLost."""
+        self.shard = shard
+        try:
+            store = FileStore(str(meeting), shard.degree)
+            self._group = _nccl(store, shard) if device.type == "cuda" else _gloo(store, shard)
+        except RuntimeError as error:
+            raise RankLost(f"rank {shard.rank} did not meet the others: {error}") from error
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In place; the same bits on every rank."""
+        self._wait(self._group.allreduce([tensor]))
+        return tensor
+
+    def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What rank 0 has in `tensor`, in everybody's."""
+        self._wait(self._group.broadcast(tensor, 0))
+        return tensor
+
+    def side_by_side(self, part: torch.Tensor, width: int) -> torch.Tensor:
+        """`[rows, width]` of every rank's `[rows, its part of width]`, in the order of ranks, see Shard.vocabulary."""
+        degree = self.shard.degree
+        widest = -(-width // degree)
+        padded = part.new_zeros(len(part), widest)
+        padded[:, : part.shape[1]] = part
+        parts = [torch.empty_like(padded) for _ in range(degree)]
+        self._wait(self._group.allgather([parts], [padded]))
+        widths = [len(Shard(rank, degree).vocabulary(width)) for rank in range(degree)]
+        return torch.cat([each[:, :size] for each, size in zip(parts, widths, strict=True)], dim=1)
+
+    def close(self) -> None:
+        self._group.shutdown()
+
+    def _wait(self, work: Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise RankLost(f"rank {self.shard.rank} waited for the others: {error}") from error
+
+
+def _gloo(store: Store, shard: Shard) -> Group:
+    from torch._C._distributed_c10d import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._timeout = TIMEOUT
+    return cast("Group", ProcessGroupGloo(store, shard.rank, shard.degree, options))
+
+
+def _nccl(store: Store, shard: Shard) -> Group:
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # not in a build for CPUs
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = TIMEOUT
+    return cast("Group", ProcessGroupNCCL(store, shard.rank, shard.degree, options))

@@ -1,0 +1,90 @@
+"""A decoder of which every rank computes a part: sums after attention and feed-forward, logits side by side."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.batch import Batch
+from engine.lora.rows import AdapterRows
+from engine.model_config import DecoderConfig
+from engine.models.decoder import DecoderModel, Layer
+from engine.models.feed_forward import FeedForward
+from engine.models.linear import DenseLinear, Linear
+from engine.parallel.collectives import Collectives
+from kernels.kv_pages import KvPages
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """A projection cut along its inputs."""
+
+    part: Linear
+    collectives: Collectives
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        return self.collectives.sum(self.part(x, adapters))
+
+
+@dataclass(frozen=True, slots=True)
+class SummedFeedForward:
+    """All experts of a token at once, where there are any."""
+
+    part: FeedForward
+    collectives: Collectives
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+        return self.collectives.sum(self.part(x, adapters))
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelModel:
+    """This rank's part of a model, a `Model` to the leader's runner."""
+
+    part: DecoderModel
+    collectives: Collectives
+    announce_logits: Callable[[int], None]  # tells the followers how many rows the leader wants logits of
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Heads are those of this rank."""
+        return self.part.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.part.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.part.device
+
+    def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
+        """Whole, the same on every rank; writes the KV of this rank's heads."""
+        return self.part.hidden(batch, kv)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.announce_logits(len(hidden))
+        return self.logits_together(hidden.to(self.dtype).contiguous())
+
+    def logits_together(self, hidden: torch.Tensor) -> torch.Tensor:
+        """On every rank at once: `hidden`, `[rows, hidden]` in the model's dtype, is the leader's."""
+        self.collectives.from_leader(hidden)
+        return self.collectives.side_by_side(self.part.logits(hidden), self.config.vocab_size)
+
+
+def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel:
+    """What ShardedTensors read, with the sums that make it whole. A tied head is cut here."""
+    shard = collectives.shard
+    head = model.head
+    if model.config.tie_word_embeddings:
+        rows = shard.vocabulary(model.config.vocab_size)
+        head = DenseLinear(model.embedding[rows.start : rows.stop])
+    return replace(model, head=head, layers=tuple(_summed(layer, collectives) for layer in model.layers))
+
+
+def _summed(layer: Layer, collectives: Collectives) -> Layer:
+    return replace(
+        layer,
+        output=SummedLinear(layer.output, collectives),
+        feed_forward=SummedFeedForward(layer.feed_forward, collectives),
+    )

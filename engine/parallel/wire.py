@@ -1,0 +1,87 @@
+"""What a leader tells its followers over a socket: plain numbers in frames. Knows no processes and no model."""
+
+import socket
+import struct
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.plan import BlockCopy, BlockSwap, Chunk, Plan
+
+HEADER = struct.Struct("<BQ")  # kind, bytes that follow
+START, PLAN, LOGITS, READY, FAILED = range(1, 6)
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: int
+    payload: bytes
+
+
+def send(connection: socket.socket, kind: int, payload: bytes) -> None:
+    """Raises: Closed."""
+    try:
+        connection.sendall(HEADER.pack(kind, len(payload)) + payload)
+    except OSError as error:
+        raise Closed(str(error)) from error
+
+
+def receive(connection: socket.socket) -> Frame:
+    """Waits for as long as the other end lives, or the socket's timeout. Raises: Closed, TimeoutError."""
+    kind, size = HEADER.unpack(_exactly(connection, HEADER.size))
+    return Frame(kind, _exactly(connection, size))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        try:
+            part = connection.recv(min(1 << 20, size - len(received)))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not part:
+            raise Closed("end of stream")
+        received += part
+    return bytes(received)
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """What of a plan moves blocks and computes KV; what is drawn from it stays with the leader."""
+    numbers = array("q", [len(plan.chunks), len(plan.copies), len(plan.swaps_out), len(plan.swaps_in)])
+    for chunk in plan.chunks:
+        numbers.extend((chunk.request_id, chunk.start, chunk.adapter, len(chunk.token_ids), len(chunk.block_table)))
+        numbers.extend(chunk.token_ids)
+        numbers.extend(chunk.block_table)
+    for copy in plan.copies:
+        numbers.extend((copy.source, copy.destination))
+    for swap in (*plan.swaps_out, *plan.swaps_in):
+        numbers.extend((swap.block, swap.host_slot))
+    return numbers.tobytes()
+
+
+def plan_of(payload: bytes) -> Plan:
+    numbers = array("q")
+    numbers.frombytes(payload)
+    read = iter(numbers)
+    chunks, copies, swaps_out, swaps_in = _take(read, 4)
+    return Plan(
+        chunks=tuple(_chunk(read) for _ in range(chunks)),
+        copies=tuple(BlockCopy(*_take(read, 2)) for _ in range(copies)),
+        swaps_out=tuple(BlockSwap(*_take(read, 2)) for _ in range(swaps_out)),
+        swaps_in=tuple(BlockSwap(*_take(read, 2)) for _ in range(swaps_in)),
+    )
+
+
+def _chunk(read: Iterator[int]) -> Chunk:
+    request_id, start, adapter, tokens, blocks = _take(read, 5)
+    return Chunk(request_id, _take(read, tokens), start, _take(read, blocks), adapter=adapter)
+
+
+def _take(read: Iterator[int], count: int) -> list[int]:
+    return [next(read) for _ in range(count)]

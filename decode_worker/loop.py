@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.engine import Engine, PlanRunner
 from engine.engine_loop import EngineLoop
 from engine.engine_thread import StepTiming
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome
+from engine.overlapped import EitherRunner, engine_over
 from engine.pages import PageCounts, Watch
 from engine.sequence import FirstToken, Request, Reservation
 
@@ -34,14 +34,14 @@ class DecodeLoad:
 class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
     def __init__(
         self,
-        runner: PlanRunner,
+        runner: EitherRunner,
         scheduler: MixedScheduler,
         on_outcomes: OutcomeHandler,
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
-        engine = Engine(runner, scheduler, lambda plan, seconds: scheduler.observe(plan.tokens, seconds))
+        engine = engine_over(runner, scheduler, lambda plan, seconds: scheduler.observe(plan.tokens, seconds))
         super().__init__(engine, on_outcomes, on_fault, self._observe, prepare)
 
     def add(self, request: Request, cache_root: bytes | None) -> Future[None]:

@@ -10,6 +10,7 @@ from itertools import count
 from engine.block_table import BlockTable
 from engine.hashing import HashChain
 from engine.line import Line, Turn
+from engine.mixed_flight import Flights
 from engine.mixed_growth import unfilled_slots
 from engine.mixed_state import MixedCounters, MixedSequence, Swapped
 from engine.pages import BlockPool
@@ -31,6 +32,7 @@ class MixedBatch:
     def __init__(self, pool: BlockPool, block_tokens: int, swap: SwapSpace) -> None:
         self.pool = pool
         self.counters = MixedCounters()
+        self.flights = Flights()
         self.waiting: Line[MixedSequence] = Line()
         self.running: Line[MixedSequence] = Line()
         self.reserved: dict[int, MixedSequence] = {}  # by request
@@ -176,7 +178,7 @@ class MixedBatch:
             self.waiting.remove(sequence)
         else:
             del self.reserved[request_id]
-        sequence.release()
+        self.flights.end(sequence)
         choices = self.requests[request_id]
         del choices[sequence.turn.choice]
         if not choices:

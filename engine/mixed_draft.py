@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.mixed_state import MixedSequence, next_chunk
+from engine.mixed_state import MixedSequence, following_chunk, next_chunk
 from engine.plan import BlockCopy, BlockSwap, Chunk, Plan
 
 
@@ -20,6 +20,11 @@ class Draft:
         self.sequences.append(sequence)
         self.chunks.append(chunk)
         return len(chunk.token_ids)
+
+    def follow(self, sequence: MixedSequence, place: int) -> None:
+        """Adds the token that the chunk at `place` of the step before is going to draw."""
+        self.sequences.append(sequence)
+        self.chunks.append(following_chunk(sequence, place))
 
     def copy(self, copy: BlockCopy | None) -> None:
         if copy is not None:

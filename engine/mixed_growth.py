@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from engine.block_table import BlockTable
 from engine.mixed_state import MixedSequence
@@ -9,13 +10,24 @@ from engine.pages import BlockPool
 from engine.plan import BlockCopy
 
 
+class Write(NamedTuple):
+    """KV of one token."""
+
+    table: BlockTable
+    position: int
+
+
 def wanted_blocks(running: Iterable[MixedSequence], pool: BlockPool, block_tokens: int) -> int:
-    """Blocks that one more token for each answer takes: new ones, and copies of shared ones."""
+    """Blocks that one more token for each answer takes."""
+    growing = (sequence for sequence in running if sequence.uncomputed_tokens == 1)
+    return blocks_to_write((Write(each.held(), each.computed_tokens) for each in growing), pool, block_tokens)
+
+
+def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int) -> int:
+    """New blocks, and copies of shared ones."""
     new, writers = 0, Counter[int]()
-    for sequence in running:
-        if sequence.uncomputed_tokens != 1:
-            continue
-        blocks, index = sequence.held().blocks, sequence.computed_tokens // block_tokens
+    for table, position in writes:
+        blocks, index = table.blocks, position // block_tokens
         if index == len(blocks):
             new += 1
         else:

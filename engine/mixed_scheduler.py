@@ -12,6 +12,7 @@ request that does not fit into the empty pool is refused: so there is always pro
 from collections.abc import Iterator, Sequence
 
 from engine.beam_groups import BeamGroups
+from engine.mixed_ahead import draft_ahead
 from engine.mixed_batch import MixedBatch
 from engine.mixed_draft import Draft
 from engine.mixed_growth import grow, wanted_blocks
@@ -62,7 +63,6 @@ class MixedScheduler:
         self._max_step_tokens = max_step_tokens
         self._max_sequences = max_sequences
         self._budget = budget
-        self._planned: tuple[MixedSequence, ...] = ()
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.
@@ -120,14 +120,22 @@ class MixedScheduler:
         prompts = self._prompts(draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             budget_tokens -= draft.compute(prompt, budget_tokens)
-        self._planned = tuple(draft.sequences)
-        return draft.finish()
+        return self._begin(draft)
+
+    def plan_ahead(self) -> Plan | None:
+        """The step after the one under way, before that is committed; None where it must be committed first.
+
+        At most two steps are under way at a time. Between them requests may come, land, end and be aborted.
+        """
+        draft = draft_ahead(self.batch, self._block_tokens)
+        return None if draft is None or not draft.chunks else self._begin(draft)
 
     def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[MixedOutcome]:
-        """Takes in what the step planned last computed, `results` parallel to the plan's chunks."""
+        """Takes in what the oldest step under way computed, `results` parallel to its plan's chunks."""
         outcomes: list[MixedOutcome] = []
-        for sequence, chunk, result in zip(self._planned, plan.chunks, results, strict=True):
-            if sequence.table is None:
+        flights = self.batch.flights
+        for sequence, chunk, result in zip(flights.finish(), plan.chunks, results, strict=True):
+            if sequence.table is None or sequence in flights.ended:
                 continue  # ended since the plan was made, or failed in an earlier choice
             if isinstance(result, NonFinite):
                 self.abort(chunk.request_id)
@@ -138,7 +146,6 @@ class MixedScheduler:
             sequence.computed_tokens = chunk.end
             if chunk.samples:
                 outcomes += self._take(sequence, result)
-        self._planned = ()
         return outcomes
 
     def observe(self, step_tokens: int, duration_s: float) -> None:
@@ -192,6 +199,12 @@ class MixedScheduler:
     def unfilled_slots(self) -> int:
         """Token slots of running sequences' blocks that have no KV yet."""
         return self.batch.unfilled_slots
+
+    def _begin(self, draft: Draft) -> Plan | None:
+        plan = draft.finish()
+        if plan is not None:
+            self.batch.flights.begin(draft.sequences)
+        return plan
 
     def _check(self, request: Request) -> None:
         check_request(request, self._block_tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from engine.block_table import BlockTable
 from engine.hashing import HashChain
 from engine.line import Turn
-from engine.plan import Chunk, Computed, Drawn, Sample, Scored, scored
+from engine.plan import UNKNOWN, Chunk, Computed, Drawn, Sample, Scored, scored
 from engine.sequence import EndReason, Request, blocks_for
 from engine.swap_space import SwapSlots
 
@@ -178,4 +178,17 @@ def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
         samples,
         scores,
         adapter=sequence.request.adapter,
+    )
+
+
+def following_chunk(sequence: MixedSequence, place: int) -> Chunk:
+    """The token after the newest one, not known yet: what chunk `place` of the step before draws."""
+    return Chunk(
+        sequence.request.request_id,
+        [UNKNOWN],
+        sequence.computed_tokens + 1,
+        sequence.held().blocks,
+        sequence.samples(),
+        adapter=sequence.request.adapter,
+        follows=place,
     )

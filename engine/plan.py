@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from engine.sampling_params import SamplingParams
 
+UNKNOWN = 0  # stands for a token that is not drawn yet
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -50,6 +52,7 @@ class Chunk:
     samples: tuple[Sample, ...] = ()  # empty: only fills KV
     scored: Scored | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
+    follows: int | None = None  # chunk of the plan before whose one drawn token is this one's token, UNKNOWN until then
 
     @property
     def end(self) -> int:

@@ -6,6 +6,7 @@ from engine.batch import Batch, make_batch
 from engine.finite import finite_rows
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
+from engine.launched import Launched, is_all_greedy, launch_greedy, launched_with
 from engine.models.model import Model
 from engine.parallel.followers import Followers
 from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
@@ -42,26 +43,52 @@ class Runner:
         self._host = host
         self.followers = followers
 
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a step gains from being launched before the one before is known."""
+        return self._model.device.type == "cuda" and self.followers is None
+
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
 
         A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
+        """
+        return self.launch(plan, None).results()
+
+    def launch(self, plan: Plan, after: Launched | None) -> Launched:
+        """As `run`; where all is drawn greedily the host does not wait for a device that is at work.
+
+        `after`: the step before, whose draws chunks of this plan may follow.
         """
         with torch.inference_mode():
             if self.followers is not None:
                 self.followers.carry_out(plan)
             self._move(plan)
             if not plan.chunks:
-                return ()
+                return launched_with((), self._model.device)
             batch = make_batch(plan.chunks, self._block_tokens, self._model.device)
+            if after is not None:
+                _fill_in(batch, plan.chunks, after)
             hidden = self._model.hidden(batch, self._kv)
-            failed = _non_finite_chunks(hidden, batch)
-            drawn = iter(self._draw(hidden, batch, plan.chunks))
-            of_chunks = [next(drawn) if chunk.samples else () for chunk in plan.chunks]
-            return tuple(
-                NonFinite() if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
-                for index, (chunk, rows) in enumerate(zip(plan.chunks, batch.chunk_rows, strict=True))
-            )
+            if self._model.device.type != "cpu" and is_all_greedy(plan.chunks):
+                return self._launch_greedy(hidden, batch)
+            return launched_with(self._results(hidden, batch, plan.chunks), self._model.device)
+
+    def _launch_greedy(self, hidden: torch.Tensor, batch: Batch) -> Launched:
+        last = torch.tensor([rows.stop - 1 for rows in batch.chunk_rows])
+        chunk_of_row = [0] * len(hidden)
+        for index, rows in enumerate(batch.chunk_rows):
+            chunk_of_row[rows] = [index] * (rows.stop - rows.start)
+        return launch_greedy(hidden, self._model.logits(hidden[last.to(hidden.device)]), chunk_of_row)
+
+    def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
+        failed = _non_finite_chunks(hidden, batch)
+        drawn = iter(self._draw(hidden, batch, chunks))
+        of_chunks = [next(drawn) if chunk.samples else () for chunk in chunks]
+        return tuple(
+            NonFinite() if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
+            for index, (chunk, rows) in enumerate(zip(chunks, batch.chunk_rows, strict=True))
+        )
 
     def follow(self, plan: Plan) -> None:
         """As a follower: moves blocks and computes KV, and draws nothing."""
@@ -113,6 +140,14 @@ class Runner:
             return drawn
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
         return NonFinite() if prompt is None else Computed(drawn, prompt)
+
+
+def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
+    """Puts the tokens that the step before draws where chunks of this one follow it."""
+    places = [chunk.follows for chunk in chunks if chunk.follows is not None]
+    rows = [rows.start for chunk, rows in zip(chunks, batch.chunk_rows, strict=True) if chunk.follows is not None]
+    sources, targets = torch.tensor([places, rows]).to(batch.token_ids.device, non_blocking=True)
+    batch.token_ids[targets] = after.tokens[sources]
 
 
 def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:

@@ -50,6 +50,11 @@ class SamplingParams:
             _check_beam(self, self.beam)
 
     @property
+    def drawn_alone(self) -> bool:
+        """Whether a token of it needs nothing but its own logits and number, and nothing else is told of it."""
+        return not self.adjusts_logits and self.logprobs == 0 and self.beam is None
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 

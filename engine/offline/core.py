@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.engine import Engine
 from engine.hashing import cache_root
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
@@ -26,6 +25,7 @@ from engine.offline.memory import default_kv_bytes
 from engine.offline.params import ModelLimits, SamplingParams, resolve
 from engine.offline.prompts import Prompt, PromptReader
 from engine.offline.seeds import request_seed
+from engine.overlapped import engine_over
 from engine.pages import BlockPool
 from engine.prepare import ModelOptions, PreparedModel, prepare_model
 from engine.quantization.formats import WeightFormat
@@ -63,7 +63,7 @@ class OfflineEngine:
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching
         self._roots: dict[int, bytes] = {}  # of the prefix cache, by number of the adapter
-        self._engine = Engine(self.runner, self.scheduler)
+        self._engine = engine_over(self.runner, self.scheduler)
         self._seed = args.seed
         self._requests = 0
 

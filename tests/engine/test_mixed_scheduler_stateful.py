@@ -34,9 +34,9 @@ class MixedLives(RuleBasedStateMachine):
     def land(self, data: st.DataObject) -> None:
         self.world.land(data.draw(st.sampled_from(self.world.reserved)))
 
-    @rule(fails=st.integers(0, 12), aborts=st.integers(0, 12))
-    def step(self, fails: int, aborts: int) -> None:
-        self.world.step(fails, aborts)
+    @rule(fails=st.integers(0, 12), aborts=st.integers(0, 12), ahead=st.booleans(), late=st.booleans())
+    def step(self, fails: int, aborts: int, ahead: bool, late: bool) -> None:
+        self.world.step(fails, aborts, ahead, late)
 
     @precondition(lambda self: self.world.asked)
     @rule(data=st.data())

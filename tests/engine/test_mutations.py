@@ -35,6 +35,12 @@ MUTATIONS = [
     Mutation("mixed_growth", "new += 1", "new += 0"),
     Mutation("mixed_growth", "rest = 0", "rest = rest"),
     Mutation("mixed_growth", "return table.make_writable(index)", "return None"),
+    Mutation(
+        "mixed_flight", "if self._writes(sequence):\n            self._ended", "if False:\n            self._ended"
+    ),
+    Mutation("mixed_flight", "if sequence not in kept:", "if sequence in kept:"),
+    Mutation("mixed_ahead", "sequence.computed_tokens + is_under_way", "sequence.computed_tokens"),
+    Mutation("mixed_ahead", "batch.pool, block_tokens) > batch", "batch.pool, block_tokens) > 1 + batch"),
     Mutation("mixed_batch", "][first:]", "][first + 1 :]"),
     Mutation("mixed_batch", "swapped.slots.release()", "pass"),
     Mutation("mixed_batch", "max(swapped.tokens, sequence.computed_tokens)", "swapped.tokens + 1"),
@@ -44,7 +50,7 @@ MUTATIONS = [
     Mutation("mixed_draft", "tuple(self.swaps_out)", "()"),
     Mutation("mixed_draft", "tuple(self.swaps_in)", "()"),
     Mutation("mixed_scheduler", "self._block_tokens) > available", "self._block_tokens) > available + 1"),
-    Mutation("mixed_scheduler", "if sequence.table is None:", "if not chunk.samples:"),
+    Mutation("mixed_scheduler", "sequence.table is None or sequence in flights.ended", "not chunk.samples"),
 ]
 
 

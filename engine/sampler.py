@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.finite import finite_rows
 from engine.logits_processors import adjust
 from engine.logprobs import described
 from engine.plan import Drawn, NonFinite, Sample
 from engine.sampler_filters import filtered, is_narrow, pick
 from engine.uniform import uniform
+from kernels.sample_tokens import sample_tokens, samples_natively
+from kernels.survey_rows import survey_rows
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
 CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operation and the next
@@ -45,8 +46,9 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
 
     Raises: HistoryMissing for a sample whose scheduler left it out.
     """
-    finite = finite_rows(logits)
-    best = logits.argmax(-1).tolist()
+    surveyed = survey_rows(logits)
+    finite: list[bool] = surveyed.finite.tolist()
+    best = surveyed.best.tolist()
     drawn = [[best[index]] * len(row.samples) if finite[index] else None for index, row in enumerate(rows)]
 
     special = [each for index, row in enumerate(rows) if finite[index] for each in _distributions(index, row)]
@@ -58,7 +60,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
         elif token_ids is not None:
             for place, token_id in zip(distribution.places, distribution.token_ids, strict=True):
                 token_ids[place] = token_id
-    return _results(logits, rows, drawn)
+    return _results(logits, surveyed.log_totals, rows, drawn)
 
 
 def _distributions(index: int, row: Row) -> Iterator[Distribution]:
@@ -106,6 +108,9 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
         return
     if len(living) < len(distributions):
         adjusted = adjusted[torch.tensor(alive, device=logits.device)]
+    if samples_natively(adjusted) and all(each.sample.params.filters_by_rank_alone for each in living):
+        _draw_natively(adjusted, living)
+        return
     most = max(len(each.numbers) for each in living)
     numbers = [each.numbers + [0.0] * (most - len(each.numbers)) for each in living]
     candidates = filtered(adjusted, [each.sample.params for each in living])
@@ -114,11 +119,31 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
         each.token_ids = token_ids[: len(each.numbers)]
 
 
-def _results(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[list[int] | None]) -> list[RowResult]:
+def _draw_natively(adjusted: torch.Tensor, distributions: Sequence[Distribution]) -> None:
+    """A row of `adjusted` for each; rows from which several tokens are drawn are repeated."""
+    params = [each.sample.params for each in distributions for _ in each.places]
+    if len(params) > len(distributions):
+        counts = torch.tensor([len(each.places) for each in distributions])
+        adjusted = adjusted.repeat_interleave(counts, dim=0)
+    drawn = sample_tokens(
+        adjusted,
+        torch.tensor([each.temperature for each in params]),
+        torch.tensor([each.top_k for each in params]),
+        torch.tensor([each.top_p for each in params]),
+        torch.tensor([number for each in distributions for number in each.numbers], dtype=torch.float64),
+    )
+    token_ids = iter(drawn.token_ids.tolist())
+    for each in distributions:
+        each.token_ids = [next(token_ids) for _ in each.places]
+
+
+def _results(
+    logits: torch.Tensor, log_totals: torch.Tensor, rows: Sequence[Row], drawn: Sequence[list[int] | None]
+) -> list[RowResult]:
     of_rows = [index for index, token_ids in enumerate(drawn) for _ in token_ids or ()]
     token_ids = [token_id for of_row in drawn for token_id in of_row or ()]
     counts = [
         wanted.params.logprobs for row, of_row in zip(rows, drawn, strict=True) if of_row for wanted in row.samples
     ]
-    told: Iterator[Drawn] = iter(described(logits, of_rows, token_ids, counts))
+    told: Iterator[Drawn] = iter(described(logits, log_totals, of_rows, token_ids, counts))
     return [NonFinite() if of_row is None else tuple(next(told) for _ in of_row) for of_row in drawn]

@@ -5,6 +5,7 @@ import torch
 from kernels import reference
 from kernels.check import check_index
 from kernels.kv_pages import KvPages
+from kernels.on_triton import triton_kernels
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
@@ -15,4 +16,5 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
     """
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])
-    reference.copy_blocks(kv, sources, destinations)
+    kernels = triton_kernels(kv.data)
+    (reference if kernels is None else kernels).copy_blocks(kv, sources, destinations)

@@ -2,6 +2,7 @@
 
 bfloat16 weights take half the memory of float32 and lose nothing where they were bfloat16 already. int8 weights have a
 scale per output; each row of inputs is rounded to 8 bits too, with a scale of its own (W8A8, as in arXiv:2211.10438).
+int4 weights are codes of 0 to 15 in groups along the input: weight = (code - zero) * scale; inputs stay as they are.
 """
 
 import enum
@@ -12,6 +13,7 @@ import torch
 from kernels.check import check_dtype, check_shape
 
 PANEL = 32  # outputs side by side
+MOST_GROUP_INPUTS = 256
 
 
 class Stored(enum.IntEnum):
@@ -21,9 +23,10 @@ class Stored(enum.IntEnum):
     BFLOAT16 = 1  # inputs stay as they are
     ROUNDING = 2  # bfloat16, and inputs are rounded to it
     INT8 = 3  # and inputs to integers of -127 to 127 times a scale per row
+    INT4 = 4  # inputs stay as they are
 
 
-SIDE_BY_SIDE = {Stored.FLOAT32: 1, Stored.BFLOAT16: 2, Stored.ROUNDING: 2, Stored.INT8: 4}
+SIDE_BY_SIDE = {Stored.FLOAT32: 1, Stored.BFLOAT16: 2, Stored.ROUNDING: 2, Stored.INT8: 4, Stored.INT4: 8}
 DTYPES = {
     Stored.FLOAT32: torch.float32,
     Stored.BFLOAT16: torch.bfloat16,
@@ -34,15 +37,25 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """`data`: `[panels, ceil(inputs / n), 32, n]`, n numbers of an output side by side; zeros after the last."""
+    """`data`: `[panels, ceil(inputs / n), 32, n]`, n numbers of an output side by side; zeros after the last.
+
+    Of INT4 two codes share a byte, the first in its lower half: `[panels, inputs / 8, 32, 4]`.
+    """
 
     data: torch.Tensor
     stored: Stored
     outputs: int
     inputs: int
     bias: torch.Tensor | None  # float32 [outputs]
-    scales: torch.Tensor | None = None  # of INT8: float32 [32 * panels]
+    scales: torch.Tensor | None = None  # of INT8: float32 [32 * panels]; of INT4: float16 [panels, groups, 32]
     sums: torch.Tensor | None = None  # of INT8: int32 [32 * panels], of each output's integers
+    zeros: torch.Tensor | None = None  # of INT4: uint8 [panels, groups, 32]
+    group_inputs: int = 0  # of INT4
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.data, self.scales, self.sums, self.zeros, self.bias)
+        return sum(part.nbytes for part in parts if part is not None)
 
 
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:
@@ -69,10 +82,52 @@ def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | N
     )
 
 
+def takes_groups(inputs: int, groups: int) -> bool:
+    """Whether pack_int4() takes so many groups."""
+    size = inputs // groups
+    return inputs % groups == 0 and size % SIDE_BY_SIDE[Stored.INT4] == 0 and size <= MOST_GROUP_INPUTS
+
+
+def pack_int4(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
+) -> PackedWeight:
+    """codes: uint8 `[outputs, inputs]`, at most 15; scales: float16, positive, and zeros: uint8, `[outputs, groups]`.
+
+    A group is a multiple of 8 inputs, 256 at most.
+    """
+    check_dtype("codes", codes, torch.uint8)
+    check_dtype("scales", scales, torch.float16)
+    outputs, inputs = codes.shape
+    groups = scales.shape[1]
+    if not takes_groups(inputs, groups):
+        raise ValueError(f"{inputs} inputs in {groups} groups: a group is a multiple of 8, at most {MOST_GROUP_INPUTS}")
+    pairs = _panels(codes, SIDE_BY_SIDE[Stored.INT4]).unflatten(-1, (-1, 2))
+    return PackedWeight(
+        pairs[..., 0] | pairs[..., 1] << 4,
+        Stored.INT4,
+        outputs,
+        inputs,
+        None if bias is None else bias.float(),
+        scales=_panels(scales, 1).squeeze(-1),
+        zeros=_panels(zeros, 1).squeeze(-1),
+        group_inputs=inputs // groups,
+    )
+
+
 def unpacked(weight: PackedWeight) -> torch.Tensor:
-    """`[outputs, inputs]` in the dtype that it is stored in."""
-    panels = weight.data.transpose(1, 2)  # [panels, 32, groups, n]
-    return panels.reshape(len(panels) * PANEL, -1)[: weight.outputs, : weight.inputs]
+    """`[outputs, inputs]` in the dtype that it is stored in; of INT4 float32, scaled."""
+    if weight.scales is not None and weight.zeros is not None:
+        codes = torch.stack((weight.data & 15, weight.data >> 4), dim=-1).flatten(-2)
+        scales, zeros = (_outputs_first(each.unsqueeze(-1)).float() for each in (weight.scales, weight.zeros))
+        groups = _outputs_first(codes).float().unflatten(1, (-1, weight.group_inputs))
+        spelled_out: torch.Tensor = (groups - zeros[..., None]) * scales[..., None]
+        return spelled_out.flatten(1)[: weight.outputs]
+    return _outputs_first(weight.data)[: weight.outputs, : weight.inputs]
+
+
+def _outputs_first(panels: torch.Tensor) -> torch.Tensor:
+    """`[32 * panels, ...]` of `[panels, ..., 32, n]`."""
+    return panels.transpose(1, 2).reshape(len(panels) * PANEL, -1)
 
 
 def _panels(weight: torch.Tensor, side_by_side: int) -> torch.Tensor:

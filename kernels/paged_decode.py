@@ -6,6 +6,7 @@ from kernels import reference
 from kernels.check import check_index
 from kernels.kv_pages import KvLayer, check_kv
 from kernels.native.library import native_library
+from kernels.on_triton import triton_kernels
 from kernels.scoring import Scoring, check_scoring
 
 
@@ -16,6 +17,7 @@ def paged_decode(
     block_starts: torch.Tensor,
     context_tokens: torch.Tensor,
     scoring: Scoring,
+    usual_tokens: int | None = None,
 ) -> torch.Tensor:
     """Attention of each sequence's last token, the one at position `context_tokens - 1`; a new tensor like `query`.
 
@@ -24,6 +26,9 @@ def paged_decode(
     block_starts[s + 1]]`, exactly `ceil(context_tokens[s] / block_tokens)` of them and at least one; block_ids: int64
     `[used_blocks]`, block_starts: int64 `[sequences + 1]`, context_tokens: int64 `[sequences]`. Softmax is in float32.
     No sequence's result depends on its neighbours.
+
+    A sequence whose `context_tokens` is 0 pads a batch: it has no blocks, and zeros as its result. `block_ids` may be
+    longer than what is used; `usual_tokens`, a hint, says how long contexts are where its length does not tell.
     """
     sequences = query.shape[0]
     check_kv(kv, query)
@@ -31,6 +36,11 @@ def paged_decode(
     check_index("block_ids", block_ids)
     check_index("block_starts", block_starts, sequences + 1)
     check_index("context_tokens", context_tokens, sequences)
+    if (kernels := triton_kernels(query)) is not None:
+        attended: torch.Tensor = kernels.paged_decode(
+            query, kv, block_ids, block_starts, context_tokens, scoring, usual_tokens
+        )
+        return attended
     native = native_library()
     if native is not None and native.takes(query, kv):
         return native.paged_decode(query, kv, block_ids, block_starts, context_tokens, scoring)

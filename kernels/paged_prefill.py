@@ -6,6 +6,7 @@ from kernels import reference
 from kernels.check import check_index
 from kernels.kv_pages import KvLayer, check_kv
 from kernels.native.library import native_library
+from kernels.on_triton import triton_kernels
 from kernels.scoring import Scoring, check_scoring
 
 
@@ -21,6 +22,9 @@ def paged_prefill(
     check_kv(kv, query)
     check_scoring(scoring, query)
     check_index("block_ids", block_ids, -(-(start + query.shape[0]) // kv.block_tokens))
+    if (kernels := triton_kernels(query)) is not None:
+        attended: torch.Tensor = kernels.paged_prefill(query, kv, block_ids, start, scoring)
+        return attended
     native = native_library()
     if native is not None and native.takes(query, kv):
         return native.paged_prefill(query, kv, block_ids, start, scoring)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from kernels.kv_pages import KvLayer, KvPages
 from kernels.packed_weight import PackedWeight, Stored, unpacked
 from kernels.quantise_kv import dequantise, quantise
+from kernels.quantised_weight import QuantisedWeight
+from kernels.sampled import Sampled, Survey
 from kernels.scoring import Scoring
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ KEYS, VALUES = 0, 1
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.to(torch.float32)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm(residual.add_(x), weight, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -33,6 +39,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    if bool((slots < 0).any()):
+        real = slots >= 0
+        key, value, slots = key[real], value[real], slots[real]
     blocks, offsets = slots // kv.block_tokens, slots % kv.block_tokens
     # The slice between two index tensors moves the indexed dimension to the front: [tokens, kv_heads, head_dim].
     for part, numbers in ((KEYS, key), (VALUES, value)):
@@ -74,6 +83,61 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
         out = rounded @ stored.float().T
     return out if weight.bias is None else out + weight.bias
+
+
+def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    sums = x.float() @ dequantise_weight(weight, torch.float32).T
+    return (sums if bias is None else sums + bias.float()).to(x.dtype)
+
+
+def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+    if weight.zeros is None:
+        return dequantise(weight.data, weight.scales, dtype)
+    codes = torch.cat((weight.data & 15, weight.data >> 4), 1).float().unflatten(1, (weight.scales.shape[1], -1))
+    wide: torch.Tensor = (codes - weight.zeros[..., None].float()) * weight.scales[..., None].float()
+    return wide.flatten(1).to(dtype)
+
+
+def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(blocks.index_select(0, block_ids))
+
+
+def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
+    blocks[block_ids] = source
+
+
+def survey_rows(logits: torch.Tensor) -> Survey:
+    # A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite.
+    return Survey(logits.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
+
+
+def sample_tokens(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+) -> Sampled:
+    """In float64, one row after the other."""
+    token_ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.full((len(logits),), torch.nan, device=logits.device)
+    for index, row in enumerate(logits.double()):
+        if bool(row.max().isfinite()):
+            token_ids[index] = _sample(row, *(float(each[index]) for each in (temperature, top_k, top_p, uniform)))
+            logprobs[index] = row.log_softmax(0)[token_ids[index]]
+    return Sampled(token_ids, logprobs)
+
+
+def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, uniform: float) -> torch.Tensor:
+    if temperature == 0:
+        return row.argmax()
+    if 0 < top_k < len(row):
+        row = row.masked_fill(row < row.topk(int(top_k)).values[-1], -torch.inf)
+    weights = ((row - row.max()) / temperature).exp()
+    if top_p < 1:
+        ascending = row.sort(stable=True).indices
+        below = weights[ascending].cumsum(0)
+        dropped = below <= (1 - top_p) * below[-1]
+        dropped[-1] = False
+        weights[ascending[dropped]] = 0
+    shares = weights.cumsum(0)
+    return torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
@@ -126,6 +190,9 @@ def paged_decode(
     """Each block attends by itself, then the blocks of a sequence are combined: nothing is padded."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
+    block_ids = block_ids[: int(block_starts[-1])]
+    if not len(block_ids):
+        return torch.zeros_like(query)
     owner = torch.arange(sequences, device=query.device).repeat_interleave(block_starts.diff())  # [used_blocks]
     distance = _distance(owner, block_starts, context_tokens, block_tokens)[:, None, None]
     visible = distance <= 0
@@ -134,7 +201,7 @@ def paged_decode(
 
     # [used_blocks, kv_heads, block_tokens, head_dim]; gathered apart, or matmul would copy them once more
     keys, values = read(kv, KEYS, block_ids, query.dtype), read(kv, VALUES, block_ids, query.dtype)
-    tails = block_starts[1:] - 1  # past the context a block may hold anything, and 0 * NaN is NaN
+    tails = block_starts[1:][context_tokens > 0] - 1  # past the context a block may hold anything, and 0 * NaN is NaN
     values[tails] = values[tails].masked_fill(~visible[tails].transpose(-1, -2), 0)
 
     grouped = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
@@ -147,6 +214,7 @@ def paged_decode(
     weights = (scores - highest[owner].unsqueeze(-1)).exp()
     attended = (weights.to(values.dtype) @ values).float()
     total = torch.zeros_like(highest).index_add_(0, owner, weights.sum(-1)).unsqueeze(-1)
+    total.masked_fill_((context_tokens == 0)[:, None, None, None], 1)
     result = grouped.new_zeros(grouped.shape, dtype=torch.float32).index_add_(0, owner, attended) / total
     return result.to(query.dtype).view(sequences, heads, head_dim)
 

@@ -5,6 +5,7 @@ import torch
 from kernels import reference
 from kernels.check import check_dtype, check_shape
 from kernels.native.library import native_library
+from kernels.on_triton import triton_kernels
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -15,6 +16,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     check_shape("weight", weight, x.shape[-1])
     check_dtype("weight", weight, x.dtype)
+    if (kernels := triton_kernels(x)) is not None:
+        normal: torch.Tensor = kernels.rms_norm(x, weight, eps)
+        return normal
     native = native_library()
     if native is not None and native.layers.takes(x):
         return native.layers.rms_norm(x, weight, eps)

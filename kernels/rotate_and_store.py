@@ -8,6 +8,7 @@ from kernels import reference
 from kernels.check import check_dtype, check_index, check_shape
 from kernels.kv_pages import KvLayer
 from kernels.native.library import native_library
+from kernels.on_triton import triton_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ def rotate_and_store(
     """Returns the queries, `[tokens, heads, head_dim]`; keys and values go to `slots` of `kv`. May overwrite `qkv`.
 
     qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, then keys, then values; cos, sin:
-    `[tokens, head_dim / 2]` of its dtype, see rotary.py; kv and slots as in store_kv.py.
+    `[tokens, head_dim / 2]` of its dtype, see rotary.py; kv and slots as in store_kv.py, negative ones too: of such a
+    token only the queries are made.
     """
     tokens, _, head_dim = qkv.shape
     check_shape("qkv", qkv, None, None, kv.head_dim)
@@ -40,6 +42,9 @@ def rotate_and_store(
     check_index("slots", slots, tokens)
     if kv.scales is None:
         check_dtype("kv", kv.data, qkv.dtype)
+    if (kernels := triton_kernels(qkv)) is not None:
+        query: torch.Tensor = kernels.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+        return query
     native = native_library()
     if native is not None and native.layers.takes(qkv) and native.layers.stores(kv):
         return native.layers.rotate_and_store(qkv, cos, sin, norms, kv, slots)

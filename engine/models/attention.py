@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.batch import Batch
+from engine.batch import Batch, DecodeRows
 from kernels.kv_pages import KvLayer
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
@@ -23,12 +23,18 @@ def store_and_attend(
 
 def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
     """Of tokens whose keys and values are in `kv` already; a new tensor like `query`, `[tokens, heads, head_dim]`."""
+    if (decode := batch.decode) and not batch.prefills:
+        return _decode(query, decode, kv, scoring)
     attended = torch.empty_like(query)
-    if decode := batch.decode:
+    if decode:
         rows = slice(0, len(decode.context_tokens))
-        attended[rows] = paged_decode(
-            query[rows], kv, decode.block_ids, decode.block_starts, decode.context_tokens, scoring
-        )
+        attended[rows] = _decode(query[rows], decode, kv, scoring)
     for prefill in batch.prefills:
         attended[prefill.rows] = paged_prefill(query[prefill.rows], kv, prefill.block_ids, prefill.start, scoring)
     return attended
+
+
+def _decode(query: torch.Tensor, decode: DecodeRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
+    return paged_decode(
+        query, kv, decode.block_ids, decode.block_starts, decode.context_tokens, scoring, decode.usual_tokens
+    )

@@ -15,6 +15,7 @@ from engine.models.attention import attend
 from engine.models.feed_forward import FeedForward
 from engine.models.linear import Linear
 from engine.rope import Rotation, rotation
+from kernels.add_rms_norm import add_rms_norm
 from kernels.kv_pages import KvLayer, KvPages
 from kernels.rms_norm import rms_norm
 from kernels.rotate_and_store import HeadNorms, rotate_and_store
@@ -28,6 +29,10 @@ class Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def after_adding(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Of `residual`, after `x` is added to it in place."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,13 @@ class DecoderModel:
             if self.native.take(wide, angles, batch, kv):
                 return wide
         x, angles = x.to(self.dtype), rotation(self.frequencies, batch.positions, self.dtype)
+        following = [layer.attention_norm for layer in self.layers[1:]]
+        normal = self.layers[0].attention_norm(x)
         for index, layer in enumerate(self.layers):
-            attended = self._attention(layer, layer.attention_norm(x), angles, batch, kv.layer(index))
-            x = x + layer.output(attended, batch.adapters)
-            x = x + layer.feed_forward(layer.feed_forward_norm(x), batch.adapters)
+            attended = self._attention(layer, normal, angles, batch, kv.layer(index))
+            normal = layer.feed_forward_norm.after_adding(layer.output(attended, batch.adapters), x)
+            fed = layer.feed_forward(normal, batch.adapters)
+            normal = following[index].after_adding(fed, x) if index < len(following) else x.add_(fed)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

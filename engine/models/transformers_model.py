@@ -80,7 +80,9 @@ class PagedAttention:
         value = F.pad(call.value, (0, call.key.shape[-1] - width))
         scoring = Scoring(call.scale, call.window, call.softcap)
         query, key = call.query.contiguous(), call.key.contiguous()
-        return store_and_attend(query, key, value.contiguous(), self.batch, self.kv.layer(call.layer), scoring)[..., :width]
+        return store_and_attend(query, key, value.contiguous(), self.batch, self.kv.layer(call.layer), scoring)[
+            ..., :width
+        ]
 
 
 class _Output:

@@ -26,6 +26,7 @@ class WeightFormat(StrEnum):
 
 
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
+WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # packed for a CPU's native kernels
 STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.GGUF)
 
 

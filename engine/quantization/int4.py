@@ -51,6 +51,10 @@ class Int4Linear:
     def stored(self) -> tuple[torch.Tensor, ...]:
         return self.packed, self.scales, self.zeros
 
+    def weight(self) -> Int4Weight:
+        codes = torch.cat((self.packed & LARGEST_CODE, self.packed >> 4), dim=1)
+        return Int4Weight(codes, self.scales, self.zeros, self.column_order)
+
     def _rows(self, tile: slice, dtype: torch.dtype) -> torch.Tensor:
         packed = self.packed[tile]
         half = packed.shape[1]

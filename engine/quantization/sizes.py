@@ -18,6 +18,7 @@ CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # a scale and a zero point
 NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
+HEAD = "lm_head.weight"
 WORD_BYTES = 4
 
 
@@ -67,6 +68,11 @@ class LoadedBytes:
     @property
     def embedding(self) -> int:
         return sum(size for name, size in self.tensors.items() if name.endswith(EMBEDDINGS))
+
+    @property
+    def head(self) -> int:
+        """Of the output head, if the checkpoint has one of its own."""
+        return self.tensors.get(HEAD, 0)
 
 
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:

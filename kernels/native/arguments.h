@@ -17,16 +17,18 @@ struct PrefillArguments {
     int32_t threads;
 };
 
+constexpr int64_t MOST_PIECES = 16;  // of one context; as in kernels/native/decoder.py
+
 struct DecodeArguments {
     Pages pages;
     Scoring scoring;
     const float* query;  // [sequences][heads][head_dim]
     float* output;       // like query
-    float* parts;        // [sequences][kv_heads][splits][group][head_dim + 2]: outputs, highest, total
+    float* parts;        // [sequences][MOST_PIECES][heads][head_dim + 2]
     const int64_t* block_ids;
     const int64_t* block_starts;    // [sequences + 1]
     const int64_t* context_tokens;  // [sequences]
-    int64_t sequences, heads, kv_heads, head_dim, splits;
+    int64_t sequences, heads, kv_heads, head_dim;
     int32_t threads;
 };
 
@@ -36,6 +38,7 @@ struct LinearArguments {
     float* output;   // [rows][outputs]
     int64_t rows;
     int32_t threads;
+    int32_t is_gated;  // as gated_linear()
 };
 
 }  // namespace baton

@@ -9,7 +9,6 @@
 namespace baton {
 
 constexpr int TILE = 64;  // tokens: the more, the fewer maxima and sums per token
-constexpr int MAX_HEAD_DIM = 256;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 // What turns a product of query and key into a score. `softcap` and `slopes` may be absent (0, null).
@@ -26,27 +25,41 @@ struct Tile {
     const float* values[TILE];                    // of each token, [head_dim]
     int64_t first;  // position
     int tokens;
-    alignas(64) float scratch[2][TILE * MAX_HEAD_DIM];
+    alignas(64) float copied[TILE * MAX_HEAD_DIM];
 };
-
-alignas(64) const float ZEROS[MAX_HEAD_DIM] = {};
 
 template <Element element>
 void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& values, int64_t first, int tokens,
           int head_dim) {
-    const float* rows[TILE];
+    Row key_rows[TILE], value_rows[TILE];
+    float key_scales[TILE], value_scales[TILE];
     tile.first = first;
     tile.tokens = tokens;
-    keys.read(first, tokens, head_dim, tile.scratch[0], rows);
-    values.read(first, tokens, head_dim, tile.scratch[1], tile.values);
-    for (int token = tokens; token < TILE; ++token) rows[token] = tile.values[token] = ZEROS;
+    keys.find(first, tokens, key_rows, key_scales);
+    values.find(first, tokens, value_rows, value_scales);
+    for (int token = tokens; token < TILE; ++token) {
+        key_rows[token] = value_rows[token] = ZEROS;
+        key_scales[token] = value_scales[token] = 0;
+    }
+    const auto numbers = [](Row row, float scale, int d) {
+        const Floats stored = load_numbers<element>(row + d * bytes_of(element));
+        return is_scaled(element) ? stored * scale : stored;
+    };
     for (int d = 0; d < head_dim; d += LANES) {
         for (int first_row = 0; first_row < TILE; first_row += LANES) {
             Floats block[LANES];
-            for (int token = 0; token < LANES; ++token) block[token] = load(rows[first_row + token] + d);
+            for (int token = 0; token < LANES; ++token)
+                block[token] = numbers(key_rows[first_row + token], key_scales[first_row + token], d);
             transpose(block);
             for (int lane = 0; lane < LANES; ++lane) store(tile.keys + (d + lane) * TILE + first_row, block[lane]);
         }
+    }
+    for (int token = 0; token < TILE; ++token) {
+        tile.values[token] = reinterpret_cast<const float*>(value_rows[token]);
+        if (element == Element::float32) continue;
+        float* copied = tile.copied + token * head_dim;
+        for (int d = 0; d < head_dim; d += LANES) store(copied + d, numbers(value_rows[token], value_scales[token], d));
+        tile.values[token] = copied;
     }
 }
 

@@ -24,7 +24,10 @@ LEVELS = {
     "DEFAULT": (),
 }
 """Flags by what processor_level() says. The last one runs on any processor."""
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
+EMULATED_BF16 = "AVX512_BF16_EMULATED"
+EMULATIONS = {EMULATED_BF16: (*AVX512, "-mavx512vnni", "-DBATON_EMULATED_BF16")}
+"""For tests, on processors with AVX-512 and without its bfloat16 products: the sources of that level, slower."""
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
 
 
@@ -38,7 +41,7 @@ def sources() -> list[Path]:
 
 def library_path(level: str, folder: Path = BUILT) -> Path:
     """Where the library of this level is once it has been built from the sources as they are now."""
-    digest = hashlib.sha256(repr((FLAGS, LEVELS[level])).encode())
+    digest = hashlib.sha256(repr((FLAGS, _flags(level))).encode())
     for path in sorted(FOLDER.glob("*.cpp")) + sorted(FOLDER.glob("*.h")):
         digest.update(path.read_bytes())
     return folder / f"kernels-{level.lower()}-{digest.hexdigest()[:16]}.so"
@@ -58,23 +61,19 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         objects = {source: f"{scratch}/{source.stem}.o" for source in sources()}
-        compile_one = [compiler, *FLAGS, *LEVELS[level], *extra, "-c"]
+        compile_one = [compiler, *FLAGS, *_flags(level), *extra, "-c"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda source: _run([*compile_one, str(source), "-o", objects[source]]), objects))
         made = f"{scratch}/made.so"
-        _run([compiler, "-shared", *extra, *objects.values(), "-o", made, *_openmp()])
+        _run([compiler, "-shared", *extra, *objects.values(), "-o", made, "-pthread"])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
         Path(made).replace(target)  # whole or not at all, whoever else builds at the same time
     return target
 
 
-def _openmp() -> tuple[str, ...]:
-    """PyTorch brings an OpenMP runtime of its own; a second one beside it would fight it for the cores."""
-    import torch
-
-    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    return (str(bundled[0]),) if bundled else ("-fopenmp",)
+def _flags(level: str) -> tuple[str, ...]:
+    return EMULATIONS[level] if level in EMULATIONS else LEVELS[level]
 
 
 def _run(command: list[str]) -> None:

@@ -20,7 +20,6 @@ class Decoder {
         query_ = take(asked.heads * asked.head_dim);
         attended_ = take(asked.heads * asked.head_dim);
         qkv_ = take((asked.heads + 2 * asked.kv_heads) * asked.head_dim);
-        gate_up_ = take(2 * asked.inner);
         gated_ = take(asked.inner);
         parts_ = next;
     }
@@ -31,13 +30,13 @@ class Decoder {
         linear(normed_, rows, layer.qkv, qkv_, false, asked_.threads);
         Pages pages = asked_.pages;
         pages.data = layer.pages;
+        pages.scales = layer.scales;
         rotate_and_store({pages, qkv_, query_, asked_.cos, asked_.sin, asked_.slots, layer.query_norm, layer.key_norm,
                           rows, asked_.heads, asked_.kv_heads, asked_.head_dim, asked_.eps, asked_.threads});
         attend(pages, layer.scoring);
         linear(attended_, rows, layer.output, asked_.residual, true, asked_.threads);
         rms_norm(asked_.residual, layer.feed_forward_norm, rows, asked_.hidden, asked_.eps, normed_, asked_.threads);
-        linear(normed_, rows, layer.gate_up, gate_up_, false, asked_.threads);
-        silu_mul(gate_up_, rows, asked_.inner, gated_, asked_.threads);
+        gated_linear(normed_, rows, layer.gate_up, gated_, asked_.threads);
         linear(gated_, rows, layer.down, asked_.residual, true, asked_.threads);
     }
 
@@ -47,7 +46,7 @@ class Decoder {
             const DecodeArguments decode = {
                 pages,           scoring,        query_,           attended_,       parts_,
                 asked_.block_ids, asked_.block_starts, asked_.context_tokens, asked_.decode_rows, asked_.heads,
-                asked_.kv_heads, asked_.head_dim, asked_.splits,   asked_.threads};
+                asked_.kv_heads, asked_.head_dim, asked_.threads};
             baton_paged_decode(&decode);
         }
         const int64_t width = asked_.heads * asked_.head_dim;
@@ -61,7 +60,7 @@ class Decoder {
     }
 
     const DecoderArguments& asked_;
-    float *normed_, *query_, *attended_, *qkv_, *gate_up_, *gated_, *parts_;
+    float *normed_, *query_, *attended_, *qkv_, *gated_, *parts_;
 };
 
 }  // namespace

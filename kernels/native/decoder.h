@@ -10,7 +10,8 @@ struct DecoderLayer {
     const float *attention_norm, *feed_forward_norm;  // [hidden]
     const float *query_norm, *key_norm;               // [head_dim], or null
     Scoring scoring;
-    const void* pages;  // of this layer
+    const void* pages;    // of this layer
+    const float* scales;  // of its pages, or null
 };
 
 // Rows [first_row, first_row + tokens): a chunk of one sequence from position `start` on.
@@ -22,13 +23,13 @@ struct PrefillChunk {
 struct DecoderArguments {
     const DecoderLayer* layers;
     const PrefillChunk* chunks;
-    Pages pages;  // but for `data`, which each layer has of its own
+    Pages pages;  // but for `data` and `scales`, which each layer has of its own
     float* residual;  // [rows][hidden]: in, and out
     float* scratch;   // of as many numbers as scratch_numbers() in kernels/native/decoder.py says
     const float *cos, *sin;  // [rows][head_dim / 2]
     const int64_t* slots;    // [rows]
     const int64_t *block_ids, *block_starts, *context_tokens;  // of the first `decode_rows` rows
-    int64_t layer_count, chunk_count, rows, decode_rows, splits;
+    int64_t layer_count, chunk_count, rows, decode_rows;
     int64_t hidden, inner, heads, kv_heads, head_dim;
     float eps;
     int32_t threads;

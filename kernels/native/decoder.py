@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.kv_pages import KvPages
+from kernels.kv_pages import KvLayer, KvPages
 from kernels.native.structs import (
     PagesStruct,
     ScoringStruct,
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from kernels.decoder_layers import PackedDecoder, PackedLayer, PagedRows
 
 
+MOST_PIECES = 16  # of one sequence's context; as in kernels/native/arguments.h
+
+
 class _Layer(Structure):
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "output", "gate_up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
         ("scoring", ScoringStruct),
-        ("pages", c_void_p),
+        *((name, c_void_p) for name in ("pages", "scales")),
     )
 
 
@@ -41,7 +44,7 @@ class _Arguments(Structure):
         ("pages", PagesStruct),
         *((name, c_void_p) for name in ("residual", "scratch", "cos", "sin", "slots")),
         *((name, c_void_p) for name in ("block_ids", "block_starts", "context_tokens")),
-        *((name, c_int64) for name in ("layer_count", "chunk_count", "rows", "decode_rows", "splits")),
+        *((name, c_int64) for name in ("layer_count", "chunk_count", "rows", "decode_rows")),
         *((name, c_int64) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
         ("eps", c_float),
         ("threads", c_int32),
@@ -77,7 +80,7 @@ class DecoderCall:
 
     def __call__(self, residual: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: "PagedRows") -> None:
         arguments, rows, decode = self._arguments, len(residual), batch.decode
-        threads = arguments.threads = torch.get_num_threads()
+        arguments.threads = torch.get_num_threads()
         arguments.rows = rows
         arguments.residual, arguments.cos, arguments.sin = pointers((residual, cos, sin))
         arguments.slots = batch.slots.data_ptr()
@@ -86,38 +89,32 @@ class DecoderCall:
             arguments.block_ids = decode.block_ids.data_ptr()
             arguments.block_starts = decode.block_starts.data_ptr()
             arguments.context_tokens = decode.context_tokens.data_ptr()
-        splits = arguments.splits = splits_for(threads, decode_rows * arguments.kv_heads)
         chunks = (_Chunk * len(batch.prefills))()
         for chunk, each in zip(chunks, batch.prefills, strict=True):
             chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
             chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
         arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)
-        self._reserve(rows, decode_rows * splits)
+        self._reserve(rows, decode_rows * MOST_PIECES)
         self._run(arguments)
 
     def _reserve(self, rows: int, parts: int) -> None:
         """Memory for what decoder.cpp takes from it."""
         asked = self._arguments
         heads_size, kv_size = asked.heads * asked.head_dim, asked.kv_heads * asked.head_dim
-        of_row = asked.hidden + 3 * heads_size + 2 * kv_size + 3 * asked.inner
+        of_row = asked.hidden + 3 * heads_size + 2 * kv_size + asked.inner
         wanted = rows * of_row + parts * asked.heads * (asked.head_dim + 2)
         if wanted > len(self._scratch):
             self._scratch = torch.empty(wanted)
             asked.scratch = self._scratch.data_ptr()
 
 
-def splits_for(threads: int, pairs: int) -> int:
-    """Parts of each context, so that every thread has work: `pairs` are of a sequence and a KV head."""
-    return 1 if threads == 1 or not pairs else max(1, 2 * threads // pairs)
-
-
 def _layers(decoder: "PackedDecoder", kv: KvPages) -> "Array[_Layer]":
     return (_Layer * len(decoder.layers))(
-        *(_layer(layer, kv.layer(index).data.data_ptr()) for index, layer in enumerate(decoder.layers))
+        *(_layer(layer, kv.layer(index)) for index, layer in enumerate(decoder.layers))
     )
 
 
-def _layer(layer: "PackedLayer", pages: int) -> _Layer:
+def _layer(layer: "PackedLayer", kv: KvLayer) -> _Layer:
     norms = layer.head_norms
     return _Layer(
         *(weight_struct(weight) for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)),
@@ -125,5 +122,5 @@ def _layer(layer: "PackedLayer", pages: int) -> _Layer:
         pointer(None if norms is None else norms.query),
         pointer(None if norms is None else norms.key),
         scoring_struct(layer.scoring),
-        pages,
+        *pointers((kv.data, kv.scales)),
     )

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pages.h"
+#include "threads.h"
 
 namespace baton {
 
@@ -26,24 +27,27 @@ inline void rms_norm_row(const float* x, const float* weight, int64_t size, floa
 }
 
 inline void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* to, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads_for(rows * size, threads) > 1)
-    for (int64_t row = 0; row < rows; ++row) rms_norm_row(x + row * size, weight, size, eps, to + row * size);
+    share_rows(rows, threads_for(rows * size, threads),
+               [&](int64_t row) { rms_norm_row(x + row * size, weight, size, eps, to + row * size); });
+}
+
+// Beyond 88, e^-x is no float any more, and the quotient as good as 0.
+inline Floats silu(Floats x) {
+    const Floats minus = -x;
+    return x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus));
 }
 
 // gate_up: [rows][2 * size], the gate first; to: [rows][size].
 inline void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* to, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads_for(rows * size, threads) > 1)
-    for (int64_t row = 0; row < rows; ++row) {
+    share_rows(rows, threads_for(rows * size, threads), [&](int64_t row) {
         const float *gate = gate_up + row * 2 * size, *up = gate + size;
         float* out = to + row * size;
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES) {
-            const Floats x = load(gate + i), minus = -x;
-            // Beyond 88, e^-x is no float any more, and the quotient as good as 0.
-            store(out + i, x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus)) * load(up + i));
+            store(out + i, silu(load(gate + i)) * load(up + i));
         }
         for (; i < size; ++i) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-    }
+    });
 }
 
 // Rotates pairs (i, i + half) of one head by their angles, in place.
@@ -62,25 +66,34 @@ struct RotateStore {
     float* qkv;  // used up
     float* query;
     const float *cos, *sin;  // [rows][head_dim / 2]
-    const int64_t* slots;    // [rows]
+    const int64_t* slots;    // [rows]; negative: nothing is stored
     const float *query_norm, *key_norm;  // [head_dim], or null
     int64_t rows, heads, kv_heads, head_dim;
     float eps;
     int32_t threads;
 };
 
-inline void write_numbers(const Pages& pages, int64_t at, const float* from, int64_t count) {
+// One token's numbers of one head, kind 0 for a key and 1 for a value, and their scale if they have one.
+inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_t slot, const float* from, int64_t size) {
+    const int64_t block = slot / pages.block_tokens, token = slot % pages.block_tokens;
+    const int64_t at =
+        block * pages.block_stride + kind * pages.kind_stride + head * pages.head_stride + token * pages.token_stride;
+    const int64_t scale_at =
+        block * pages.scale_block_stride + kind * pages.scale_kind_stride + head * pages.scale_head_stride + token;
     auto* data = const_cast<void*>(pages.data);
-    if (static_cast<Element>(pages.element) == Element::float32) {
-        std::copy_n(from, count, static_cast<float*>(data) + at);
-    } else {
-        for (int64_t i = 0; i < count; ++i) static_cast<uint16_t*>(data)[at + i] = to_bfloat16(from[i]);
+    auto* scales = const_cast<float*>(pages.scales);
+    auto* bytes = static_cast<uint8_t*>(data) + at;
+    switch (static_cast<Element>(pages.element)) {
+        case Element::float32: std::copy_n(from, size, static_cast<float*>(data) + at); break;
+        case Element::bfloat16: std::transform(from, from + size, static_cast<uint16_t*>(data) + at, to_bfloat16); break;
+        case Element::e4m3: scales[scale_at] = quantise_row<Element::e4m3>(from, size, bytes); break;
+        case Element::e5m2: scales[scale_at] = quantise_row<Element::e5m2>(from, size, bytes); break;
+        case Element::int8: scales[scale_at] = quantise_row<Element::int8>(from, size, bytes); break;
     }
 }
 
 inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
     const int64_t head_dim = asked.head_dim, half = head_dim / 2, slot = asked.slots[row];
-    const int64_t block = slot / asked.pages.block_tokens, token = slot % asked.pages.block_tokens;
     float* heads = asked.qkv + row * (asked.heads + 2 * asked.kv_heads) * head_dim;
     for (int64_t head = 0; head < asked.heads + asked.kv_heads; ++head) {
         float* numbers = heads + head * head_dim;
@@ -89,20 +102,18 @@ inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
         rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half);
     }
     std::copy_n(heads, asked.heads * head_dim, asked.query + row * asked.heads * head_dim);
+    if (slot < 0) return;  // padding
     for (int64_t kind = 0; kind < 2; ++kind) {
         for (int64_t head = 0; head < asked.kv_heads; ++head) {
-            const int64_t at = block * asked.pages.block_stride + kind * asked.pages.kind_stride +
-                               head * asked.pages.head_stride + token * asked.pages.token_stride;
             const float* from = heads + (asked.heads + kind * asked.kv_heads + head) * head_dim;
-            write_numbers(asked.pages, at, from, head_dim);
+            write_numbers(asked.pages, kind, head, slot, from, head_dim);
         }
     }
 }
 
 inline void rotate_and_store(const RotateStore& asked) {
     const int64_t numbers = asked.rows * (asked.heads + 2 * asked.kv_heads) * asked.head_dim;
-#pragma omp parallel for num_threads(asked.threads) if (threads_for(numbers, asked.threads) > 1)
-    for (int64_t row = 0; row < asked.rows; ++row) rotate_and_store_row(asked, row);
+    share_rows(asked.rows, threads_for(numbers, asked.threads), [&](int64_t row) { rotate_and_store_row(asked, row); });
 }
 
 }  // namespace baton

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.kv_pages import KvLayer
-from kernels.native.structs import PagesStruct, WeightStruct, pages_struct, pointer, pointers, weight_struct
+from kernels.native.structs import ELEMENTS, PagesStruct, WeightStruct, pages_struct, pointer, pointers, weight_struct
 
 if TYPE_CHECKING:
     from kernels.packed_weight import PackedWeight
@@ -21,6 +21,7 @@ class _LinearArguments(Structure):
         ("output", c_void_p),
         ("rows", c_int64),
         ("threads", c_int32),
+        ("is_gated", c_int32),
     )
 
 
@@ -57,6 +58,13 @@ class NativeLayers:
         self._linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads))
         return output
 
+    def gated_linear(self, x: torch.Tensor, weight: "PackedWeight") -> torch.Tensor:
+        x = x.contiguous()
+        output = torch.empty(len(x), weight.outputs // 2)
+        threads = torch.get_num_threads()
+        self._linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, is_gated=True))
+        return output
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
         output, size = torch.empty_like(x), x.shape[-1]
@@ -74,7 +82,7 @@ class NativeLayers:
     @staticmethod
     def stores(kv: KvLayer) -> bool:
         """Whether keys and values can be written to such pages."""
-        return kv.data.dtype in (torch.float32, torch.bfloat16) and kv.data.stride(4) == 1
+        return kv.data.dtype in ELEMENTS and kv.data.stride(4) == 1
 
     def rotate_and_store(
         self,

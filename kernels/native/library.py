@@ -9,14 +9,15 @@ import torch
 
 from kernels.kv_pages import KvLayer
 from kernels.native.build import library_path, processor_level
-from kernels.native.decoder import NativeDecoder
+from kernels.native.decoder import MOST_PIECES, NativeDecoder
 from kernels.native.layers import NativeLayers
+from kernels.native.sampling import NativeSampling
 from kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
 from kernels.scoring import Scoring
 
 LANES = 16  # head_dim is a multiple of it
 MAX_HEAD_DIM = 256
-MAX_GROUP = 64  # query heads per KV head
+MAX_HEADS = 256
 
 
 class _PrefillArguments(Structure):
@@ -34,7 +35,7 @@ class _DecodeArguments(Structure):
         ("pages", PagesStruct),
         ("scoring", ScoringStruct),
         *((name, c_void_p) for name in ("query", "output", "parts", "block_ids", "block_starts", "context_tokens")),
-        *((name, c_int64) for name in ("sequences", "heads", "kv_heads", "head_dim", "splits")),
+        *((name, c_int64) for name in ("sequences", "heads", "kv_heads", "head_dim")),
         ("threads", c_int32),
     )
 
@@ -46,6 +47,7 @@ class NativeLibrary:
         library = ctypes.CDLL(str(path))
         self.layers = NativeLayers(library)
         self.decoder = NativeDecoder(library)
+        self.sampling = NativeSampling(library)
         self._prefill = library.baton_paged_prefill
         self._decode = library.baton_paged_decode
         for function, arguments in ((self._prefill, _PrefillArguments), (self._decode, _DecodeArguments)):
@@ -61,7 +63,7 @@ class NativeLibrary:
             and kv.data.stride(4) == 1
             and head_dim % LANES == 0
             and head_dim <= MAX_HEAD_DIM
-            and heads // kv.kv_heads <= MAX_GROUP
+            and heads <= MAX_HEADS
         )
 
     def paged_prefill(
@@ -96,9 +98,7 @@ class NativeLibrary:
         wide = query.float().contiguous()
         output = torch.empty_like(wide)
         sequences, heads, head_dim = wide.shape
-        threads = torch.get_num_threads()
-        splits = 1 if threads == 1 else max(1, 2 * threads // (sequences * kv.kv_heads))
-        parts = torch.empty(sequences * heads * splits * (head_dim + 2))
+        parts = torch.empty(sequences * MOST_PIECES * heads * (head_dim + 2))
         arguments = _DecodeArguments(
             pages_struct(kv),
             scoring_struct(scoring),
@@ -107,8 +107,7 @@ class NativeLibrary:
             heads,
             kv.kv_heads,
             head_dim,
-            splits,
-            threads,
+            torch.get_num_threads(),
         )
         self._decode(arguments)
         return output.to(query.dtype)

@@ -1,232 +1,276 @@
 // Rows times a packed weight. Each output is one sum over the inputs in their order, whatever the number of rows: a
 // row's result depends neither on its neighbours nor on threads.
+//
+// One tile of rows reads a panel from beginning to end, asking for memory ahead of its use. Many tiles share a stretch
+// of a panel at a time, unfolded to floats once where it is kept in fewer bits, while the next stretch is on its way to
+// the second-level cache, where the tiles' inputs of that stretch and their sums lie too (the loops of Goto and van de
+// Geijn, "Anatomy of high-performance matrix multiplication", with the roles of the two operands exchanged).
 #include "linear.h"
 
-#include <algorithm>
-#include <limits>
-#include <vector>
-
 #include "arguments.h"
-#include "formats.h"
+#include "inputs.h"
+#include "layer.h"
+#include "multiply.h"
 
 namespace baton {
 namespace {
 
-constexpr int STRIP = 2 * LANES;               // outputs that one tile computes
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of one tile, even: its sums fill the registers
-constexpr int64_t BLOCK_BYTES = 256 << 10;  // of inputs that are read again for every strip: the second-level cache
-constexpr int64_t BLOCK_TILES = 16;          // at most
-constexpr int64_t BLOCK_STEPS = 144;         // of a strip that all tiles of a block read: the first-level cache
+constexpr int64_t BLOCK_TILES = 20;     // at most, of which the inputs of a stretch stay in the second-level cache
+constexpr int64_t BLOCK_STRIPS = 6;      // at most, of which the sums do
+constexpr int64_t STRETCH_WORDS = 320;   // at most; no group of inputs is longer
+constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight that a thread takes at a time, where there is one tile
+constexpr int64_t AHEAD_BYTES = 2048;
 
-// Adds to the sums of `rows` rows and `strips` strips; x: [steps][rows][n]; columns: where each strip begins.
-template <class Format, int rows, int strips>
-inline void multiply(const typename Format::Input* x, const typename Format::Number* const* columns, int64_t begin,
-                     int64_t end, typename Format::Sum (*total)[strips][2]) {
-    constexpr int side = Format::SIDE_BY_SIDE;
-    typename Format::Sum sums[rows][strips][2];  // in registers
-    for (int r = 0; r < rows; ++r)
-        for (int s = 0; s < strips; ++s)
-            for (int half = 0; half < 2; ++half) sums[r][s][half] = total[r][s][half];
-    for (int64_t step = begin; step < end; ++step) {
-        for (int s = 0; s < strips; ++s) {
-            const auto* column = columns[s] + step * PANEL * side;
-            const typename Format::Part first(column), second(column + LANES * side);
-            for (int r = 0; r < rows; ++r) {
-                first.add(sums[r][s][0], x + (step * rows + r) * side);
-                second.add(sums[r][s][1], x + (step * rows + r) * side);
-            }
-        }
-    }
-    for (int r = 0; r < rows; ++r)
-        for (int s = 0; s < strips; ++s)
-            for (int half = 0; half < 2; ++half) total[r][s][half] = sums[r][s][half];
-}
+// As scales of groups are stored: no sign, nothing that is not finite.
+inline Floats load_half(const uint16_t* from) { return as_floats(load_shorts(from) << 13) * 0x1p112f; }
 
-// Rows as tiles read them, `[tile][step][row][n]`, with zeros after the last input and anything after the last row;
-// where they are bytes, a scale each. One of a kind at a time per thread.
-template <class Format>
-struct Inputs {
-    using Input = typename Format::Input;
-
-    const int64_t steps, tile_rows;
-    const Input* numbers;
-    std::vector<float> scales;
-
-    Inputs(const float* x, int64_t rows, int64_t inputs, int64_t tile_rows, int threads)
-        : steps((inputs + Format::SIDE_BY_SIDE - 1) / Format::SIDE_BY_SIDE), tile_rows(tile_rows) {
-        if constexpr (sizeof(Input) == sizeof(float)) {
-            numbers = x;
-            if (tile_rows == 1 && steps * Format::SIDE_BY_SIDE == inputs) return;
-        }
-        // Kept from call to call, since the system hands out fresh memory page by page, which takes long.
-        static thread_local std::vector<Input> kept;
-        const int64_t wanted = (rows + tile_rows - 1) / tile_rows * tile_rows * steps * Format::SIDE_BY_SIDE;
-        if (static_cast<int64_t>(kept.size()) < wanted) kept.resize(wanted);
-        Input* held = kept.data();
-        numbers = held;
-        if (Format::IS_INTEGER) scales.resize(rows);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > MOST_ROWS)
-        for (int64_t row = 0; row < rows; ++row) arrange(x + row * inputs, row, inputs, held);
-    }
-
-    const Input* tile(int64_t first_row) const { return numbers + first_row * steps * Format::SIDE_BY_SIDE; }
-
-    void arrange(const float* x, int64_t row, int64_t inputs, Input* held) {
-        constexpr int side = Format::SIDE_BY_SIDE;
-        const int64_t first = row / tile_rows * tile_rows, whole = inputs / side;
-        Input* to = held + (first * steps + row - first) * side;
-        float inverse = 1;
-        if constexpr (Format::IS_INTEGER) inverse = 1 / (scales[row] = scale_of(x, inputs));
-        for (int64_t step = 0; step < whole; ++step, x += side, to += tile_rows * side)
-            for (int n = 0; n < side; ++n) to[n] = converted(x[n], inverse);
-        if (whole == steps) return;
-        for (int n = 0; n < side; ++n) to[n] = n < inputs - whole * side ? converted(x[n], inverse) : Input{};
-    }
-
-    static Input converted(float value, float inverse) {
-        if constexpr (Format::IS_INTEGER) return to_byte(value * inverse);
-        if constexpr (sizeof(Input) == 2) return static_cast<Input>(to_bfloat16(value));
-        return static_cast<Input>(value);
-    }
-
-    // Of a row that is not finite NaN, so that it stays so.
-    static float scale_of(const float* x, int64_t inputs) {
-        Floats most{}, spoilt{};
-        int64_t i = 0;
-        for (; i + LANES <= inputs; i += LANES) {
-            const Floats value = load(x + i);
-            most = larger(most, larger(value, -value));
-            spoilt += value * 0.0f;
-        }
-        float largest = largest_of(most), rest = sum_of(spoilt);
-        for (; i < inputs; ++i) {
-            largest = std::max(largest, std::fabs(x[i]));
-            rest += x[i] * 0.0f;
-        }
-        return std::max(largest / 127.0f, std::numeric_limits<float>::min()) + rest;
-    }
-
-    static uint8_t to_byte(float value) {
-        const float rounded = (value + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: to the nearest integer
-        return static_cast<uint8_t>(static_cast<int32_t>(rounded > -127.0f ? std::min(rounded, 127.0f) : -127.0f) + 128);
-    }
-};
-
-template <class Format>
+template <class Format, Words kind>
 class Product {
    public:
-    Product(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads)
+    Product(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, bool is_gated, int threads)
         : rows_(rows),
           weight_(weight),
           output_(output),
           accumulate_(accumulate),
+          is_gated_(is_gated),
           threads_(threads),
-          inputs_(x, rows, weight.inputs, even_share(rows), threads),
-          strips_((weight.outputs + STRIP - 1) / STRIP) {}
-
-    // Rows of a tile: all tiles are about as high, and of few different heights, each of which is compiled by itself.
-    static constexpr int64_t even_share(int64_t rows) {
-        const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, share = (rows + tiles - 1) / tiles;
-        return share == 1 ? 1 : (share + 1) / 2 * 2;
-    }
+          steps_((weight.inputs + STEP_INPUTS - 1) / STEP_INPUTS),
+          inputs_(x, rows, weight.inputs, kind, steps_ * STEP_INPUTS, Format::IS_GROUPED ? weight.group_inputs : 0, threads),
+          tiles_(inputs_.tiles),
+          strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated ? 2 : 1)) {}
 
     void run() {
-        const int64_t tile_rows = inputs_.tile_rows, at_once = strips_at_once(static_cast<int>(tile_rows));
-        const int64_t tile_bytes = tile_rows * inputs_.steps * Format::SIDE_BY_SIDE * static_cast<int64_t>(sizeof(Input));
-        const int64_t block_rows = tile_rows * std::clamp<int64_t>(BLOCK_BYTES / tile_bytes, 1, BLOCK_TILES);
-        const int64_t groups = (strips_ + at_once - 1) / at_once, blocks = (rows_ + block_rows - 1) / block_rows;
-#pragma omp parallel for schedule(static) num_threads(threads_) if (threads_ > 1)
-        for (int64_t task = 0; task < groups * blocks; ++task) {
-            const int64_t strip = task % groups * at_once, first = task / groups * block_rows;
-            dispatch<MOST_ROWS>(first, std::min(rows_, first + block_rows), strip);
-        }
+        const int64_t blocks = (tiles_.count + BLOCK_TILES - 1) / BLOCK_TILES, strip_bytes = steps_ * STRIP * 4;
+        const int64_t most = tiles_.count > 1 ? BLOCK_STRIPS : STREAM_BYTES / strip_bytes;
+        const int64_t even = threads_ == 1 ? most : strips_ * blocks / (4 * threads_);
+        const int64_t width = std::max<int64_t>(1, std::min(most, even) / (is_gated_ ? 2 : 1));
+        const int64_t groups = (strips_ + width - 1) / width;
+        share(groups * blocks, threads_, [&](int64_t task) {
+            const int64_t block = task / groups, strip = task % groups * width;
+            compute(tiles_.count * block / blocks, tiles_.count * (block + 1) / blocks, strip,
+                    std::min(strips_, strip + width));
+        });
     }
 
    private:
     using Number = typename Format::Number;
-    using Input = typename Format::Input;
+    using Sum = typename Format::Sum;
+    struct Pair {  // of a row and a strip
+        Sum halves[2];
+    };
+    static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
+    static constexpr bool UNFOLDS = Format::PARTS > 1;
 
-    // So that a tile has sums enough to keep the processor busy.
-    static constexpr int strips_at_once(int rows) { return rows <= MOST_ROWS / 6 ? 4 : rows <= MOST_ROWS / 2 ? 2 : 1; }
-
-    template <int rows>
-    void dispatch(int64_t first, int64_t end, int64_t strip) {
-        if constexpr (rows > 1) {
-            if (inputs_.tile_rows < rows) return dispatch<rows == 2 ? 1 : rows - 2>(first, end, strip);
-        }
-        block<rows, strips_at_once(rows)>(first, end, strip);
-    }
-
-    // Rows [first, end) of some strips, a stretch of inputs at a time. Past the last strip the last one is computed
-    // once more.
-    template <int rows, int strips>
-    void block(int64_t first, int64_t end, int64_t strip) {
-        const Number* columns[strips];
-        for (int s = 0; s < strips; ++s) {
-            const int64_t output = std::min(strip + s, strips_ - 1) * STRIP;
-            columns[s] = static_cast<const Number*>(weight_.data) +
-                         (output / PANEL * inputs_.steps * PANEL + output % PANEL) * Format::SIDE_BY_SIDE;
-        }
-        const int64_t tiles = (end - first + rows - 1) / rows, stretch = tiles == 1 ? inputs_.steps : BLOCK_STEPS;
-        typename Format::Sum sums[BLOCK_TILES][rows][strips][2];
-        std::fill_n(&sums[0][0][0][0], tiles * rows * strips * 2, typename Format::Sum{});
-        for (int64_t begin = 0; begin < inputs_.steps; begin += stretch) {
-            const int64_t stop = std::min(inputs_.steps, begin + stretch);
-            for (int64_t tile = 0; tile < tiles; ++tile)
-                multiply<Format, rows, strips>(inputs_.tile(first + tile * rows), columns, begin, stop, sums[tile]);
-        }
-        for (int64_t row = first; row < end; ++row)
-            for (int s = 0; s < strips; ++s)
-                for (int half = 0; half < 2; ++half)
-                    finish(row, (strip + s) * STRIP + half * LANES, sums[(row - first) / rows][(row - first) % rows][s][half]);
-    }
-
-    // LANES outputs of one row, or as many as there are.
-    void finish(int64_t row, int64_t output, typename Format::Sum sum) {
-        const int64_t count = std::min<int64_t>(LANES, weight_.outputs - output);
-        if (count <= 0) return;
-        Floats value;
-        if constexpr (Format::IS_INTEGER) {
-            const Ints offsets = load_bits(weight_.sums + output);
-            value = __builtin_convertvector(sum - 128 * offsets, Floats) * load(weight_.scales + output) *
-                    inputs_.scales[row];
-        } else {
-            value = sum;
-        }
-        float* to = output_ + row * weight_.outputs + output;
-        if (count == LANES) {
-            if (weight_.bias) value += load(weight_.bias + output);
-            store(to, accumulate_ ? load(to) + value : value);
-        } else {
-            for (int64_t i = 0; i < count; ++i) {
-                const float one = weight_.bias ? value[i] + weight_.bias[output + i] : value[i];
-                to[i] = accumulate_ ? to[i] + one : one;
+    // Some tiles of some strips, and where gates are made of the strips that these gate.
+    void compute(int64_t first_tile, int64_t end_tile, int64_t first_strip, int64_t end_strip) const {
+        const int64_t width = end_strip - first_strip, kinds = is_gated_ ? 2 : 1, strips = width * kinds;
+        const int64_t first = tiles_.first_row(first_tile), rows = tiles_.first_row(end_tile) - first;
+        // Sums by strip and row, which the thread keeps from one stretch to the next.
+        static thread_local std::vector<Pair> kept;
+        if (static_cast<int64_t>(kept.size()) < strips * rows) kept.resize(strips * rows);
+        const auto strip = [&](int64_t n) { return n < width ? first_strip + n : strips_ + first_strip + n - width; };
+        const int64_t stretch = unfolds(first_tile, end_tile) || end_tile - first_tile > 1 ? stretch_steps() : steps_;
+        for (int64_t begin = 0; begin < steps_; begin += stretch) {
+            const int64_t steps = std::min(stretch, steps_ - begin);
+            for (int64_t n = 0; n < strips; ++n) {
+                const bool is_last = n + 1 == strips;
+                const Number* next = numbers(strip(is_last ? 0 : n + 1), is_last ? begin + stretch : begin);
+                add({first_tile, end_tile, strip(n), begin, steps, n < strips - width}, next, kept.data() + n * rows,
+                    width * rows);
             }
         }
     }
 
+    struct Part {
+        int64_t first_tile, end_tile, strip, begin, steps;
+        bool is_gate;
+    };
+
+    // Whether a stretch is unfolded once for all rows, which is worth it from three tiles on.
+    bool unfolds(int64_t first_tile, int64_t end_tile) const {
+        return UNFOLDS && (end_tile - first_tile > 2 || tiles_.rows(first_tile) > Format::MOST_FOLDED_ROWS);
+    }
+
+    // Of about equal length.
+    int64_t stretch_steps() const {
+        const int64_t unit = Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1, units = steps_ / unit;
+        const int64_t most = std::max<int64_t>(1, STRETCH_WORDS / Format::PARTS / unit), count = (units + most - 1) / most;
+        return (units + count - 1) / count * unit;
+    }
+
+    const Number* numbers(int64_t strip, int64_t step) const {
+        const int64_t output = strip * STRIP;
+        return static_cast<const Number*>(weight_.data) + (output / PANEL * steps_ + step) * PANEL + output % PANEL;
+    }
+
+    // Adds what a stretch of a strip contributes to every row, and writes outputs when it was the last one. sums: [rows];
+    // next: the stretch after it; further: how far back the sums of the gates lie.
+    void add(const Part& part, const Number* next, Pair* sums, int64_t further) const {
+        const Number* column = numbers(part.strip, part.begin);
+        const int64_t tiles = part.end_tile - part.first_tile, stretch_bytes = part.steps * PANEL * 4;
+        const bool is_first = part.begin == 0, is_last = part.begin + part.steps == steps_;
+        alignas(64) static thread_local float room[UNFOLDS ? STRETCH_WORDS * STRIP : 1];
+        const bool is_unfolded = unfolds(part.first_tile, part.end_tile);
+        if (is_unfolded) unfold(column, part.steps, room);
+        const int64_t own_steps = is_unfolded ? part.steps * Format::PARTS : part.steps;
+        const int64_t asks_bytes = std::min(LINE_BYTES, stretch_bytes / own_steps);
+        for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
+            const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * own_steps * asks_bytes;
+            const uint32_t* x = inputs_.tile(tile) + part.begin * Format::PARTS * rows;
+            // One tile reads the panel from end to end; of many, the first ones ask for the next stretch, line by line.
+            Ahead ahead{reinterpret_cast<const char*>(column) + AHEAD_BYTES, PANEL * 4};
+            if (tiles > 1) ahead = {reinterpret_cast<const char*>(next) + std::min(asked, stretch_bytes), asks_bytes};
+            if (asked >= stretch_bytes) ahead = {reinterpret_cast<const char*>(x), 0};
+            if (Format::IS_GROUPED) {
+                add_groups(part, tile, x, column, is_unfolded ? room : nullptr, ahead, sums);
+            } else if (is_unfolded) {
+                MULTIPLY<Float32Weight, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
+            } else {
+                MULTIPLY<Format, PANEL>[rows - 1](x, column, own_steps, sums, is_first, ahead);
+            }
+            if (is_last && !part.is_gate) finish(tile, part.strip, sums, is_gated_ ? sums - further : sums);
+            sums += rows;
+        }
+    }
+
+    void unfold(const Number* column, int64_t steps, float* to) const {
+        if constexpr (UNFOLDS) {
+            const auto unfold_one = [&](const Format& first, const Format& second, auto n) {
+                store(to, first.template part<n.value>());
+                store(to + LANES, second.template part<n.value>());
+                to += STRIP;
+            };
+            for (int64_t step = 0; step < steps; ++step, column += PANEL)
+                for_parts<Format>([&](auto... n) { (unfold_one(Format(column), Format(column + LANES), n), ...); });
+        }
+    }
+
+    // Group by group: total += scale * (sum of codes times inputs - zero point * sum of inputs).
+    void add_groups(const Part& part, int64_t tile, const uint32_t* x, const Number* column, const float* unfolded,
+                    Ahead ahead, Pair* sums) const {
+        if constexpr (Format::IS_GROUPED) {
+            const int64_t rows = tiles_.rows(tile), first_row = tiles_.first_row(tile), output = part.strip * STRIP;
+            const int64_t of_group = weight_.group_inputs / STEP_INPUTS, groups = weight_.inputs / weight_.group_inputs;
+            if (part.begin == 0) std::fill_n(sums, rows, Pair{});
+            for (int64_t step = 0; step < part.steps; step += of_group) {
+                Floats parts[MOST_ROWS][2];
+                if (unfolded) {
+                    const int64_t words = of_group * Format::PARTS;
+                    MULTIPLY<Float32Weight, STRIP>[rows - 1](x, unfolded + step * Format::PARTS * STRIP, words, parts, true, ahead);
+                    ahead.from += words * ahead.stride;
+                } else {
+                    MULTIPLY<Format, PANEL>[rows - 1](x, column + step * PANEL, of_group, parts, true, ahead);
+                    ahead.from += of_group * ahead.stride;
+                }
+                x += of_group * Format::PARTS * rows;
+                const int64_t group = (part.begin + step) / of_group;
+                const int64_t at = (output / PANEL * groups + group) * PANEL + output % PANEL;
+                for (int half = 0; half < 2; ++half) {
+                    const Floats scale = load_half(static_cast<const uint16_t*>(weight_.scales) + at + half * LANES);
+                    const Floats zero = __builtin_convertvector(load_bytes(weight_.zeros + at + half * LANES), Floats);
+                    for (int64_t row = 0; row < rows; ++row)
+                        sums[row].halves[half] += scale * (parts[row][half] - zero * inputs_.group_sum(first_row + row, group));
+                }
+            }
+        }
+    }
+
+    // Writes outputs of a tile's rows. Where gates are made, of those in `gates`, and the others are what they gate.
+    void finish(int64_t tile, int64_t strip, const Pair* sums, const Pair* gates) const {
+        const int64_t outputs = weight_.outputs / (is_gated_ ? 2 : 1), rows = tiles_.rows(tile), row = tiles_.first_row(tile);
+        for (int half = 0; half < 2; ++half) {
+            const int64_t output = strip * STRIP + half * LANES, at = is_gated_ ? output - outputs : output;
+            const int64_t count = std::min<int64_t>(LANES, outputs - at);
+            if (count <= 0) return;
+            const Scaling scaling(weight_, output), gate_scaling(weight_, at);
+            float* to = output_ + row * outputs + at;
+            for (int64_t r = 0; r < rows; ++r, to += outputs) {
+                Floats value = scaling(sums[r].halves[half], scale(row + r));
+                if (is_gated_) value *= silu(gate_scaling(gates[r].halves[half], scale(row + r)));
+                if (count < LANES) {
+                    for (int64_t i = 0; i < count; ++i) to[i] = accumulate_ ? to[i] + value[i] : value[i];
+                } else {
+                    store(to, accumulate_ ? load(to) + value : value);
+                }
+            }
+        }
+    }
+
+    float scale(int64_t row) const { return kind == Words::bytes ? inputs_.scale(row) : 1; }
+
+    // From the sums of LANES outputs to the outputs.
+    struct Scaling {
+        Floats scale{}, bias{};
+        Ints offset{};
+
+        Scaling(const Weight& weight, int64_t output) {
+            if (kind == Words::bytes) {
+                offset = 128 * load_bits(weight.sums + output);
+                scale = load(static_cast<const float*>(weight.scales) + output);
+            }
+            for (int64_t i = 0; weight.bias && i < std::min<int64_t>(LANES, weight.outputs - output); ++i)
+                bias[i] = weight.bias[output + i];
+        }
+        Floats operator()(Sum sum, float row_scale) const {
+            if constexpr (kind == Words::bytes) {
+                return __builtin_convertvector(sum - offset, Floats) * scale * row_scale + bias;
+            } else {
+                return sum + bias;
+            }
+        }
+    };
+
     const int64_t rows_;
     const Weight& weight_;
     float* const output_;
-    const bool accumulate_;
+    const bool accumulate_, is_gated_;
     const int threads_;
-    const Inputs<Format> inputs_;
-    const int64_t strips_;
+    const int64_t steps_;
+    const Inputs inputs_;
+    const Tiles& tiles_;
+    const int64_t strips_;  // of gates, where those are made
 };
+
+void multiply_all(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, bool is_gated,
+                  int threads) {
+#if defined(BATON_BF16_PRODUCTS)
+    using Rounding = Product<PairWeight, Words::pairs>;
+#else
+    using Rounding = Product<Bfloat16Weight, Words::rounded>;
+#endif
+    const auto run = [&](auto* kind) {
+        std::remove_pointer_t<decltype(kind)>(x, rows, weight, output, accumulate, is_gated, threads).run();
+    };
+    if (rows == 0) return;
+    switch (static_cast<Stored>(weight.stored)) {
+        case Stored::float32: return run(static_cast<Product<Float32Weight, Words::floats>*>(nullptr));
+        case Stored::bfloat16: return run(static_cast<Product<Bfloat16Weight, Words::floats>*>(nullptr));
+        case Stored::rounding: return run(static_cast<Rounding*>(nullptr));
+        case Stored::int8: return run(static_cast<Product<Int8Weight, Words::bytes>*>(nullptr));
+        case Stored::int4: return run(static_cast<Product<Int4Weight, Words::floats>*>(nullptr));
+    }
+}
 
 }  // namespace
 
 void linear(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads) {
-    switch (static_cast<Stored>(weight.stored)) {
-        case Stored::float32: return Product<Float32Weight>(x, rows, weight, output, accumulate, threads).run();
-        case Stored::bfloat16: return Product<Bfloat16Weight>(x, rows, weight, output, accumulate, threads).run();
-        case Stored::rounding: return Product<RoundingWeight>(x, rows, weight, output, accumulate, threads).run();
-        case Stored::int8: return Product<Int8Weight>(x, rows, weight, output, accumulate, threads).run();
-    }
+    multiply_all(x, rows, weight, output, accumulate, false, threads);
+}
+
+void gated_linear(const float* x, int64_t rows, const Weight& weight, float* output, int threads) {
+    if (weight.outputs % (2 * STRIP) == 0) return multiply_all(x, rows, weight, output, false, true, threads);
+    static thread_local std::vector<float> gate_up;
+    gate_up.resize(rows * weight.outputs);
+    linear(x, rows, weight, gate_up.data(), false, threads);
+    silu_mul(gate_up.data(), rows, weight.outputs / 2, output, threads);
 }
 
 }  // namespace baton
 
 extern "C" void baton_linear(const baton::LinearArguments* asked) {
-    baton::linear(asked->x, asked->rows, asked->weight, asked->output, false, asked->threads);
+    if (asked->is_gated) {
+        baton::gated_linear(asked->x, asked->rows, asked->weight, asked->output, asked->threads);
+    } else {
+        baton::linear(asked->x, asked->rows, asked->weight, asked->output, false, asked->threads);
+    }
 }

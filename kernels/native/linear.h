@@ -1,4 +1,4 @@
-// Rows times a packed weight: what it is made of, and the one function. Contract: kernels/packed_linear.py.
+// Rows times a packed weight: what it is made of, and the two functions. Contract: kernels/packed_linear.py.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,26 @@
 namespace baton {
 
 // `rounding`: as bfloat16, and the inputs are rounded to it too.
-enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3 };
+enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3, int4 = 4 };
 
-// Outputs in panels of 32, zeros after the last: `[panel][in / n][32][n]`, n numbers (1, 2 or 4 by format) side by side.
+// Outputs in panels of 32, zeros after the last: `[panel][in / n][32][n]`, n numbers (1, 2, 4 or 8 by format) side by
+// side, together 32 bits. int4 has for each group of inputs and each output a scale (float16) and a zero point:
+// `[panel][group][32]`.
 struct Weight {
     const void* data;
-    const float* scales;  // int8: of each output, padded like the panels
+    const void* scales;   // int8: float, of each output, padded like the panels; int4: float16
     const int32_t* sums;  // int8: of each output's integers, padded likewise
+    const uint8_t* zeros;  // int4
     const float* bias;    // [outputs], or null
     int64_t outputs, inputs;
+    int64_t group_inputs;  // int4: a multiple of 8, at most 256
     int32_t stored;
 };
 
 // output [rows][outputs] (= or +=) x [rows][inputs] times the weight, plus the bias.
 void linear(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads);
+
+// output [rows][outputs / 2]: of the same product, silu(first half) * second half.
+void gated_linear(const float* x, int64_t rows, const Weight& weight, float* output, int threads);
 
 }  // namespace baton

@@ -1,135 +1,158 @@
 // Attention of one new token of each of many sequences over their paged KV. Contract: kernels/paged_decode.py.
 //
-// Keys are read once, as they lie: one token's key against every query of its group, sixteen tokens' sums at a time.
-// A long context is split, so that all threads have work, and the parts are combined by their highest scores.
-#include "attention.h"
+// A context is cut into pieces by its length alone, so that no result depends on neighbours or threads; threads share
+// pieces, and KV heads where there are few of those. Within a piece all its heads go along together, stretch by stretch,
+// since they lie side by side in a block.
 #include "arguments.h"
+#include "decode_group.h"
 
 namespace baton {
 namespace {
 
-constexpr int AT_ONCE = 4;   // queries of a group
-constexpr int STRETCH = 32;  // tokens: keys and values of so many stay in the nearest cache
+constexpr int64_t PIECE = 256;  // tokens, at least
+constexpr int64_t MAX_GROUP = 64, MAX_HEADS = 256;
+
+// Tokens of each piece of a context, but for the last.
+int64_t piece_tokens(int64_t context) {
+    const int64_t stretches = (context + STRETCH * MOST_PIECES - 1) / (STRETCH * MOST_PIECES);
+    return std::max<int64_t>(PIECE, stretches * STRETCH);
+}
 
 template <Element element>
-class DecodePart {
+class DecodePiece {
    public:
-    DecodePart(const DecodeArguments& asked, int64_t sequence, int64_t kv_head, int64_t split)
+    // Pieces past the last one, and heads past the last one, are nothing to do.
+    DecodePiece(const DecodeArguments& asked, int64_t sequence, int64_t piece, int64_t first_head, int64_t end_head)
         : asked_(asked),
           head_dim_(static_cast<int>(asked.head_dim)),
           group_(static_cast<int>(asked.heads / asked.kv_heads)),
           position_(asked.context_tokens[sequence] - 1),
-          first_head_(kv_head * group_),
           block_ids_(asked.block_ids + asked.block_starts[sequence]),
-          keys_(asked.pages, block_ids_, 0, kv_head),
-          values_(asked.pages, block_ids_, 1, kv_head),
-          query_(asked.query + (sequence * asked.heads + first_head_) * head_dim_),
-          part_(asked.parts + ((sequence * asked.kv_heads + kv_head) * asked.splits + split) * group_ * (head_dim_ + 2)) {
-        const int64_t window = asked.scoring.window;
-        const int64_t from = window ? std::max<int64_t>(0, position_ + 1 - window) : 0;
-        const int64_t tiles = (position_ + 1 - from + STRETCH - 1) / STRETCH;
-        begin_ = from + tiles * split / asked.splits * STRETCH;
-        end_ = std::min(position_ + 1, from + tiles * (split + 1) / asked.splits * STRETCH);
+          query_(asked.query + sequence * asked.heads * head_dim_),
+          part_(asked.parts + (sequence * MOST_PIECES + piece) * asked.heads * (head_dim_ + 2)),
+          first_head_(first_head),
+          end_head_(end_head) {
+        const int64_t seen = seen_tokens(asked, sequence), from = position_ + 1 - seen;
+        begin_ = from + piece * piece_tokens(seen);
+        end_ = std::min(position_ + 1, begin_ + piece_tokens(seen));
+    }
+
+    static int64_t seen_tokens(const DecodeArguments& asked, int64_t sequence) {
+        const int64_t context = asked.context_tokens[sequence], window = asked.scoring.window;
+        return window ? std::min(context, window) : context;
     }
 
     void run() {
-        for (int g = 0; g < group_; ++g) {
-            std::fill_n(outputs(g), head_dim_, 0.0f);
-            highest(g) = NOTHING;
-            total(g) = 0;
+        if (begin_ >= end_) return;
+        for (int64_t head = first_head_ * group_; head < end_head_ * group_; ++head) {
+            std::fill_n(part_ + head * head_dim_, head_dim_, 0.0f);
+            highest_[head] = NOTHING;
+            totals_[head] = 0;
         }
+        Stretch *keys = &stretches_[0], *ahead = &stretches_[1];
+        find(*keys, 0, first_head_, begin_);
         for (int64_t first = begin_; first < end_; first += STRETCH) {
-            const int tokens = static_cast<int>(std::min<int64_t>(STRETCH, end_ - first));
-            const int64_t following = std::min<int64_t>(STRETCH, end_ - first - tokens);
-            keys_.prefetch(first + STRETCH, following, head_dim_);
-            values_.prefetch(first + STRETCH, following, head_dim_);
-            keys_.read(first, tokens, head_dim_, scratch_, rows_);
-            for (int token = tokens; token < STRETCH; ++token) rows_[token] = ZEROS;
-            for (int g = 0; g < group_; ++g) shrink_[g] = score(g, first, tokens);
-            values_.read(first, tokens, head_dim_, scratch_, rows_);
-            int g = 0;
-            for (; g + AT_ONCE <= group_; g += AT_ONCE) add<AT_ONCE>(g, tokens);
-            switch (group_ - g) {
-                case 3: add<3>(g, tokens); break;
-                case 2: add<2>(g, tokens); break;
-                case 1: add<1>(g, tokens); break;
+            for (int64_t head = first_head_; head < end_head_; ++head) {
+                find(values_, 1, head, first);
+                const bool last = head + 1 == end_head_;
+                find(*ahead, 0, last ? first_head_ : head + 1, last ? first + STRETCH : first);
+                attend(head, *keys, *ahead);
+                std::swap(keys, ahead);
             }
+        }
+        float* sums = part_ + asked_.heads * head_dim_;
+        for (int64_t head = first_head_ * group_; head < end_head_ * group_; ++head) {
+            sums[head] = highest_[head];
+            sums[asked_.heads + head] = totals_[head];
         }
     }
 
    private:
-    float* outputs(int g) { return part_ + g * (head_dim_ + 2); }
-    float& highest(int g) { return outputs(g)[head_dim_]; }
-    float& total(int g) { return outputs(g)[head_dim_ + 1]; }
-
-    // Weights of one query over a tile; returns what its earlier outputs are to be multiplied by.
-    float score(int g, int64_t first, int tokens) {
-        float* scores = weights_ + g * STRETCH;
-        const float* query = query_ + g * head_dim_;
-        for (int half = 0; half < STRETCH; half += LANES) {
-            Floats sums[LANES] = {};
-            for (int d = 0; d < head_dim_; d += LANES) {
-                const Floats part = load(query + d);
-                for (int token = 0; token < LANES; ++token) sums[token] += part * load(rows_[half + token] + d);
-            }
-            store(scores + half, sums_of(sums) * asked_.scoring.scale);
+    void find(Stretch& stretch, int64_t kind, int64_t head, int64_t first) const {
+        stretch.first = first;
+        stretch.tokens = static_cast<int>(std::clamp<int64_t>(end_ - first, 0, STRETCH));
+        HeadRows<element>(asked_.pages, block_ids_, kind, head).find(first, stretch.tokens, stretch.rows, stretch.scales);
+        for (int token = stretch.tokens; token < STRETCH; ++token) {
+            stretch.rows[token] = ZEROS;
+            stretch.scales[token] = 0;
         }
-        if (asked_.scoring.softcap != 0 || asked_.scoring.slopes)
-            adjust(scores, STRETCH, asked_.scoring, static_cast<int32_t>(first_head_ + g), position_ - first);
-        for (int token = tokens; token < STRETCH; ++token) scores[token] = NOTHING;
-        return weigh(scores, STRETCH, highest(g), total(g));
+    }
+
+    void attend(int64_t head, const Stretch& keys, const Stretch& ahead) {
+        int done = 0;
+        while (group_ - done >= MOST_QUERIES) done += attend_queries<MOST_QUERIES>(head, done, keys, ahead);
+        while (done < group_) {
+            switch (std::min(group_ - done, MOST_QUERIES - 1)) {
+                case 7: done += attend_queries<std::min(7, MOST_QUERIES)>(head, done, keys, ahead); break;
+                case 3: done += attend_queries<3>(head, done, keys, ahead); break;
+                case 2: done += attend_queries<2>(head, done, keys, ahead); break;
+                case 1: done += attend_queries<1>(head, done, keys, ahead); break;
+                default: done += attend_queries<4>(head, done, keys, ahead);
+            }
+        }
     }
 
     template <int queries>
-    void add(int first, int tokens) {
-        add_values<queries, STRETCH>(outputs(first), head_dim_ + 2, head_dim_, shrink_ + first, weights_ + first * STRETCH, rows_,
-                            tokens);
+    int attend_queries(int64_t head, int done, const Stretch& keys, const Stretch& ahead) {
+        const int64_t first = head * group_ + done;
+        const Running running = {query_ + first * head_dim_, part_ + first * head_dim_, highest_ + first,
+                                 totals_ + first,            head_dim_,                 position_};
+        DecodeGroup<element, queries>(running, asked_.scoring, first).attend(keys, values_, ahead);
+        return queries;
     }
-
-    static constexpr int MAX_GROUP = 64;
 
     const DecodeArguments& asked_;
     const int head_dim_, group_;
-    const int64_t position_, first_head_;
+    const int64_t position_;
     const int64_t* block_ids_;
-    const HeadRows<element> keys_, values_;
     const float* query_;
-    float* part_;
+    float* part_;  // outputs [heads][head_dim], highest [heads], totals [heads]
+    const int64_t first_head_, end_head_;
     int64_t begin_, end_;
-    const float* rows_[STRETCH];
-    float shrink_[MAX_GROUP];
-    alignas(64) float weights_[MAX_GROUP * STRETCH];
-    alignas(64) float scratch_[STRETCH * MAX_HEAD_DIM];
+    Stretch stretches_[2], values_;
+    float highest_[MAX_HEADS + LANES], totals_[MAX_HEADS + LANES];
 };
 
-// Adds up the parts of one query: [splits][group][head_dim + 2], `part` the first one of this query.
-void combine(const float* part, int64_t splits, int64_t stride, int head_dim, float* output) {
-    float highest = NOTHING, total = 0;
-    for (int64_t split = 0; split < splits; ++split) highest = std::max(highest, part[split * stride + head_dim]);
+// Adds up the pieces of one query; the first of them is at `part`.
+void combine(const DecodeArguments& asked, const float* part, int64_t pieces, int64_t head, float* output) {
+    const int64_t head_dim = asked.head_dim, stride = asked.heads * (head_dim + 2);
+    const float *highest = part + asked.heads * head_dim + head, *totals = highest + asked.heads;
+    float most = NOTHING, total = 0;
+    for (int64_t piece = 0; piece < pieces; ++piece) most = std::max(most, highest[piece * stride]);
     std::fill_n(output, head_dim, 0.0f);
-    for (int64_t split = 0; split < splits; ++split) {
-        const float* from = part + split * stride;
-        if (from[head_dim] == NOTHING && !std::isnan(from[head_dim + 1])) continue;  // nothing visible in it
-        const float share = std::exp(from[head_dim] - highest);
-        total += from[head_dim + 1] * share;
-        for (int d = 0; d < head_dim; ++d) output[d] += from[d] * share;
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+        const float* from = part + piece * stride + head * head_dim;
+        if (highest[piece * stride] == NOTHING && !std::isnan(totals[piece * stride])) continue;  // nothing visible in it
+        const float share = std::exp(highest[piece * stride] - most);
+        total += totals[piece * stride] * share;
+        for (int64_t d = 0; d < head_dim; ++d) output[d] += from[d] * share;
     }
-    for (int d = 0; d < head_dim; ++d) output[d] /= total;
+    if (pieces == 0) return;  // padding
+    for (int64_t d = 0; d < head_dim; ++d) output[d] /= total;
 }
 
 template <Element element>
 void decode(const DecodeArguments& asked) {
-    const int64_t tasks = asked.sequences * asked.kv_heads * asked.splits;
-#pragma omp parallel for schedule(dynamic) num_threads(asked.threads) if (asked.threads > 1)
-    for (int64_t task = 0; task < tasks; ++task) {
-        const int64_t split = task % asked.splits, pair = task / asked.splits;
-        DecodePart<element>(asked, pair / asked.kv_heads, pair % asked.kv_heads, split).run();
-    }
-    const int64_t group = asked.heads / asked.kv_heads, width = asked.head_dim + 2;
-    for (int64_t row = 0; row < asked.sequences * asked.heads; ++row) {
-        const float* part = asked.parts + (row / group * asked.splits * group + row % group) * width;
-        combine(part, asked.splits, group * width, static_cast<int>(asked.head_dim), asked.output + row * asked.head_dim);
-    }
+    const auto pieces_of = [&](int64_t sequence) {
+        const int64_t seen = DecodePiece<element>::seen_tokens(asked, sequence);
+        return (seen + piece_tokens(seen) - 1) / piece_tokens(seen);
+    };
+    int64_t pieces = 0;
+    for (int64_t sequence = 0; sequence < asked.sequences; ++sequence) pieces += pieces_of(sequence);
+    const int64_t tasks = asked.sequences * MOST_PIECES, wanted = asked.threads == 1 ? 1 : 2 * asked.threads;
+    const int64_t each = (wanted + pieces - 1) / std::max<int64_t>(1, pieces);  // none: all rows are padding
+    const int64_t shares = std::min(asked.kv_heads, std::max<int64_t>(1, each));
+    share(tasks * shares, asked.threads, [&](int64_t task) {
+        const int64_t part = task % shares, piece = task / shares % MOST_PIECES, sequence = task / shares / MOST_PIECES;
+        if (piece >= pieces_of(sequence)) return;
+        DecodePiece<element>(asked, sequence, piece, asked.kv_heads * part / shares, asked.kv_heads * (part + 1) / shares)
+            .run();
+    });
+    share_rows(asked.sequences * asked.heads, asked.threads, [&](int64_t row) {
+        const int64_t sequence = row / asked.heads;
+        const float* part = asked.parts + sequence * MOST_PIECES * asked.heads * (asked.head_dim + 2);
+        combine(asked, part, pieces_of(sequence), row % asked.heads, asked.output + row * asked.head_dim);
+    });
 }
 
 }  // namespace

@@ -55,12 +55,11 @@ void prefill(const PrefillArguments& asked) {
     const int64_t group = asked.heads / asked.kv_heads;
     const int64_t stride = std::max<int64_t>(1, MOST_ROWS / group);
     const int64_t tiles = (asked.tokens + stride - 1) / stride;
-#pragma omp parallel for schedule(dynamic) num_threads(asked.threads) if (asked.threads > 1)
-    for (int64_t task = 0; task < tiles * asked.kv_heads; ++task) {
+    share(tiles * asked.kv_heads, asked.threads, [&](int64_t task) {
         const int64_t first = task / asked.kv_heads * stride;
         const int tokens = static_cast<int>(std::min(stride, asked.tokens - first));
         PrefillTask<element>{asked, task % asked.kv_heads, first, tokens}.run();
-    }
+    });
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ class ScoringStruct(Structure):
 
 class WeightStruct(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("data", "scales", "sums", "bias")),
-        *((name, c_int64) for name in ("outputs", "inputs")),
+        *((name, c_void_p) for name in ("data", "scales", "sums", "zeros", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs", "group_inputs")),
         ("stored", c_int32),
     )
 
@@ -57,7 +57,11 @@ def scoring_struct(scoring: Scoring) -> ScoringStruct:
 
 def weight_struct(weight: "PackedWeight") -> WeightStruct:
     return WeightStruct(
-        *pointers((weight.data, weight.scales, weight.sums, weight.bias)), weight.outputs, weight.inputs, weight.stored
+        *pointers((weight.data, weight.scales, weight.sums, weight.zeros, weight.bias)),
+        weight.outputs,
+        weight.inputs,
+        weight.group_inputs,
+        weight.stored,
     )
 
 

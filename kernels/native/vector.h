@@ -9,6 +9,8 @@
 #include <immintrin.h>
 #endif
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace baton {
 
 // Of two vectors, LOW_n: every other n lanes of the first, and those of the second in the gaps between them.
@@ -68,7 +70,7 @@ inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // e^x within 2 units in the last place; 0 below the smallest normal number, NaN for NaN. For x <= 88.
 // Cody-Waite reduction and the polynomial of Cephes' expf.
-inline Floats exponential(Floats x) {
+ALWAYS_INLINE Floats exponential(Floats x) {
     const Floats lowest = broadcast(-87.33654f);
     const Floats scaled = x * 1.44269504088896341f;
     const Floats rounded = (scaled + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: to the nearest integer
@@ -85,6 +87,13 @@ inline Floats exponential(Floats x) {
     const Ints power = (__builtin_convertvector(clamped, Ints) + 127) << 23;
     const Floats value = sum * as_floats(power);
     return x < lowest ? Floats{} : value;
+}
+
+// Within 1e-7, also of numbers that are not finite.
+ALWAYS_INLINE Floats hyperbolic_tangent(Floats x) {
+    const Floats size = x < 0.0f ? -x : x, clamped = size > 20.0f ? broadcast(20.0f) : size;
+    const Floats value = 1.0f - 2.0f / (exponential(2.0f * clamped) + 1.0f);
+    return x < 0.0f ? -value : value;
 }
 
 // Combines every lane with its neighbour, then pairs with pairs, until every lane has all.
@@ -107,42 +116,78 @@ inline float sum_of(Floats value) {
 
 inline float largest_of(Floats value) { return reduce(value, larger); }
 
-// Lane i of the result is the sum of all lanes of `values[i]`; `values`, LANES of them, is used up.
-inline Floats sums_of(Floats* values) {
-    const auto halve = [&](int distance, Ints low) {
-        for (int pair = 0; pair < LANES / 2 / distance; ++pair) {
-            const Floats a = values[2 * pair], b = values[2 * pair + 1];
-            values[pair] = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + distance);
-        }
-    };
-    halve(1, LOW_1);
-    halve(2, LOW_2);
+// Lanes in groups of `size`, a power of two: every lane has what its group combines to.
+template <int size, typename Combine>
+ALWAYS_INLINE Floats combine_groups(Floats value, Combine combine) {
+    if constexpr (size > 1) value = combine(value, __builtin_shuffle(value, ACROSS_1));
+    if constexpr (size > 2) value = combine(value, __builtin_shuffle(value, ACROSS_2));
+#if defined(ACROSS_4)
+    if constexpr (size > 4) value = combine(value, __builtin_shuffle(value, ACROSS_4));
+#endif
+#if defined(ACROSS_8)
+    if constexpr (size > 8) value = combine(value, __builtin_shuffle(value, ACROSS_8));
+#endif
+    return value;
+}
+
+// Lane i has number i % size, or i / size. Reads LANES numbers.
+template <int size>
+ALWAYS_INLINE Floats repeated(const float* from) {
+    Ints place{};
+    for (int lane = 0; lane < LANES; ++lane) place[lane] = lane % size;
+    return __builtin_shuffle(load(from), place);
+}
+
+template <int size>
+ALWAYS_INLINE Floats spread(const float* from) {
+    Ints place{};
+    for (int lane = 0; lane < LANES; ++lane) place[lane] = lane / size;
+    return __builtin_shuffle(load(from), place);
+}
+
+template <int count>
+ALWAYS_INLINE void add_halves(Floats* values, int distance, Ints low) {
+#pragma GCC unroll 8
+    for (int pair = 0; 2 * pair < count; ++pair) {
+        const Floats a = values[2 * pair], b = 2 * pair + 1 < count ? values[2 * pair + 1] : a;
+        values[pair] = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + distance);
+    }
+}
+
+// Lane i of the result is the sum of all lanes of `values[i]`, `count` of them; they are used up. Later lanes: anything.
+template <int count>
+ALWAYS_INLINE Floats sums_of(Floats* values) {
+    add_halves<count>(values, 1, LOW_1);
+    add_halves<(count + 1) / 2>(values, 2, LOW_2);
 #if defined(LOW_4)
-    halve(4, LOW_4);
+    add_halves<(count + 3) / 4>(values, 4, LOW_4);
 #endif
 #if defined(LOW_8)
-    halve(8, LOW_8);
+    add_halves<(count + 7) / 8>(values, 8, LOW_8);
 #endif
     return values[0];
 }
 
+template <int distance>
+ALWAYS_INLINE void exchange(Floats* rows, Ints low) {
+#pragma GCC unroll 16
+    for (int row = 0; row < LANES; ++row) {
+        if (row & distance) continue;
+        const Floats a = rows[row], b = rows[row + distance];
+        rows[row] = __builtin_shuffle(a, b, low);
+        rows[row + distance] = __builtin_shuffle(a, b, low + distance);
+    }
+}
+
 // LANES rows of LANES become columns.
 inline void transpose(Floats* rows) {
-    const auto exchange = [&](int distance, Ints low) {
-        for (int row = 0; row < LANES; ++row) {
-            if (row & distance) continue;
-            const Floats a = rows[row], b = rows[row + distance];
-            rows[row] = __builtin_shuffle(a, b, low);
-            rows[row + distance] = __builtin_shuffle(a, b, low + distance);
-        }
-    };
-    exchange(1, LOW_1);
-    exchange(2, LOW_2);
+    exchange<1>(rows, LOW_1);
+    exchange<2>(rows, LOW_2);
 #if defined(LOW_4)
-    exchange(4, LOW_4);
+    exchange<4>(rows, LOW_4);
 #endif
 #if defined(LOW_8)
-    exchange(8, LOW_8);
+    exchange<8>(rows, LOW_8);
 #endif
 }
 
@@ -169,25 +214,34 @@ inline Ints load_bytes(const uint8_t* from) {
 
 inline Floats load_bfloat16(const uint16_t* from) { return as_floats(load_shorts(from) << 16); }
 
-// Sign, 4 bits of exponent, 3 of fraction; no infinity, and all ones is NaN (OCP E4M3FN).
-inline Floats load_e4m3(const uint8_t* from) {
-    const Ints bits = load_bytes(from), size = bits & 0x7f;
-    const Ints value = as_ints(as_floats(size << 20) * 0x1p120f) | ((bits & 0x80) << 24);
-    return as_floats(size == 0x7f ? Ints{} + 0x7fc00000 : value);
-}
+#if defined(__AVX512BF16__) || defined(BATON_EMULATED_BF16)
+#define BATON_BF16_PRODUCTS 1
 
-// Sign, 5 bits of exponent, 2 of fraction; infinity and NaN as in IEEE 754.
-inline Floats load_e5m2(const uint8_t* from) {
-    const Ints bits = load_bytes(from), size = bits & 0x7f;
-    const Ints finite = as_ints(as_floats(size << 21) * 0x1p112f);
-    const Ints special = size == 0x7c ? Ints{} + 0x7f800000 : Ints{} + 0x7fc00000;
-    return as_floats((size < 0x7c ? finite : special) | ((bits & 0x80) << 24));
+#if defined(BATON_EMULATED_BF16)
+// Numbers too small to be normal count as zero; their sign stays.
+inline Floats flushed(Floats x) {
+    const Ints bits = as_ints(x);
+    return as_floats((bits & 0x7f800000) == 0 ? bits & static_cast<int32_t>(0x80000000) : bits);
 }
+#endif
 
-inline Floats load_int8(const uint8_t* from) {
-    const Ints bits = load_bytes(from);
-    return __builtin_convertvector((bits << 24) >> 24, Floats);
+// Each lane of `sum` plus the products of two bfloat16 numbers with two others, the upper ones first. Rounded to
+// nearest after each, whatever the mode of the processor; what is not normal is zero, before and after.
+inline Floats add_pairs(Floats sum, Ints a, Ints b) {
+#if defined(BATON_EMULATED_BF16)
+    const int32_t upper = static_cast<int32_t>(0xffff0000);
+    const auto add = [](Floats to, Ints x, Ints y) {
+        return flushed(reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<__m512>(flushed(as_floats(x))),
+                                                                reinterpret_cast<__m512>(flushed(as_floats(y))),
+                                                                reinterpret_cast<__m512>(flushed(to)))));
+    };
+    return add(add(sum, a & upper, b & upper), a << 16, b << 16);
+#else
+    return reinterpret_cast<Floats>(
+        _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
+#endif
 }
+#endif
 
 // Round to nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bfloat16(float value) {

@@ -1,14 +1,18 @@
 """A model packed for the native kernels against the same model as PyTorch computes it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.models.decoder import DecoderModel
+from engine.batch import Batch
+from engine.models.decoder import AllLayers, DecoderModel
 from engine.models.packed import PackedLinear, packs
 from engine.plan import Chunk
+from engine.rope import Rotation
+from kernels.kv_pages import QUANTISED, KvPages
 from kernels.packed_weight import Stored
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
@@ -60,10 +64,27 @@ def test_all_layers_at_once_are_bit_for_bit_the_layers_one_by_one(
     assert largest_difference(together, mixed_step(PagedModel(folder, packed=True))) == 0.0
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
-def test_quantised_kv_goes_layer_by_layer(folder: Path, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", QUANTISED)
+def test_quantised_kv_stays_within_the_one_call(folder: Path, kv_dtype: torch.dtype) -> None:
     plain, packed = (PagedModel(folder, kv_dtype=kv_dtype, packed=wish) for wish in (False, True))
+    native = model_of(packed).native
+    assert native is not None
+    calls: list[bool] = []
+    model = replace(model_of(packed), native=Telling(native, calls))
+    packed.model = model
     assert largest_difference(mixed_step(plain), mixed_step(packed)) < 0.05
+    assert calls == [True, True]
+
+
+class Telling:
+    """Notes whether the layers were computed in one call."""
+
+    def __init__(self, layers: AllLayers, calls: list[bool]) -> None:
+        self._layers, self._calls = layers, calls
+
+    def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
+        self._calls.append(self._layers.take(x, angles, batch, kv))
+        return self._calls[-1]
 
 
 def test_weights_of_bfloat16_take_two_bytes_in_a_float32_model(tmp_path: Path) -> None:
@@ -78,8 +99,22 @@ def test_weights_of_bfloat16_take_two_bytes_in_a_float32_model(tmp_path: Path) -
 def test_int8_weights_are_kept_as_they_were_quantised(folder: Path) -> None:
     model = model_of(PagedModel(folder, quantize="int8", packed=True))
     assert model.native is not None
-    down = model.layers[0].feed_forward.down
-    assert isinstance(down, PackedLinear) and down.weight.stored is Stored.INT8
+    for linear in (model.layers[0].feed_forward.down, model.head):
+        assert isinstance(linear, PackedLinear) and linear.weight.stored is Stored.INT8
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.03), (torch.bfloat16, 0.1)])
+def test_int4_weights_are_multiplied_natively_as_they_were_quantised(
+    folder: Path, dtype: torch.dtype, tolerance: float
+) -> None:
+    packed = PagedModel(folder, dtype=dtype, quantize="int4", packed=True)
+    assert model_of(packed).native is not None
+    qkv = model_of(packed).layers[0].qkv
+    assert isinstance(qkv, PackedLinear) and qkv.weight.stored is Stored.INT4
+    plain = PagedModel(folder, quantize="int4")
+    expected = mixed_step(plain)
+    # What differs is the head, of int8 in the packed one alone.
+    assert largest_difference(expected, mixed_step(packed)) < tolerance * expected[0].abs().max().item()
 
 
 def test_a_spoilt_row_leaves_the_others_bit_for_bit(folder: Path) -> None:

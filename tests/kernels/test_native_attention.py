@@ -13,16 +13,16 @@ import torch
 
 from kernels import reference
 from kernels.kv_pages import QUANTISED, KvLayer
-from kernels.native.build import LEVELS, NoCompiler, build, library_path
+from kernels.native.build import NoCompiler, build, library_path
 from kernels.native.library import NativeLibrary
 from kernels.scoring import Scoring
-from tests.fixtures.native_levels import native_at
+from tests.fixtures.native_levels import TESTED, native_at
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 TRIALS = 40
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=TESTED)
 def native(request: pytest.FixtureRequest) -> NativeLibrary:
     return native_at(request.param)
 
@@ -166,6 +166,12 @@ def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:
         "    tests.test_rms_norm_equals_the_reference(native, (3, 20 + number))\n"
         "    tests.test_silu_mul_equals_the_reference(native, 20 + number)\n"
         "    tests.test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native, number)\n"
+        "for dtype in tests.QUANTISED:\n"
+        "    tests.test_stored_bytes_and_scales_are_the_references(native, dtype, 20)\n"
+        "from tests.kernels import test_native_sampling as tests\n"
+        "for seed in range(12):\n"
+        "    tests.test_survey_equals_the_reference(native, seed)\n"
+        "    tests.test_samples_are_the_references(native, seed)\n"
     )
     environment = {
         **os.environ,

@@ -1,23 +1,26 @@
 """The native kernels between attentions against the reference: odd sizes, every level, every way to keep weights."""
 
+import os
 import random
 
 import pytest
 import torch
 
+from engine.kv_layout import KvLayout
 from kernels import reference
-from kernels.kv_pages import KvLayer
-from kernels.native.build import LEVELS
+from kernels.kv_pages import QUANTISED, KvLayer
 from kernels.native.library import NativeLibrary
-from kernels.packed_weight import PackedWeight, Stored, pack, pack_int8, unpacked
+from kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, unpacked
 from kernels.rotate_and_store import HeadNorms
-from tests.fixtures.native_levels import native_at
+from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]
+SHAPES += [(31, 96, 650), (70, 200, 330), (300, 40, 20)]  # many tiles, several stretches of inputs, two blocks
 TOLERANCE = 2e-5  # of the largest result
+GROUP_INPUTS = 40
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=TESTED)
 def native(request: pytest.FixtureRequest) -> NativeLibrary:
     return native_at(request.param)
 
@@ -27,8 +30,16 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+def inputs_for(stored: Stored, inputs: int) -> int:
+    """As many, or what next is whole groups."""
+    return -(-inputs // GROUP_INPUTS) * GROUP_INPUTS if stored is Stored.INT4 else inputs
+
+
 def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool) -> PackedWeight:
     offsets = torch.randn(outputs) if bias else None
+    if stored is Stored.INT4:
+        codes, zeros = (torch.randint(0, 16, (outputs, n), dtype=torch.uint8) for n in (inputs, inputs // GROUP_INPUTS))
+        return pack_int4(codes, (torch.rand(zeros.shape) + 0.01).half(), zeros, offsets)
     if stored is not Stored.INT8:
         return pack(torch.randn(outputs, inputs), stored, offsets)
     integers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
@@ -46,6 +57,7 @@ def test_packing_loses_nothing() -> None:
 def test_linear_equals_the_reference(
     native: NativeLibrary, stored: Stored, rows: int, outputs: int, inputs: int
 ) -> None:
+    inputs = inputs_for(stored, inputs)
     weight, x = weight_of(stored, outputs, inputs, bias=rows % 2 == 0), torch.randn(rows, inputs)
     expected = reference.packed_linear(x, weight)
     tolerance = TOLERANCE * max(1.0, expected.abs().max().item())
@@ -54,7 +66,8 @@ def test_linear_equals_the_reference(
 
 @pytest.mark.parametrize("stored", Stored)
 def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
-    weight, x, threads = weight_of(stored, 200, 75, bias=True), torch.randn(40, 75), torch.get_num_threads()
+    inputs, threads = inputs_for(stored, 75), torch.get_num_threads()
+    weight, x = weight_of(stored, 200, inputs, bias=True), torch.randn(40, inputs)
     whole = native.layers.linear(x, weight)
     for rows in (1, 2, 5, 12, 27):
         assert torch.equal(native.layers.linear(x[:rows], weight), whole[:rows])
@@ -65,12 +78,32 @@ def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("stored", Stored)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 64, 33), (9, 128, 40), (50, 34, 17), (300, 192, 70)])
+def test_gated_linear_is_the_product_gated(
+    native: NativeLibrary, stored: Stored, rows: int, outputs: int, inputs: int
+) -> None:
+    inputs = inputs_for(stored, inputs)
+    weight, x = weight_of(stored, outputs, inputs, bias=rows % 2 == 0), torch.randn(rows, inputs)
+    expected = native.layers.silu_mul(native.layers.linear(x, weight))
+    tolerance = 1e-6 * max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(native.layers.gated_linear(x, weight), expected, rtol=1e-5, atol=tolerance)
+
+
+def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
+    codes = torch.randint(0, 16, (37, 48), dtype=torch.uint8)
+    zeros, scales = torch.randint(0, 16, (37, 3), dtype=torch.uint8), torch.rand(37, 3).half()
+    expected = ((codes.view(37, 3, 16).float() - zeros[..., None]) * scales[..., None].float()).view(37, 48)
+    assert torch.equal(unpacked(pack_int4(codes, scales, zeros, None)), expected)
+
+
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 @pytest.mark.parametrize("stored", Stored)
 def test_what_is_not_finite_shows_in_its_row_of_linear_alone(
     native: NativeLibrary, stored: Stored, spoilt: float
 ) -> None:
-    weight, x = weight_of(stored, 40, 10, bias=False), torch.randn(3, 10)
+    inputs = inputs_for(stored, 10)
+    weight, x = weight_of(stored, 40, inputs, bias=False), torch.randn(3, inputs)
     clean = native.layers.linear(x, weight)
     x[1, 4] = spoilt
     found = native.layers.linear(x, weight)
@@ -116,3 +149,45 @@ def test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native: N
     torch.testing.assert_close(*queries)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(*pools, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED, ids=str)
+@pytest.mark.parametrize("head_dim", [4, 20, 64])
+def test_stored_bytes_and_scales_are_the_references(native: NativeLibrary, dtype: torch.dtype, head_dim: int) -> None:
+    """Where nothing is rotated they are equal bit by bit; magnitudes go from none to the largest, and beyond."""
+    tokens, layout = 60, KvLayout(2, 2, 8, head_dim, dtype)
+    qkv = torch.randn(tokens, 6, head_dim) * 10.0 ** torch.randint(-44, 38, (tokens, 6, 1))
+    qkv *= 10.0 ** torch.randint(-6, 1, qkv.shape)  # within a row too: numbers of the format that are not normal
+    qkv[7] = 0.0
+    angles, slots = torch.zeros(tokens, head_dim // 2), torch.randperm(80)[:tokens]
+    storages = [torch.full((10 * layout.block_bytes,), 0xFF, dtype=torch.uint8) for _ in range(2)]
+    for storage, rotate_and_store in zip(
+        storages, (native.layers.rotate_and_store, reference.rotate_and_store), strict=True
+    ):
+        kv = layout.view(storage, 10).layer(1)
+        rotate_and_store(qkv.clone(), angles.cos(), angles.sin(), None, kv, slots)
+    assert torch.equal(*storages)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED, ids=str)
+def test_a_row_that_is_not_finite_gets_a_scale_that_is_not(native: NativeLibrary, dtype: torch.dtype) -> None:
+    layout, angles = KvLayout(1, 1, 4, 16, dtype), torch.zeros(3, 8)
+    kv = layout.view(torch.zeros(layout.block_bytes, dtype=torch.uint8), 1).layer(0)
+    qkv = torch.randn(3, 3, 16)
+    qkv[0, 1, 3], qkv[2, 2, 0] = torch.nan, -torch.inf
+    native.layers.rotate_and_store(qkv, angles.cos(), angles.sin(), None, kv, torch.arange(3))
+    assert kv.scales is not None
+    assert kv.scales[0, :, 0, :3].isfinite().tolist() == [[False, True, True], [True, True, False]]
+
+
+def test_a_forked_child_shares_out_work_among_threads_of_its_own(native: NativeLibrary) -> None:
+    weight, x, threads = weight_of(Stored.FLOAT32, 300, 40, bias=False), torch.randn(5, 40), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = native.layers.linear(x, weight)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(native.layers.linear(x, weight), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,159 @@
+// A few queries of one KV head, each of the same token, against stretches of its keys and values: a running softmax.
+#pragma once
+
+#include "attention.h"
+
+namespace baton {
+
+constexpr int STRETCH = 64;  // tokens: keys and values of so many stay in the nearest cache
+constexpr int MOST_QUERIES = LANES == 4 ? 4 : 8;
+
+// Keys or values of up to STRETCH tokens. Past the last one rows are ZEROS and scales 0.
+struct Stretch {
+    Row rows[STRETCH];
+    alignas(64) float scales[STRETCH + LANES];
+    int64_t first;  // position
+    int tokens;
+};
+
+// What the queries of a task have come to.
+struct Running {
+    const float* queries;  // [queries][head_dim]
+    float* outputs;        // [queries][head_dim], not yet divided by `totals`
+    float* highest;        // [queries], and LANES more
+    float* totals;         // likewise
+    int head_dim;
+    int64_t position;  // of the queries
+};
+
+constexpr int power_of_two(int at_least) { return at_least <= 1 ? 1 : 2 * power_of_two((at_least + 1) / 2); }
+
+// Scores lie as their sums come about: LANES numbers for every TOKENS tokens, query by query.
+template <Element element, int queries>
+class DecodeGroup {
+   public:
+    static constexpr int TOKENS = LANES / power_of_two(queries);
+
+    DecodeGroup(const Running& running, const Scoring& scoring, int64_t first_head)
+        : running_(running), scoring_(scoring), first_head_(first_head) {}
+
+    // `ahead`: rows that are needed next, asked for meanwhile, since the processor does not guess where they lie.
+    void attend(const Stretch& keys, const Stretch& values, const Stretch& ahead) {
+        const int steps = (keys.tokens + TOKENS - 1) / TOKENS;
+        score(keys, steps, values);
+        if (scoring_.softcap != 0 || scoring_.slopes) adjust(keys, steps);
+        hide(keys, steps);
+        weigh(values, steps);
+        const int head_dim = running_.head_dim;
+        int d = 0;
+        for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES) add_columns<WIDE>(d, steps, values, ahead);
+        for (; d + 2 * LANES <= head_dim; d += 2 * LANES) add_columns<2>(d, steps, values, ahead);
+        if (d < head_dim) add_columns<1>(d, steps, values, ahead);
+    }
+
+   private:
+    static constexpr int WIDE = LANES == 16 && queries <= 4 ? 4 : 2;  // as many sums as there are registers
+
+    static void prefetch(Row row, int first_byte, int end_byte) {
+        for (int byte = first_byte; byte < end_byte; byte += 64) __builtin_prefetch(row + byte);
+    }
+
+    void score(const Stretch& keys, int steps, const Stretch& ahead) {
+        const int head_dim = running_.head_dim, row_bytes = head_dim * static_cast<int>(bytes_of(element));
+        for (int step = 0; step < steps; ++step) {
+            const Row* rows = keys.rows + step * TOKENS;
+            Floats sums[queries * TOKENS] = {};
+            for (int d = 0; d < head_dim; d += LANES) {
+                Floats query[queries];
+                for (int q = 0; q < queries; ++q) query[q] = load(running_.queries + q * head_dim + d);
+#pragma GCC unroll 16
+                for (int token = 0; token < TOKENS; ++token) {
+                    const Floats key = load_numbers<element>(rows[token] + d * bytes_of(element));
+#pragma GCC unroll 8
+                    for (int q = 0; q < queries; ++q) sums[q * TOKENS + token] += query[q] * key;
+                }
+            }
+            for (int token = 0; token < TOKENS; ++token) prefetch(ahead.rows[step * TOKENS + token], 0, row_bytes);
+            Floats scores = sums_of<queries * TOKENS>(sums) * scoring_.scale;
+            if constexpr (is_scaled(element)) scores *= repeated<TOKENS>(keys.scales + step * TOKENS);
+            store(scores_ + step * LANES, scores);
+        }
+    }
+
+    void adjust(const Stretch& keys, int steps) {
+        alignas(64) float slopes[LANES] = {}, tokens[LANES];
+        for (int q = 0; q < queries; ++q) slopes[q] = scoring_.slopes ? scoring_.slopes[first_head_ + q] : 0;
+        for (int token = 0; token < LANES; ++token) tokens[token] = static_cast<float>(token);
+        const Floats slope = spread<TOKENS>(slopes), token = repeated<TOKENS>(tokens);
+        for (int step = 0; step < steps; ++step) {
+            Floats scores = load(scores_ + step * LANES);
+            if (scoring_.softcap != 0) scores = scoring_.softcap * hyperbolic_tangent(scores / scoring_.softcap);
+            const auto distance = static_cast<float>(running_.position - keys.first - step * TOKENS);
+            if (scoring_.slopes) scores -= slope * (distance - token);
+            store(scores_ + step * LANES, scores);
+        }
+    }
+
+    // What lies past the last token, in the last step.
+    void hide(const Stretch& keys, int steps) {
+        for (int token = keys.tokens; token < steps * TOKENS; ++token)
+            for (int q = 0; q < queries; ++q) scores_[(steps - 1) * LANES + q * TOKENS + token % TOKENS] = NOTHING;
+    }
+
+    // Turns scores into weights, and notes what earlier outputs are to be multiplied by.
+    void weigh(const Stretch& values, int steps) {
+        Floats most = load(scores_);
+        for (int step = 1; step < steps; ++step) most = larger(load(scores_ + step * LANES), most);
+        const Floats before = spread<TOKENS>(running_.highest);
+        const Floats now = larger(combine_groups<TOKENS>(most, larger), before);
+        const Floats base = now == NOTHING ? Floats{} : now, shrink = exponential(before - base);
+        Floats sum{};
+        for (int step = 0; step < steps; ++step) {
+            Floats weights = exponential(load(scores_ + step * LANES) - base);
+            sum += weights;
+            if constexpr (is_scaled(element)) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
+            store(scores_ + step * LANES, weights);
+        }
+        sum = combine_groups<TOKENS>(sum, [](Floats a, Floats b) { return a + b; });
+        sum += shrink * spread<TOKENS>(running_.totals);
+        for (int q = 0; q < queries; ++q) {
+            running_.highest[q] = now[q * TOKENS];
+            running_.totals[q] = sum[q * TOKENS];
+            shrink_[q] = shrink[q * TOKENS];
+        }
+    }
+
+    template <int width>
+    void add_columns(int d, int steps, const Stretch& values, const Stretch& ahead) {
+        constexpr int bytes = static_cast<int>(bytes_of(element));
+        const int head_dim = running_.head_dim;
+        Floats sums[queries][width];
+        for (int q = 0; q < queries; ++q)
+            for (int w = 0; w < width; ++w) sums[q][w] = load(running_.outputs + q * head_dim + d + w * LANES) * shrink_[q];
+        const int64_t first_byte = d * bytes;
+        for (int step = 0; step < steps; ++step) {  // past the last token weights are 0, and values ZEROS
+            const float* weights = scores_ + step * LANES;
+            const Row *rows = values.rows + step * TOKENS, *next = ahead.rows + step * TOKENS;
+#pragma GCC unroll 4
+            for (int token = 0; token < TOKENS; ++token) {
+                const Row row = rows[token] + first_byte;
+                Floats value[width];
+                for (int w = 0; w < width; ++w) value[w] = load_numbers<element>(row + w * LANES * bytes);
+#pragma GCC unroll 8
+                for (int q = 0; q < queries; ++q)
+                    for (int w = 0; w < width; ++w) sums[q][w] += weights[q * TOKENS + token] * value[w];
+                for (int byte = 0; byte < width * LANES * bytes; byte += 64) __builtin_prefetch(next[token] + first_byte + byte);
+            }
+        }
+        for (int q = 0; q < queries; ++q)
+            for (int w = 0; w < width; ++w) store(running_.outputs + q * head_dim + d + w * LANES, sums[q][w]);
+    }
+
+    const Running running_;
+    const Scoring& scoring_;
+    const int64_t first_head_;
+    float shrink_[queries];
+    alignas(64) float scores_[STRETCH / TOKENS * LANES];
+};
+
+}  // namespace baton

@@ -1,0 +1,74 @@
+// The innermost loop of a product: a few rows times a strip of outputs, all of whose sums are in registers.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "formats.h"
+
+namespace baton {
+
+constexpr int STRIP = 2 * LANES;  // outputs
+constexpr int64_t LINE_BYTES = 64;
+
+template <class Use, int... n>
+ALWAYS_INLINE void call(const Use& use, std::integer_sequence<int, n...>) {
+    use(std::integral_constant<int, n>()...);
+}
+
+// use(0, 1, ...): of as many constants as the format has parts.
+template <class Format, class Use>
+ALWAYS_INLINE void for_parts(const Use& use) {
+    call(use, std::make_integer_sequence<int, Format::PARTS>());
+}
+
+// Memory that will be needed: each step of a product asks for two lines from `from` on, and goes `stride` bytes further.
+struct Ahead {
+    const char* from;
+    int64_t stride;
+};
+
+// Adds to `rows` rows of a strip, or begins them. x: [steps * PARTS][rows]; weight: a step every `stride` numbers; total:
+// [rows][2].
+template <class Format, int rows, int stride>
+void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total, bool begins, Ahead ahead) {
+    using Sum = typename Format::Sum;
+    const auto* column = static_cast<const typename Format::Number*>(weight);
+    Sum sums[rows][2];  // in registers
+    auto* const held = static_cast<Sum*>(total);
+#pragma GCC unroll 14
+    for (int r = 0; r < rows; ++r) {
+        sums[r][0] = begins ? Sum{} : held[2 * r];
+        sums[r][1] = begins ? Sum{} : held[2 * r + 1];
+    }
+    const auto use = [&](const Format& first, const Format& second, auto n) {
+#pragma GCC unroll 14
+        for (int r = 0; r < rows; ++r) {
+            const auto given = Format::given(x + r);
+            Format::add(sums[r][0], given, first.template part<n.value>());
+            Format::add(sums[r][1], given, second.template part<n.value>());
+        }
+        x += rows;
+    };
+    const auto use_all = [&](const Format& first, const Format& second, auto... n) { (use(first, second, n), ...); };
+    for (int64_t step = 0; step < steps; ++step, column += stride, ahead.from += ahead.stride) {
+        __builtin_prefetch(ahead.from);
+        __builtin_prefetch(ahead.from + LINE_BYTES);
+        for_parts<Format>([&](auto... n) { use_all(Format(column), Format(column + LANES), n...); });
+    }
+#pragma GCC unroll 14
+    for (int r = 0; r < rows; ++r) held[2 * r] = sums[r][0], held[2 * r + 1] = sums[r][1];
+}
+
+using Multiply = void (*)(const uint32_t*, const void*, int64_t, void*, bool, Ahead);
+
+template <class Format, int stride, int... less>
+constexpr std::array<Multiply, sizeof...(less)> multiplies(std::integer_sequence<int, less...>) {
+    return {multiply<Format, less + 1, stride>...};
+}
+
+// By the number of rows, less one.
+template <class Format, int stride>
+constexpr auto MULTIPLY = multiplies<Format, stride>(std::make_integer_sequence<int, Format::MOST_FOLDED_ROWS>());
+
+}  // namespace baton

@@ -1,0 +1,184 @@
+// One token per row of logits. Contracts: kernels/survey_rows.py, kernels/sample_tokens.py.
+//
+// Nothing sorts a vocabulary. The last of the top k is found among the few tokens past a bound that rises. For top-p the
+// shares of tokens are added up in bins by their distance from the likeliest; only within the one bin that holds the
+// boundary their order matters.
+#include "sampling.h"
+
+#include <cmath>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "survey.h"
+#include "threads.h"
+
+namespace baton {
+namespace {
+
+constexpr int BINS = 4096;
+constexpr float BINS_PER_UNIT = 64;  // of the exponent
+
+// Kept from row to row and call to call, since fresh memory is handed out page by page.
+struct Scratch {
+    std::vector<float> weights;  // [size], and LANES more
+    std::vector<int32_t> bins;   // likewise
+    std::vector<float> largest;
+    std::vector<std::pair<float, int64_t>> inside;  // logit and id
+};
+
+// The `count`-th largest of a row; -inf where fewer are more than that.
+float kth_largest(const float* x, int64_t size, size_t count, std::vector<float>& largest) {
+    constexpr int64_t AT_ONCE = 4 * LANES;
+    float bound = -std::numeric_limits<float>::infinity();
+    const auto raise = [&] {
+        std::nth_element(largest.begin(), largest.begin() + (count - 1), largest.end(), std::greater<float>());
+        largest.resize(count);
+        bound = largest.back();
+    };
+    largest.clear();
+    for (int64_t begin = 0; begin < size; begin += AT_ONCE) {
+        const int64_t end = std::min(size, begin + AT_ONCE);
+        if (end - begin == AT_ONCE) {
+            const Floats most = larger(larger(load(x + begin), load(x + begin + LANES)),
+                                       larger(load(x + begin + 2 * LANES), load(x + begin + 3 * LANES)));
+            if (!(largest_of(most) > bound)) continue;
+        }
+        for (int64_t id = begin; id < end; ++id)
+            if (x[id] > bound) largest.push_back(x[id]);
+        if (largest.size() >= 2 * count + AT_ONCE) raise();
+    }
+    if (largest.size() >= count) raise();
+    return bound;
+}
+
+// One row while a token is drawn from it. Weights of tokens that are filtered out become 0.
+class Draw {
+   public:
+    Draw(const float* logits, int64_t size, const Survey& surveyed, float temperature, Scratch& scratch)
+        : logits_(logits), size_(size), most_(surveyed.most), inverse_(std::min(1 / temperature, 3e38f)), scratch_(scratch) {
+        if (scratch.weights.size() < static_cast<size_t>(size + LANES)) scratch.weights.resize(size + LANES);
+        weights_ = scratch.weights.data();
+        exponentials(logits, size, most_, inverse_, [&](int64_t at, Floats part) { store(weights_ + at, part); });
+    }
+
+    // Keeps the `count` likeliest tokens, and those that tie with the last.
+    void keep_likeliest(int64_t count) {
+        if (count < 1 || count >= size_) return;
+        const float threshold = kth_largest(logits_, size_, static_cast<size_t>(count), scratch_.largest);
+        for (int64_t id = 0; id < size_; ++id) weights_[id] = logits_[id] < threshold ? 0 : weights_[id];
+    }
+
+    // Keeps the likeliest tokens that make up `share` of what is left, and the likeliest one in any case.
+    void keep_nucleus(float share) {
+        if (share >= 1) return;
+        fill_bins();
+        double total = 0;
+        for (const double mass : masses_) total += mass;
+        const double limit = (1 - static_cast<double>(share)) * total;
+        int bin = BINS - 1;
+        double below = 0;
+        for (; bin > 0 && below + masses_[bin] <= limit; --bin) below += masses_[bin];
+        auto& inside = scratch_.inside;
+        inside.clear();
+        const int32_t* bins = scratch_.bins.data();
+        for (int64_t id = 0; id < size_; ++id) weights_[id] = bins[id] > bin ? 0 : weights_[id];
+        for (int64_t id = 0; id < size_; ++id)
+            if (bins[id] == bin && weights_[id] > 0) inside.emplace_back(logits_[id], id);
+        std::sort(inside.begin(), inside.end());
+        const size_t most = bin == 0 ? inside.size() - 1 : inside.size();
+        for (size_t place = 0; place < most; ++place) {
+            const int64_t id = inside[place].second;
+            below += weights_[id];
+            if (below > limit) return;
+            weights_[id] = 0;
+        }
+    }
+
+    // The token, by order of id, whose share holds `number`.
+    int64_t pick(double number) const {
+        double total = 0;
+        for (int64_t begin = 0; begin < size_; begin += BLOCK) total += block_total(begin);
+        const double target = number * total;
+        double below = 0;
+        int64_t begin = 0;
+        for (; begin + BLOCK < size_; begin += BLOCK) {
+            const double with_block = below + block_total(begin);
+            if (with_block > target) break;
+            below = with_block;
+        }
+        int64_t last = begin;
+        for (int64_t id = begin; id < size_; ++id) {
+            if (weights_[id] == 0) continue;
+            last = id;
+            below += weights_[id];
+            if (below > target) break;
+        }
+        return last;
+    }
+
+   private:
+    void fill_bins() {
+        if (scratch_.bins.size() < static_cast<size_t>(size_ + LANES)) scratch_.bins.resize(size_ + LANES);
+        int32_t* bins = scratch_.bins.data();
+        constexpr float last = BINS - 1;
+        const float scale = std::min(inverse_ * BINS_PER_UNIT, 3e38f);
+        for (int64_t id = 0; id < size_; ++id) {
+            const float distance = (most_ - logits_[id]) * scale;
+            bins[id] = static_cast<int32_t>(distance < last ? distance : last);
+        }
+        std::fill_n(masses_, BINS, 0.0);
+        for (int64_t id = 0; id < size_; ++id)
+            if (weights_[id] > 0) masses_[bins[id]] += weights_[id];
+    }
+
+    double block_total(int64_t begin) const {
+        const int64_t end = std::min(size_, begin + BLOCK);
+        double total = 0;
+        int64_t id = begin;
+        for (; id + LANES <= end; id += LANES) total += sum_of(load(weights_ + id));
+        for (; id < end; ++id) total += weights_[id];
+        return total;
+    }
+
+    const float* logits_;
+    const int64_t size_;
+    const float most_, inverse_;
+    Scratch& scratch_;
+    float* weights_;
+    double masses_[BINS];
+};
+
+void sample_row(const SampleArguments& asked, int64_t row) {
+    static thread_local Scratch scratch;
+    const float* logits = asked.logits + row * asked.stride;
+    const Survey surveyed = survey(logits, asked.size);
+    asked.token_ids[row] = 0;
+    asked.logprobs[row] = std::numeric_limits<float>::quiet_NaN();
+    if (!std::isfinite(surveyed.most) || std::isnan(surveyed.total)) return;
+    int64_t token_id = surveyed.best;
+    if (asked.temperatures[row] != 0) {
+        Draw draw(logits, asked.size, surveyed, asked.temperatures[row], scratch);
+        draw.keep_likeliest(asked.top_k[row]);
+        draw.keep_nucleus(asked.top_p[row]);
+        token_id = draw.pick(asked.numbers[row]);
+    }
+    asked.token_ids[row] = token_id;
+    asked.logprobs[row] = static_cast<float>(logits[token_id] - surveyed.most - std::log(surveyed.total));
+}
+
+}  // namespace
+}  // namespace baton
+
+extern "C" void baton_survey_rows(const baton::SurveyArguments* asked) {
+    baton::share(asked->rows, asked->threads, [&](int64_t row) {
+        const baton::Survey found = baton::survey(asked->logits + row * asked->stride, asked->size);
+        asked->best[row] = found.best;
+        asked->log_totals[row] = static_cast<float>(found.most + std::log(found.total));
+        asked->finite[row] = found.finite;
+    });
+}
+
+extern "C" void baton_sample_tokens(const baton::SampleArguments* asked) {
+    baton::share(asked->rows, asked->threads, [&](int64_t row) { baton::sample_row(*asked, row); });
+}

@@ -1,0 +1,30 @@
+// What sampling asks for, one struct per function; the twins are in kernels/native/sampling.py.
+#pragma once
+
+#include <cstdint>
+
+namespace baton {
+
+// Rows of logits, [rows][size], `stride` apart.
+struct SurveyArguments {
+    const float* logits;
+    int64_t* best;      // [rows], the first of several
+    float* log_totals;  // [rows], log of the sum of e^logit
+    uint8_t* finite;    // [rows], whether all of it is; the two others mean nothing where it is not
+    int64_t rows, size, stride;
+    int32_t threads;
+};
+
+struct SampleArguments {
+    const float* logits;  // -inf: banned
+    const float* temperatures;
+    const int64_t* top_k;
+    const float* top_p;
+    const double* numbers;
+    int64_t* token_ids;  // [rows], as all of these
+    float* logprobs;     // NaN where the row has NaN or +inf, or nothing that is finite
+    int64_t rows, size, stride;
+    int32_t threads;
+};
+
+}  // namespace baton

@@ -1,0 +1,55 @@
+"""Sampling's hot part as Python calls it. Logits are float32 with contiguous rows."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+
+import torch
+
+from kernels.native.structs import pointers
+from kernels.sampled import Sampled, Survey
+
+
+class _Survey(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "best", "log_totals", "finite")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        ("threads", c_int32),
+    )
+
+
+class _Sample(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "temperatures", "top_k", "top_p", "numbers")),
+        *((name, c_void_p) for name in ("token_ids", "logprobs")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        ("threads", c_int32),
+    )
+
+
+class NativeSampling:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._survey, self._sample = library.baton_survey_rows, library.baton_sample_tokens
+        for function, arguments in ((self._survey, _Survey), (self._sample, _Sample)):
+            function.argtypes, function.restype = (POINTER(arguments),), None
+
+    def survey_rows(self, logits: torch.Tensor) -> Survey:
+        rows, size = logits.shape
+        found = Survey(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool))
+        self._survey(_Survey(*pointers((logits, *found)), rows, size, logits.stride(0), torch.get_num_threads()))
+        return found
+
+    def sample_tokens(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        uniform: torch.Tensor,
+    ) -> Sampled:
+        rows, size = logits.shape
+        found = Sampled(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
+        of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
+        self._sample(
+            _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), torch.get_num_threads())
+        )
+        return found

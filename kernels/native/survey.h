@@ -1,0 +1,78 @@
+// The largest of a row of numbers, where it is, and the log of the sum of their exponentials.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "vector.h"
+
+namespace baton {
+
+constexpr int64_t BLOCK = 1024;  // numbers that are looked at as one
+
+struct Survey {
+    float most;
+    int64_t best;  // the first of several
+    double total;  // of e^(number - most)
+    bool finite;   // all of them
+};
+
+struct BlockSurvey {
+    float most;
+    bool finite;
+};
+
+inline BlockSurvey survey_block(const float* x, int64_t size) {
+    constexpr float nothing = -std::numeric_limits<float>::infinity();
+    Floats most[4], spoilt[4] = {};
+    for (Floats& each : most) each = broadcast(nothing);
+    int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES) {
+        for (int part = 0; part < 4; ++part) {
+            const Floats value = load(x + i + part * LANES);
+            most[part] = larger(value, most[part]);
+            spoilt[part] += value * 0.0f;
+        }
+    }
+    float largest = largest_of(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+    float rest = sum_of(spoilt[0] + spoilt[1] + spoilt[2] + spoilt[3]);
+    for (; i < size; ++i) {
+        largest = x[i] > largest ? x[i] : largest;
+        rest += x[i] * 0.0f;
+    }
+    return {largest, rest == 0};
+}
+
+// Calls `take` with every vector of e^((x - most) * inverse), and where it begins; past the end they are 0.
+template <typename Take>
+inline void exponentials(const float* x, int64_t size, float most, float inverse, Take take) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) take(i, exponential((load(x + i) - most) * inverse));
+    if (i == size) return;
+    alignas(64) float part[LANES];
+    std::fill_n(part, LANES, -std::numeric_limits<float>::infinity());
+    std::copy(x + i, x + size, part);
+    take(i, exponential((load(part) - most) * inverse));
+}
+
+inline Survey survey(const float* x, int64_t size) {
+    Survey found = {-std::numeric_limits<float>::infinity(), 0, 0, true};
+    int64_t block_of_best = 0;
+    for (int64_t begin = 0; begin < size; begin += BLOCK) {
+        const BlockSurvey block = survey_block(x + begin, std::min(BLOCK, size - begin));
+        found.finite &= block.finite;
+        if (block.most > found.most) {
+            found.most = block.most;
+            block_of_best = begin;
+        }
+    }
+    found.best = std::find(x + block_of_best, x + size, found.most) - x;
+    for (int64_t begin = 0; begin < size; begin += BLOCK) {
+        Floats sum{};
+        exponentials(x + begin, std::min(BLOCK, size - begin), found.most, 1, [&](int64_t, Floats part) { sum += part; });
+        found.total += sum_of(sum);
+    }
+    return found;
+}
+
+}  // namespace baton

@@ -1,0 +1,169 @@
+"""Inside paged attention: tiles of keys and values added to a running softmax (FlashAttention-2, arXiv:2307.08691).
+
+Scores are in powers of two, log2(e) being part of the factors that the host gives, since a device has exp2 but no exp.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.kv_pages import KvLayer
+from kernels.scoring import Scoring
+from kernels.triton.call import as_bytes, power_of_two
+from kernels.triton.formats import FLOAT, format_of, widened
+from kernels.triton.launch import Device
+
+LOG2E = math.log2(math.e)
+
+
+class PagedArguments(NamedTuple):
+    """What both kernels of paged attention are told of the pool and of scores; names are those of their parameters."""
+
+    arguments: dict[str, Any]
+    head_dim: int
+    itemsize: int  # of a number that is computed with
+
+
+def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: Device) -> PagedArguments:
+    """query: `[..., heads, head_dim]`. Raises: ValueError for what the kernels do not compute."""
+    if scoring.scale <= 0:
+        raise ValueError(f"scale must be positive, got {scoring.scale}")
+    data, scales = as_bytes(kv.data), kv.scales
+    if data.stride()[3:] != (kv.head_dim, 1) or (scales is not None and scales.stride(3) != 1):
+        raise ValueError(f"the tokens of a block must be contiguous, got strides {list(data.stride())}")
+    heads = query.shape[-2]
+    # 8-bit numbers are exact in bfloat16; their scales are multiplied in float32, outside of the products.
+    computed = torch.bfloat16 if scales is not None and query.dtype == torch.float16 else query.dtype
+    factor, softcap = scoring.scale * LOG2E, 0.0
+    if scoring.softcap is not None:
+        # tanh(x) = 1 - 2 / (1 + exp(2x))
+        factor, softcap = 2 * factor / scoring.softcap, scoring.softcap * LOG2E
+    return PagedArguments(
+        {
+            "query": query,
+            "data": data,
+            "scales": scales,
+            "slopes": scoring.alibi_slopes,
+            "factor": factor,
+            "softcap": softcap,
+            "window": scoring.window or 0,
+            "block_stride": data.stride(0),
+            "part_stride": data.stride(1),
+            "head_stride": data.stride(2),
+            "scale_block_stride": 0 if scales is None else scales.stride(0),
+            "scale_part_stride": 0 if scales is None else scales.stride(1),
+            "scale_head_stride": 0 if scales is None else scales.stride(2),
+            "HEADS": heads,
+            "GROUP": heads // kv.kv_heads,
+            "HEAD_DIM": kv.head_dim,
+            "BLOCK_DIM": max(16, power_of_two(kv.head_dim)),
+            "BLOCK_TOKENS": kv.block_tokens,
+            "FORMAT": format_of(kv.data.dtype, device),
+            "COMPUTED": _TRITON_DTYPES[computed],
+            "WINDOWED": scoring.window is not None,
+            "SOFTCAPPED": scoring.softcap is not None,
+        },
+        kv.head_dim,
+        computed.itemsize,
+    )
+
+
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def attend_tiles(
+    highest,  # float32 [rows]: of all scores so far
+    total,  # float32 [rows]: of all weights so far, relative to 2**highest
+    attended,  # float32 [rows, dims]: likewise, of all weighted values
+    query,  # [rows, dims]
+    positions,  # int32 [rows]
+    slopes,  # float32 [rows], or None
+    keys,  # pointers to this KV head's numbers in block 0 of the pool
+    values,
+    key_scales,  # or None
+    value_scales,
+    block_ids,  # pointer to the sequence's first
+    first,  # a multiple of TILE
+    end,  # tokens [first, end) are looked at
+    context,  # tokens that have KV
+    factor,
+    softcap,
+    window,
+    block_stride,
+    scale_block_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAPPED: tl.constexpr,
+    MASKED: tl.constexpr,  # whether some row may not see some of these tokens
+):
+    dims = tl.arange(0, BLOCK_DIM)
+    # Block ids are carried from one tile to the next: a load that waits for another load is not pipelined in depth.
+    blocks = _blocks(block_ids, first, context, BLOCK_TOKENS, TILE)
+    for begin in range(first, end, TILE):
+        next_blocks = _blocks(block_ids, begin + TILE, context, BLOCK_TOKENS, TILE)
+        tokens = begin + tl.arange(0, TILE)
+        # Past the context the last token is read again: whatever lies there never enters, as 0 * NaN would.
+        places = tl.minimum(tokens, context - 1) if MASKED else tokens
+        inside = places % BLOCK_TOKENS
+        offsets = (blocks.to(tl.int64) * block_stride + inside * HEAD_DIM)[:, None] + dims[None, :]
+        if HEAD_DIM == BLOCK_DIM:
+            key = tl.load(keys + offsets)
+            value = tl.load(values + offsets)
+        else:
+            key = tl.load(keys + offsets, mask=(dims < HEAD_DIM)[None, :], other=0)
+            value = tl.load(values + offsets, mask=(dims < HEAD_DIM)[None, :], other=0)
+
+        scores = tl.dot(query, tl.trans(widened(key, FORMAT, query.dtype)), input_precision="ieee")
+        if FORMAT != FLOAT:
+            scale_offsets = blocks.to(tl.int64) * scale_block_stride + inside
+            scores = scores * tl.load(key_scales + scale_offsets)[None, :]
+        if SOFTCAPPED:
+            scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * factor))
+        if slopes is not None:
+            scores = scores if SOFTCAPPED else scores * factor
+            scores = scores + slopes[:, None] * (tokens[None, :] - positions[:, None]).to(tl.float32)
+        if MASKED:
+            visible = tokens[None, :] <= positions[:, None]
+            if WINDOWED:
+                visible = visible & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+
+        # Where scores are still to be multiplied, that is one instruction with the subtraction.
+        step = 1.0 if SOFTCAPPED or slopes is not None else factor
+        higher = tl.maximum(highest, tl.max(scores, 1) * step)
+        if MASKED and WINDOWED:
+            lowered = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
+        else:
+            lowered = higher
+        weights = tl.exp2(scores * step - lowered[:, None])
+        kept = tl.exp2(highest - lowered)
+        total = total * kept + tl.sum(weights, 1)
+        attended = attended * kept[:, None]
+        if FORMAT != FLOAT:
+            weights = weights * tl.load(value_scales + scale_offsets)[None, :]
+        wide = widened(value, FORMAT, query.dtype)
+        attended = tl.dot(weights.to(query.dtype), wide, attended, input_precision="ieee")
+        highest = higher
+        blocks = next_blocks
+    return highest, total, attended
+
+
+@triton.jit
+def _blocks(block_ids, begin, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Where the tokens from `begin` on lie: one block where a tile is never in two, else `[TILE]`.
+
+    In int32, which is half the registers: ids are small, only offsets are not.
+    """
+    if BLOCK_TOKENS % TILE == 0:
+        blocks = tl.load(block_ids + tl.minimum(begin, context - 1) // BLOCK_TOKENS)
+    else:
+        blocks = tl.load(block_ids + tl.minimum(begin + tl.arange(0, TILE), context - 1) // BLOCK_TOKENS)
+    return blocks.to(tl.int32)

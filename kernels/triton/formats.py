@@ -1,0 +1,92 @@
+"""Numbers of one byte, inside kernels: how they become wider ones and how rows of wider ones become them.
+
+What they mean stands in kernels/quantise_kv.py. They are written in integer arithmetic, so that every architecture and
+the interpreter write the same bits; they are read by the instructions of the device where it has them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.quantise_kv import LARGEST
+from kernels.triton.launch import Device
+
+FLOAT = tl.constexpr(0)  # stored as it is computed with, without scales
+INT8 = tl.constexpr(1)
+E4M3 = tl.constexpr(2)
+E5M2 = tl.constexpr(3)
+E4M3_BITS = tl.constexpr(4)  # E4M3 on a device that does not convert it
+
+_SMALLEST_SCALE = tl.constexpr(1.1754943508222875e-38)
+_LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it leaves no bits below 1, by rounding half to even
+_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF
+
+
+def format_of(dtype: torch.dtype, device: Device) -> int:
+    """One of the constants above for what a tensor of `dtype` stores."""
+    if dtype == torch.float8_e4m3fn:
+        return int((E4M3 if device.has_e4m3 else E4M3_BITS).value)
+    return int({torch.int8: INT8, torch.float8_e5m2: E5M2}.get(dtype, FLOAT).value)
+
+
+def largest_of(dtype: torch.dtype) -> float:
+    """What the largest magnitude of a row becomes; 1 where there are no scales."""
+    return LARGEST.get(dtype, 1.0)
+
+
+@triton.jit
+def widened(stored, FORMAT: tl.constexpr, dtype: tl.constexpr):
+    """Stored numbers without their scales; exact in bfloat16 and wider."""
+    if FORMAT == E4M3:
+        wide = stored.to(tl.float8e4nv, bitcast=True).to(dtype)
+    elif FORMAT == E5M2:
+        wide = stored.to(tl.float8e5, bitcast=True).to(dtype)
+    elif FORMAT == E4M3_BITS:
+        # Sign, exponent and mantissa moved to where float16 has them: 2**-8 of the number.
+        bits = stored.to(tl.int8, bitcast=True).to(tl.int16)
+        halves = ((bits << 7) & _WITHOUT_SECOND_SIGN).to(tl.int16).to(tl.float16, bitcast=True)
+        wide = (halves.to(tl.float32) * 256.0).to(dtype)
+    else:
+        wide = stored.to(dtype)
+    return wide
+
+
+@triton.jit
+def row_scales(magnitudes, LARGEST_NUMBER: tl.constexpr):
+    """Scales `[rows]` of float32 magnitudes `[rows, numbers]`; NaN for a row that is not all finite."""
+    infinite = tl.max((magnitudes <= _LARGEST_FLOAT).to(tl.int32) ^ 1, 1)
+    scales = tl.maximum(tl.div_rn(tl.max(magnitudes, 1), LARGEST_NUMBER), _SMALLEST_SCALE)
+    return tl.where(infinite > 0, float("nan"), scales)
+
+
+@triton.jit
+def encoded(wide, scales, FORMAT: tl.constexpr, LARGEST_NUMBER: tl.constexpr):
+    """Float32 `[rows, numbers]` as stored numbers of rows with these scales, rounded half to even."""
+    ratio = tl.div_rn(wide, scales[:, None])
+    ratio = tl.minimum(tl.maximum(ratio, -LARGEST_NUMBER), LARGEST_NUMBER)
+    if FORMAT == INT8:
+        stored = ((ratio + _ROUNDING) - _ROUNDING).to(tl.int32).to(tl.int8)
+    elif FORMAT == E5M2:
+        stored = _small_float(ratio, 2, 15)
+    else:
+        stored = _small_float(ratio, 3, 7)
+    return stored
+
+
+@triton.jit
+def _small_float(wide, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """The bits, in uint8, of finite float32 numbers no larger than the format's largest."""
+    dropped: tl.constexpr = 23 - MANTISSA
+    bits = wide.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    bits = bits & 0x7FFFFFFF
+    rounded = bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)
+    normal = (rounded >> dropped) - ((127 - BIAS) << MANTISSA)
+    # Below the smallest normal number steps are even: adding a float whose last bit is one step rounds to it.
+    step_exponent: tl.constexpr = 1 - BIAS - MANTISSA
+    anchor: tl.constexpr = (step_exponent + 23 + 127) << 23
+    small = bits.to(tl.float32, bitcast=True) + tl.full(wide.shape, anchor, tl.int32).to(tl.float32, bitcast=True)
+    subnormal = small.to(tl.int32, bitcast=True) - anchor
+    code = tl.where(bits < ((128 - BIAS) << 23), subnormal, normal)
+    return (sign | (code & 0x7F)).to(tl.uint8)

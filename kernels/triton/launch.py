@@ -1,0 +1,101 @@
+"""Launch parameters of every kernel, per architecture. A row is what benchmarks/tune_triton.py printed, or says so."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from kernels.triton.call import power_of_two
+
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may take
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    capability: int  # 10 * major + minor: 90 is Hopper
+    multiprocessors: int
+
+    @property
+    def has_e4m3(self) -> bool:
+        """Whether it converts 8-bit floats of 4 exponent bits in hardware."""
+        return self.capability >= 89
+
+    @property
+    def row(self) -> int:
+        """Of the tables below: consumer cards of all generations have the shared memory of sm_86."""
+        if self.capability // 10 in (9, 10):
+            return self.capability // 10 * 10
+        return 80 if self.capability in (80, 87) else 86
+
+
+INTERPRETED = Device(90, 3)
+"""Stands in where kernels run in Triton's interpreter: few multiprocessors, so that small tests split contexts too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int  # of queries, or of inputs
+    tokens: int  # of keys, or outputs of a linear layer
+    warps: int
+    stages: int
+    filling: int = 1  # programs that together read memory as fast as a multiprocessor can
+
+
+# No row is measured yet. Decode: keys and values of two tiles, 64 KiB, lie in shared memory; programs that a
+# multiprocessor holds follow from that: three on Hopper. Two of them keep 64 KiB on their way, which hides the latency.
+PAGED_DECODE = {
+    80: Tile(16, 64, 4, 3, 2),
+    86: Tile(16, 32, 4, 3, 2),
+    90: Tile(16, 64, 4, 3, 2),
+    100: Tile(16, 64, 4, 3, 2),
+}
+# Prefill: the largest tile of queries whose sums stay in registers; keys in stages of 32 KiB.
+PAGED_PREFILL = {
+    80: Tile(128, 32, 8, 2),
+    86: Tile(64, 32, 4, 2),
+    90: Tile(128, 64, 8, 3),
+    100: Tile(128, 64, 8, 3),
+}
+# Few rows times 8-bit or 4-bit weights: tokens are outputs here.
+QUANTISED_LINEAR = {
+    80: Tile(16, 64, 4, 4),
+    86: Tile(16, 64, 4, 3),
+    90: Tile(16, 64, 4, 4),
+    100: Tile(16, 64, 4, 4),
+}
+COPY_BYTES = 1 << 14  # that one program copies at a time
+SAMPLE_TOKENS = 1024  # of the vocabulary that one program holds at a time
+SAMPLE_PIVOTS = 16  # thresholds that one pass over a row tries
+
+
+# In float32 there is no matrix instruction that keeps its digits: products are made one by one, out of registers.
+FLOAT32_DECODE = Tile(16, 16, 8, 2, 2)
+FLOAT32_PREFILL = Tile(32, 16, 8, 2)
+
+
+def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Tile:
+    """For `group` query heads per KV head, all of which are in a tile; itemsize: bytes of a number computed with."""
+    tile = FLOAT32_DECODE if itemsize == 4 else PAGED_DECODE[device.row]
+    rows = max(tile.rows, power_of_two(group))
+    wide = head_dim > 128  # than the tables suppose
+    tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
+    return Tile(rows, tokens, 8 if rows > 32 else tile.warps, stages, tile.filling)
+
+
+def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int) -> Tile:
+    """For a chunk of `rows` rows, a row being one head of one token: a short one takes a smaller tile."""
+    tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]
+    wide = head_dim > 128
+    tile_rows = max(16, min(tile.rows // 2 if wide else tile.rows, power_of_two(rows)))
+    tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
+    return Tile(tile_rows, tokens, 4 if itemsize < 4 and tile_rows <= 64 and not wide else tile.warps, stages)
+
+
+@functools.cache
+def _properties(device: torch.device) -> Device:
+    properties = torch.cuda.get_device_properties(device)
+    return Device(10 * properties.major + properties.minor, properties.multi_processor_count)
+
+
+def device_of(tensor: torch.Tensor) -> Device:
+    return _properties(tensor.device) if tensor.is_cuda else INTERPRETED

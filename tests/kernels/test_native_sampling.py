@@ -1,0 +1,80 @@
+"""The native kernels of sampling against the reference, at every level of the instruction set that this machine has."""
+
+import random
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.native.library import NativeLibrary
+from tests.fixtures.native_levels import TESTED, native_at
+
+SIZES = [1, 2, 15, 16, 17, 63, 64, 100, 1023, 1024, 1025, 3000]
+
+
+@pytest.fixture(scope="module", params=TESTED)
+def native(request: pytest.FixtureRequest) -> NativeLibrary:
+    return native_at(request.param)
+
+
+def logits_of(draw: random.Random, rows: int) -> torch.Tensor:
+    """Some with many ties, some with banned tokens; rows stand apart, and what is between them is NaN."""
+    size = draw.choice(SIZES)
+    logits = torch.full((rows, size + 3), torch.nan)[:, :size]
+    logits[:] = torch.randn(rows, size) * draw.choice([0.1, 1.0, 8.0])
+    if draw.random() < 0.4:
+        logits[:] = (logits * 2).round() / 2
+    if draw.random() < 0.4 and size > 5:
+        logits[:, draw.randrange(size)] = -torch.inf
+    return logits
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_survey_equals_the_reference(native: NativeLibrary, seed: int) -> None:
+    torch.manual_seed(seed)
+    logits = logits_of(random.Random(seed), 3).clamp(min=-1e30)
+    found, expected = native.sampling.survey_rows(logits), reference.survey_rows(logits)
+    assert found.finite.all() and expected.finite.all()
+    assert found.best.tolist() == [row.index(max(row)) for row in logits.tolist()]
+    torch.testing.assert_close(found.log_totals, expected.log_totals, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 40, 99])
+def test_a_row_that_is_not_finite_is_found_alone(native: NativeLibrary, place: int, spoilt: float) -> None:
+    logits = torch.randn(3, 100)
+    clean = native.sampling.survey_rows(logits)
+    logits[1, place] = spoilt
+    found = native.sampling.survey_rows(logits)
+    assert found.finite.tolist() == [True, False, True]
+    assert torch.equal(found.best[::2], clean.best[::2])
+    assert torch.equal(found.log_totals[::2], clean.log_totals[::2])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_samples_are_the_references(native: NativeLibrary, seed: int) -> None:
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    logits = logits_of(draw, 6)
+    temperature = torch.tensor([0.0, 1e-38, *[draw.uniform(0.1, 2.0) for _ in range(4)]])
+    top_k = torch.tensor([draw.choice([0, 1, 3, 50, 5000]) for _ in range(6)])
+    top_p = torch.tensor([draw.choice([0.0, 0.3, 0.9, 1.0]) for _ in range(6)])
+    uniform = torch.rand(6, dtype=torch.float64)
+    asked = (logits, temperature, top_k, top_p, uniform)
+    found, expected = native.sampling.sample_tokens(*asked), reference.sample_tokens(*asked)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
+def test_numbers_at_the_ends_choose_tokens_that_may_be_drawn(native: NativeLibrary, number: float) -> None:
+    logits = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0, -torch.inf]])
+    asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([number]).double())
+    expected = 1 if number <= 0.5 else 3
+    assert native.sampling.sample_tokens(logits, *asked).token_ids.tolist() == [expected]
+
+
+@pytest.mark.parametrize("row", [[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf]])
+def test_a_row_without_a_token_to_draw_says_so(native: NativeLibrary, row: list[float]) -> None:
+    asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([0.5]).double())
+    assert native.sampling.sample_tokens(torch.tensor([row]), *asked).logprobs.isnan().all()

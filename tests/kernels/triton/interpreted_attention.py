@@ -1,0 +1,87 @@
+"""Paged attention in Triton against dense attention in float64."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from kernels.kv_pages import QUANTISED
+from kernels.scoring import Scoring
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.paged_decode import decode_calls
+from kernels.triton.paged_prefill import paged_prefill
+from tests.kernels.triton.paged_pool import PagedPool, dense_attention
+
+SCALE = 0.2
+DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
+DTYPES += [(stored, torch.bfloat16) for stored in QUANTISED] + [(torch.float8_e4m3fn, torch.float32)]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.003}
+SCORINGS = {
+    "window": Scoring(SCALE, window=7),
+    "wide window": Scoring(SCALE, window=70),
+    "softcap": Scoring(SCALE, softcap=0.5),
+    "alibi": Scoring(SCALE, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
+    "all": Scoring(SCALE, 9, 2.0, torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def check_decode(
+    pool: PagedPool, query: torch.Tensor, contexts: Sequence[int], scoring: Scoring, splits: int | None = None
+) -> None:
+    stored = [pool.store(context) for context in contexts]
+    starts = torch.tensor([0] + [len(blocks) for blocks, _, _ in stored]).cumsum(0)
+    ids = torch.tensor([block for blocks, _, _ in stored for block in blocks])
+    output = torch.full_like(query, torch.nan)
+    for call in decode_calls(
+        query, pool.layer, ids, starts, torch.tensor(contexts), scoring, output, INTERPRETED, splits
+    ):
+        for name in ("parts", "highest", "total", "output"):
+            if (poisoned := call.arguments.get(name)) is not None and call.kernel.__name__ == "attend_part":
+                poisoned.fill_(torch.nan)
+        call.start()
+    for row, (context, (_, key, value)) in enumerate(zip(contexts, stored, strict=True)):
+        expected = dense_attention(query[row : row + 1], key, value, context - 1, scoring)
+        torch.testing.assert_close(output[row : row + 1].double(), expected, atol=TOLERANCE[query.dtype], rtol=0.01)
+
+
+@pytest.mark.parametrize(("stored", "computed"), DTYPES)
+def test_decode_reads_every_format(stored: torch.dtype, computed: torch.dtype) -> None:
+    pool = PagedPool(stored, 2, 8, 24)
+    check_decode(pool, torch.randn(2, 6, 24).to(computed), [67, 8], Scoring(SCALE), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"), [("window", 2), ("wide window", 5), ("softcap", 3), ("alibi", 3), ("all", 1)]
+)
+def test_decode_scores_as_told_in_any_number_of_parts(name: str, splits: int) -> None:
+    pool = PagedPool(torch.float32, 2, 5, 16)
+    check_decode(pool, torch.randn(2, 6, 16), [1, 83], SCORINGS[name], splits)
+
+
+@pytest.mark.parametrize(("stored", "computed"), DTYPES)
+def test_prefill_reads_every_format(stored: torch.dtype, computed: torch.dtype) -> None:
+    pool = PagedPool(stored, 2, 8, 24)
+    blocks, key, value = pool.store(75)
+    query = torch.randn(70, 6, 24).to(computed)
+    result = paged_prefill(query, pool.layer, torch.tensor(blocks), 5, Scoring(SCALE))
+    expected = dense_attention(query, key, value, 5, Scoring(SCALE))
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCE[computed], rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "tokens"),
+    [("window", 0, 30), ("wide window", 33, 45), ("softcap", 64, 3), ("alibi", 33, 12), ("all", 11, 30)],
+)
+def test_prefill_scores_as_told(name: str, start: int, tokens: int) -> None:
+    pool = PagedPool(torch.float32, 2, 5, 16)
+    blocks, key, value = pool.store(start + tokens)
+    query = torch.randn(tokens, 6, 16)
+    result = paged_prefill(query, pool.layer, torch.tensor(blocks), start, SCORINGS[name])
+    expected = dense_attention(query, key, value, start, SCORINGS[name])
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=0.01)

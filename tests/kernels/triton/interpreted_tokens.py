@@ -1,0 +1,115 @@
+"""Sampling and quantised weights in Triton against their references."""
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.on_triton import on_the_interpreter
+from kernels.quantised_linear import dequantise_weight, quantised_linear
+from kernels.quantised_weight import QuantisedWeight
+from kernels.sample_tokens import sample_tokens
+from kernels.triton.launch import Device
+from kernels.triton.quantised_linear import linear_calls
+
+VOCAB = 2100
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets -inf
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def check_samples(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> None:
+    rows = len(logits)
+    uniform = torch.rand(rows, dtype=torch.float64)
+    arguments = (
+        logits,
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k),
+        torch.full((rows,), top_p),
+        uniform,
+    )
+    expected = reference.sample_tokens(*arguments)
+    with on_the_interpreter():
+        found = sample_tokens(*arguments)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.6, 20, 1.0), (0.7, 0, 0.9), (1.3, 50, 0.8), (1.0, 1, 1.0), (1.0, 0, 0.0)],
+)
+def test_tokens_and_logprobs_equal_the_reference(temperature: float, top_k: int, top_p: float) -> None:
+    check_samples(torch.randn(2, VOCAB) * 3, temperature, top_k, top_p)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (7, 1.0), (7, 0.6), (0, 0.999)])
+def test_ties_at_the_boundary_are_kept_as_the_reference_keeps_them(top_k: int, top_p: float) -> None:
+    check_samples((torch.randn(3, 300) * 2).round(), 1.0, top_k, top_p)
+
+
+def test_banned_tokens_are_never_drawn() -> None:
+    logits = torch.randn(2, VOCAB)
+    logits[:, torch.randperm(VOCAB)[:-3]] = -torch.inf
+    check_samples(logits, 1.0, 0, 0.95)
+    check_samples(logits, 1.0, 20, 1.0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float) -> None:
+    logits = torch.randn(2, 70)
+    logits[0, 5] = bad
+    if bad == -torch.inf:
+        logits[0] = bad
+    rows = (torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.full((2,), 0.5, dtype=torch.float64))
+    with on_the_interpreter():
+        found = sample_tokens(logits, *rows)
+    assert bool(found.logprobs[0].isnan())
+    assert int(found.token_ids[1]) == int(reference.sample_tokens(logits[1:], *(each[1:] for each in rows)).token_ids)
+
+
+def weights(outputs: int, inputs: int, groups: int) -> dict[str, QuantisedWeight]:
+    scales = torch.rand(outputs) + 0.1
+    return {
+        "int8": QuantisedWeight(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), scales),
+        "fp8": QuantisedWeight((torch.randn(outputs, inputs) * 50).to(torch.float8_e4m3fn), scales),
+        "int4": QuantisedWeight(
+            torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8),
+            (torch.rand(outputs, groups) + 0.1).half(),
+            torch.randint(0, 16, (outputs, groups), dtype=torch.uint8),
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize(("inputs", "groups", "dtype"), [(128, 4, torch.bfloat16), (96, 3, torch.float32)])
+def test_quantised_linear_equals_the_reference(kind: str, inputs: int, groups: int, dtype: torch.dtype) -> None:
+    weight = weights(66, inputs, groups)[kind]
+    x, bias = torch.randn(3, inputs).to(dtype), torch.randn(66).to(dtype)
+    expected = reference.quantised_linear(x, weight, bias)
+    with on_the_interpreter():
+        found = quantised_linear(x, weight, bias)
+    largest = float(expected.abs().max())
+    tolerance = largest * (1e-5 if dtype == torch.float32 else 2.0**-7)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+def test_inputs_in_parts_are_summed() -> None:
+    weight, x = weights(20, 1100, 1)["int8"], torch.randn(2, 1100)
+    output = torch.full((2, 20), torch.nan)
+    calls = linear_calls(x, weight, None, output, Device(90, 132))
+    assert len(calls) == 2
+    for call in calls:
+        call.start()
+    torch.testing.assert_close(output, reference.quantised_linear(x, weight, None), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_spelled_out_as_the_reference_does(kind: str, dtype: torch.dtype) -> None:
+    weight = weights(3, 96, 3)[kind]
+    with on_the_interpreter():
+        found = dequantise_weight(weight, dtype)
+    torch.testing.assert_close(found, reference.dequantise_weight(weight, dtype), atol=0, rtol=0)

@@ -1,0 +1,59 @@
+"""Ahead-of-time compilation: decode attention becomes machine code for every architecture, without spills."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compile_triton import compiled
+from benchmarks.triton_calls import CASES
+from kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
+from kernels.triton.splits import decode_splits
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def test_decode_attention_compiles_for_hopper_without_spills() -> None:
+    case = next(each for each in CASES if each.name.startswith("paged_decode bfloat16/bfloat16 128 x1"))
+    rows = list(compiled(case, 90))
+    assert [row.kernel for row in rows] == ["attend_part", "combine_parts"]
+    assert [row.spilled_bytes for row in rows] == [0, 0]
+    assert all(row.registers > 0 for row in rows)
+
+
+def test_every_kernel_has_a_case_to_compile() -> None:
+    started = {call.kernel.__name__ for case in CASES for call in case.calls(Device(90, 132))}
+    assert started == {
+        "attend_chunk",
+        "attend_part",
+        "combine_parts",
+        "copy_row",
+        "gate",
+        "multiply_rows",
+        "normalise",
+        "rotate_rows",
+        "sample_row",
+        "spell_out",
+        "store_rows",
+        "sum_parts",
+    }
+
+
+def test_a_large_batch_is_not_split_and_a_single_sequence_fills_the_device() -> None:
+    assert decode_splits(pairs=32 * 8, tiles=64, multiprocessors=132, filling=2) == 1
+    assert 20 <= decode_splits(pairs=8, tiles=128, multiprocessors=132, filling=2) <= 33
+
+
+def test_no_more_parts_than_tiles() -> None:
+    assert decode_splits(1, 1, 1000, 2) == 1
+    assert decode_splits(1, 0, 1000, 2) == 1
+    assert decode_splits(1, 10_000, 1000, 2) <= 128
+
+
+def test_tiles_hold_all_query_heads_of_a_kv_head() -> None:
+    assert decode_tile(Device(90, 132), 128, 2, group=4).rows == 16
+    assert decode_tile(Device(90, 132), 128, 2, group=71).rows == 128
+    assert prefill_tile(Device(90, 132), 128, 2, rows=10_000) == Tile(128, 64, 8, 3)
+    assert prefill_tile(Device(90, 132), 128, 2, rows=5).rows == 16

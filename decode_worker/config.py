@@ -1,6 +1,6 @@
 """Configuration of a decode worker."""
 
-from typing import Literal
+from pathlib import Path
 
 from service.config import ByteSize, Cores, Field
 from service.worker_config import WorkerConfig
@@ -22,6 +22,4 @@ class DecodeConfig(WorkerConfig):
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that decode")
     pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for a prefill worker to pair")
     lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be away before it is ended")
-    transport: Literal["auto", "shared_memory", "grpc"] = Field(
-        "auto", description="how KV travels; auto: the fastest way there is"
-    )
+    step_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")

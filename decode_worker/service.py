@@ -29,7 +29,7 @@ from service.session_connection import serve_connection
 from service.session_hub import SessionHub
 from worker.adapters import adapter_number
 from worker.transfer_reader import TransferFailed, TransferReader
-from worker.wire import page_counts, sampling_params
+from worker.wire import link_reports, page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -273,5 +273,6 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
                 cache_hit_tokens=load.cache_hit_tokens,
                 preemptions=load.preemptions,
                 unfilled_slots=load.unfilled_slots,
+                links=link_reports(self._reader.links),
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -7,16 +7,19 @@ import sys
 from collections.abc import Callable
 
 import grpc
-import torch
 
 from decode_worker.config import DecodeConfig
-from decode_worker.loop import DecodeLoop
+from decode_worker.loop import DecodeLoop, OutcomeHandler
 from decode_worker.service import DecodeService
+from decode_worker.step_file import StepFile
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
+from engine.kv_memory import LargestStep
 from engine.mixed_scheduler import MixedScheduler
 from engine.model_config import ModelError
 from engine.pages import BlockPool
-from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
+from engine.parallel.collectives import RankLost
+from engine.prepare import PreparedModel, thread_preparation
+from engine.runner import Runner
 from engine.step_budget import StepBudget
 from engine.swap_space import SwapSpace
 from kvtransfer.puller import PullThread
@@ -28,14 +31,16 @@ from service.logs import configure_logging
 from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
-from worker.adapters import describe_adapters, load_runner
+from worker.adapters import describe_adapters
+from worker.model import prepare
 from worker.peers import Peers
-from worker.pool import make_pool
+from worker.pool import TransferOptions, make_host, make_pool
+from worker.ranks import load_runner, watch_ranks
 from worker.transfer_reader import TransferReader
 from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
-WRONG_CONFIGURATION = 2
+LOST, WRONG_CONFIGURATION = 1, 2
 STOP_TIMEOUT_S = 5.0
 TOMBSTONE_S = 60.0  # longer than anything of a fetch may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
@@ -50,25 +55,34 @@ class DecodeWorker:
 
     role = WorkerRole.DECODE
 
-    def __init__(self, config: DecodeConfig, prepared: PreparedModel, epoch: int) -> None:
+    def __init__(
+        self, config: DecodeConfig, prepared: PreparedModel, epoch: int, pulls: PullThread | None = None
+    ) -> None:
+        """`pulls`: who copies KV; None: a thread on the configured cores."""
         self._config = config
         self._prepared = prepared
-        self._memory = make_pool(prepared, config.transport)
+        transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
+        self._memory = make_pool(prepared, transfers)
         self._service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # nothing is announced: nobody is parked
             self._memory.description,
             self._memory.storage,
+            groups=make_host(self._memory),
         )
         self._peers = Peers(
             self._memory.description,
             self._memory.storage,
-            PullThread(config.transfer_cores),
+            pulls or PullThread(config.transfer_cores),
             config.transport,
             config.pair_timeout_s,
+            self._memory.groups,
+            self._memory.nixl,
         )
         self._reader = TransferReader(self._peers)
+        self._steps = None if config.step_file is None else StepFile(config.step_file)
         self._loop: DecodeLoop | None = None
+        self._runner: Runner | None = None
         self._sweep: asyncio.Task[None] | None = None
 
     @property
@@ -89,10 +103,17 @@ class DecodeWorker:
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        await asyncio.to_thread(self._memory.back)
         host_slots = int(self._config.swap_memory) // self._prepared.layout.block_bytes
-        runner = await asyncio.to_thread(
-            load_runner, self._prepared, self._memory.storage, self._config.adapter, host_slots
+        runner = self._runner = await asyncio.to_thread(
+            load_runner,
+            self._prepared,
+            self._memory,
+            self._config.adapter,
+            host_slots,
+            decode_rows=self._config.max_sequences if self._config.graphs else 0,
         )
+        watch_ranks(runner, on_fault)
         pool = BlockPool(self._prepared.total_blocks)
         scheduler = MixedScheduler(
             pool,
@@ -102,8 +123,11 @@ class DecodeWorker:
             StepBudget(self._config.step_budget_ms / 1e3),
             SwapSpace(host_slots),
         )
-        prepare = thread_preparation(self._config.cores, self._prepared.options.device, runner)
-        self._loop = DecodeLoop(runner, scheduler, self._service.on_outcomes, on_fault, prepare)
+        ready = thread_preparation(self._config.cores, self._prepared.options.device, runner)
+        on_outcomes: OutcomeHandler = self._service.on_outcomes
+        if self._steps is not None:
+            on_outcomes = self._steps.recording(on_outcomes)
+        self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready)
         await self._loop.start()
         self._service.attach(self._loop, self._reader)
         self._transfers.attach(self._loop)
@@ -124,8 +148,13 @@ class DecodeWorker:
             self._sweep.cancel()
         await self._reader.close()
         await self._peers.close()
+        await self._transfers.end_groups()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+        if self._steps is not None:
+            self._steps.close()
+        if self._runner is not None:
+            await asyncio.to_thread(self._runner.close)
         self._memory.close()
 
 
@@ -158,6 +187,9 @@ def main(config: DecodeConfig) -> int:
     except (ForeignKernelsError, ModelError) as error:
         logger.critical("%s", error)
         return WRONG_CONFIGURATION
+    except RankLost as error:
+        logger.critical("%s", error)
+        return LOST
 
 
 def _run(config: DecodeConfig) -> int:
@@ -169,17 +201,8 @@ def _run(config: DecodeConfig) -> int:
 
 
 async def _main(config: DecodeConfig) -> int:
-    options = ModelOptions(
-        config.model,
-        torch.device(config.device),
-        config.dtype,
-        config.block_size,
-        int(config.kv_memory),
-        config.max_model_len,
-        config.kv_cache_dtype,
-        config.quantize,
-    )
-    prepared = await asyncio.to_thread(prepare_model, options)
+    step = LargestStep(max(config.chunk_tokens, config.max_sequences), config.max_sequences)
+    prepared = await asyncio.to_thread(prepare, config, step)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
     return await serve(WorkerProcess(config, DecodeWorker(config, prepared, epoch), epoch))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtransfer.errors import PairingRefused
+from kvtransfer.slices import PoolShape
 
 POOL_ID_BYTES = 16
 
@@ -20,17 +21,45 @@ class SharedMemoryHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemoryHandle:
+    """Memory of a GPU that another process opens with cuIpcOpenMemHandle."""
+
+    handle: bytes  # CUipcMemHandle, 64 bytes
+    offset_bytes: int  # of the pool within what was exported
+    size_bytes: int  # of the pool
+
+
+@dataclass(frozen=True, slots=True)
+class NixlHandle:
+    """A pool that NIXL agents of other processes may read."""
+
+    metadata: bytes  # of the agent, opaque
+    address: int  # where the pool begins, in its own process
+    device: int
+    memory: str  # NIXL's name of its kind: DRAM or VRAM
+
+
+@dataclass(frozen=True, slots=True)
 class PoolDescription:
     fingerprint: bytes  # digest of model, dtype, block size and KV layout
-    block_bytes: int  # one block with all its layers
+    block_bytes: int  # one block with all its layers and heads
     num_blocks: int
     host_id: str  # see `host_id`
     pool_id: bytes  # random: tells this pool from that of a later process at the same address
     shared_memory: SharedMemoryHandle | None = None  # None: nobody may map this pool
+    device_memory: tuple[DeviceMemoryHandle, ...] = ()  # of each part; none: not on a GPU, or not to be opened
+    group_backend: str = ""  # of torch.distributed, by which its blocks may be sent; empty: by none
+    parts: int = 1  # how many ranks share the heads, see PoolShape
+    rows: int = 1  # layers x (keys, values)
+    nixl: NixlHandle | None = None  # None: not registered with NIXL
 
     @property
     def size_bytes(self) -> int:
         return self.block_bytes * self.num_blocks
+
+    @property
+    def shape(self) -> PoolShape:
+        return PoolShape(self.num_blocks, self.block_bytes, self.rows, self.parts)
 
 
 def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
@@ -39,6 +68,12 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
         raise PairingRefused("fingerprint", mine.fingerprint.hex(), theirs.fingerprint.hex())
     if mine.block_bytes != theirs.block_bytes:
         raise PairingRefused("block_bytes", f"{mine.block_bytes} bytes", f"{theirs.block_bytes} bytes")
+    if mine.parts != theirs.parts and mine.rows != theirs.rows:
+        raise PairingRefused("rows", f"{mine.rows} rows", f"{theirs.rows} rows")
+    if theirs.parts < 1 or theirs.rows < 1 or theirs.block_bytes % (theirs.parts * theirs.rows):
+        raise PairingRefused("parts", f"{mine.parts} parts", f"{theirs.parts} parts of {theirs.rows} rows")
+    if any(part.size_bytes < theirs.shape.part_bytes for part in theirs.device_memory):
+        raise PairingRefused("device_memory", f"{theirs.shape.part_bytes} bytes wanted", "less")
     handle = theirs.shared_memory
     if handle is not None and handle.size_bytes < theirs.size_bytes:
         raise PairingRefused("shared_memory", f"{theirs.size_bytes} bytes wanted", f"{handle.size_bytes} bytes")

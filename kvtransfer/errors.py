@@ -1,11 +1,13 @@
 """What can go wrong between two pools.
 
 TransferError
-├── SharedMemoryUnavailable   this system cannot make memory that peers may read but not write
-├── PeerUnreachable           the pool of a peer cannot be mapped here
+├── SharedMemoryUnavailable   memory of ours cannot be offered to peers in the way asked for
+├── PeerUnreachable           the pool of a peer cannot be reached in this way
 ├── PairingRefused            two pools do not hold the same bytes for the same tokens
 ├── BlockOutOfRange           a block id outside of a pool
 ├── CopyBroken                the peer sent more or fewer bytes than were asked for, or the link broke
+│   ├── CopyRefused           the peer said no, before it sent anything
+│   └── LinkBroken            and the link is of no use any more: pair again
 └── UnknownTransfer           the transfer has ended, or never was
 """
 
@@ -35,6 +37,14 @@ class BlockOutOfRange(TransferError):
 
 
 class CopyBroken(TransferError):
+    pass
+
+
+class CopyRefused(CopyBroken):
+    pass
+
+
+class LinkBroken(CopyBroken):
     pass
 
 

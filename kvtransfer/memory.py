@@ -11,11 +11,15 @@ from kvtransfer.description import SharedMemoryHandle
 from kvtransfer.errors import SharedMemoryUnavailable
 
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, kernel 5.1; Python 3.11 has no name for it
-SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+WRITE_SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
 class SharedPool:
     """Bytes in a sealed memfd. The kernel refuses every other writable map, every write and change of size.
+
+    Where other processes of the owner are to write parts of it, they map them before `seal`: what is mapped by then
+    stays writable.
 
     There is no name in /dev/shm that could be left behind: the memory goes with the last process that maps it.
     """
@@ -26,8 +30,11 @@ class SharedPool:
         self._tensor: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
 
     @classmethod
-    def create(cls, nbytes: int) -> "SharedPool":
-        """`nbytes` of zeros. Raises SharedMemoryUnavailable where the system has no memfd or cannot seal it."""
+    def create(cls, nbytes: int, sealed: bool = True) -> "SharedPool":
+        """`nbytes` of zeros. Not `sealed`: only its size is, until `seal`.
+
+        Raises SharedMemoryUnavailable where the system has no memfd or cannot seal it.
+        """
         if nbytes < 1:
             raise ValueError(f"a pool needs at least one byte, got {nbytes}")
         if sys.platform != "linux":
@@ -39,11 +46,21 @@ class SharedPool:
         try:
             os.ftruncate(fd, nbytes)
             mapping = mmap.mmap(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)  # after the map: ours stays writable, every later one is refused
+            # after the map: ours stays writable, every later one is refused
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (WRITE_SEALS if sealed else 0))
         except OSError as error:
             os.close(fd)
             raise SharedMemoryUnavailable(f"a sealed memfd of {nbytes} bytes: {error.strerror}") from error
         return cls(fd, mapping)
+
+    def seal(self) -> None:
+        """From now on no other writable map can be made. Raises SharedMemoryUnavailable where the kernel cannot."""
+        if fcntl.fcntl(self._handle.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
+            return
+        try:
+            fcntl.fcntl(self._handle.fd, fcntl.F_ADD_SEALS, WRITE_SEALS)
+        except OSError as error:
+            raise SharedMemoryUnavailable(f"the pool cannot be sealed: {error.strerror}") from error
 
     @property
     def tensor(self) -> torch.Tensor:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 
 from kvtransfer.errors import BlockOutOfRange, CopyBroken
+from kvtransfer.parts import Storage, parts_of
+from kvtransfer.slices import PoolShape, plan_slices
 from kvtransfer.transport import BlockPair, LinkRate, split_runs
 
 
@@ -26,27 +28,35 @@ class BlockLink(Protocol):
 
 
 class StreamTransport:
-    """`pool` is our own: uint8, one dimension, on any device. `link` belongs to whoever made it."""
+    """`pool` is our own, on any device or devices. `link` belongs to whoever made it.
+
+    The bytes of a block are those of each part of the source, one after the other.
+    """
 
     name = "grpc"
 
-    def __init__(self, link: BlockLink, pool: torch.Tensor, block_bytes: int) -> None:
+    def __init__(self, link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape) -> None:
+        parts = parts_of(pool, own)
         self._link = link
-        self._pool = pool
+        self._pool = parts[0]
+        self._devices = {part.device for part in parts}
+        self._own = own
+        self._cuts = BlockCuts(parts, source, own) if source.parts > 1 or own.parts > 1 else None
         # On CPU numpy copies: they stay on the calling thread, while torch would spread them over its compute threads.
-        self._array = pool.numpy() if pool.device.type == "cpu" else None
-        self._block_bytes = block_bytes
+        self._array = self._pool.numpy() if self._pool.device.type == "cpu" else None
+        self._block_bytes = own.block_bytes
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Raises CopyBroken; BlockOutOfRange, before anything is asked for."""
-        own_blocks = self._pool.numel() // self._block_bytes
+        own_blocks = self._own.num_blocks
         for pair in pairs:
             if not 0 <= pair.destination < own_blocks:
                 raise BlockOutOfRange(f"{pair} is not within {own_blocks} own blocks")
         for run in split_runs(pairs, _logically_adjacent):
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
-        if self._pool.device.type == "cuda":
-            torch.cuda.current_stream(self._pool.device).synchronize()  # a copy has ended when the device says so
+        for device in self._devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # a copy has ended when the device says so
         return len(pairs) * self._block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -62,10 +72,11 @@ class StreamTransport:
 
     def _fill(self, run: Sequence[BlockPair], pieces: Iterable[bytes]) -> None:
         expected, received = len(run) * self._block_bytes, 0
+        write = self._write if self._cuts is None else self._cuts.write
         for piece in pieces:
             if received + len(piece) > expected:
                 raise CopyBroken(f"the peer sent more than the {expected} bytes asked for")
-            self._write(run, received, piece)
+            write(run, received, piece)
             received += len(piece)
         if received < expected:
             raise CopyBroken(f"the peer sent {received} of {expected} bytes")
@@ -85,6 +96,34 @@ class StreamTransport:
             np.copyto(self._array[start : start + part.size], part)
         else:
             self._pool[start : start + part.size].copy_(torch.from_numpy(part.copy()))  # torch knows no read-only array
+
+
+class BlockCuts:
+    """Collects a block of a source that is cut into other parts than our pool, and puts its heads where they belong."""
+
+    def __init__(self, pool: Sequence[torch.Tensor], source: PoolShape, own: PoolShape) -> None:
+        self._block = torch.zeros(source.block_bytes, dtype=torch.uint8)
+        collected = self._block.view(source.parts, source.rows, source.row_bytes)
+        parts = [part.view(own.num_blocks, own.rows, own.row_bytes) for part in pool]
+        self._moves = [
+            (
+                collected[piece.source_part, :, piece.source_offset : piece.source_offset + piece.width],
+                parts[piece.destination_part][:, :, piece.destination_offset : piece.destination_offset + piece.width],
+            )
+            for piece in plan_slices(source, own)
+        ]
+
+    def write(self, run: Sequence[BlockPair], offset: int, piece: bytes) -> None:
+        """Bytes that stand `offset` bytes into the run."""
+        data = np.frombuffer(piece, dtype=np.uint8)
+        while data.size:
+            index, within = divmod(offset, self._block.numel())
+            part = data[: self._block.numel() - within]
+            np.copyto(self._block.numpy()[within : within + part.size], part)
+            if within + part.size == self._block.numel():
+                for heads, place in self._moves:
+                    place[run[index].destination].copy_(heads)
+            data, offset = data[part.size :], offset + part.size
 
 
 def _logically_adjacent(left: BlockPair, right: BlockPair) -> bool:

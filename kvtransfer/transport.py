@@ -34,7 +34,10 @@ class Transport(Protocol):
         """As it stands in traces and metrics."""
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copies blocks of one transfer into our pool; returns the number of bytes. Raises TransferError."""
+        """Copies blocks of one transfer into our pool; returns the number of bytes.
+
+        Raises TransferError. After LinkBroken the link is of no use any more.
+        """
 
     def measure(self, nbytes: int) -> LinkRate:
         """Moves at most `nbytes` of anything, into no pool. Raises TransferError."""

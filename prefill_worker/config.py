@@ -12,12 +12,10 @@ class PrefillConfig(WorkerConfig):
     chunk_tokens: int = Field(512, ge=1, description="most prompt tokens computed in one step")
     lease_s: float = Field(5.0, gt=0, description="how long KV that nobody reads stays pinned")
     park_s: float = Field(10.0, gt=0, description="how long a reader may wait for a prompt that is not here yet")
-    transport: Literal["auto", "shared_memory", "grpc"] = Field(
-        "auto", description="how KV travels: grpc keeps the pool private"
-    )
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")
     pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for another worker to pair")
     fetch: Literal["auto", "always", "never"] = Field(
         "auto", description="whether KV that another worker has is fetched; auto: where that is sooner than computing"
     )
     fetch_timeout_s: float = Field(1.0, gt=0, description="longest wait for a fetch before the prompt is computed")
+    nice: int = Field(0, ge=0, le=19, description="how far computing stands back behind whatever shares its cores")

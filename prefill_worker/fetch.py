@@ -16,7 +16,7 @@ from engine.engine_thread import EngineStopped
 from engine.prefill_scheduler import Landing
 from prefill_worker.fetch_policy import FetchCosts, PrefillRate
 from prefill_worker.loop import PrefillLoop
-from worker.peers import PeerFailed, Peers
+from worker.peers import PeerFailed, PeerLink, Peers
 from worker.transfer_reader import Pull, TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,10 @@ class PrefixFetcher:
         self._options = options
         self._pulls: set[asyncio.Task[Pull]] = set()
         self._avoided_until: dict[str, float] = {}  # by endpoint, monotonic seconds
+
+    @property
+    def links(self) -> tuple[PeerLink, ...]:
+        return self._peers.links
 
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
         """Fetches what is lacking here of the blocks of `hashes`, those that the prompt could take from the cache.

@@ -28,7 +28,7 @@ from service.session_connection import serve_connection
 from service.session_hub import SessionHub
 from worker.adapters import adapter_number
 from worker.transfer_source import TRANSFER_ID_BYTES, TransferSource
-from worker.wire import page_counts, sampling_params
+from worker.wire import link_reports, page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -246,5 +246,6 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
                 steps=self._loop.steps,
                 cache_query_tokens=load.cache_query_tokens,
                 cache_hit_tokens=load.cache_hit_tokens,
+                links=link_reports(self._fetcher.links if self._fetcher else ()),
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable
 
 import grpc
-import torch
 
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
+from engine.kv_memory import LargestStep
 from engine.model_config import ModelError
 from engine.pages import BlockPool
+from engine.parallel.collectives import RankLost
 from engine.prefill_scheduler import PrefillScheduler
-from engine.prepare import ModelOptions, PreparedModel, prepare_model, thread_preparation
+from engine.prepare import PreparedModel, thread_preparation
+from engine.runner import Runner
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
@@ -21,22 +23,25 @@ from prefill_worker.fetch import FetchOptions, PrefixFetcher
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.service import PrefillService
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
-from service.affinity import pin_process
+from service.affinity import pin_process, stand_back
 from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
 from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
-from worker.adapters import describe_adapters, load_runner
+from worker.adapters import describe_adapters
+from worker.model import prepare
 from worker.peers import Peers
-from worker.pool import make_pool
+from worker.pool import TransferOptions, make_host, make_pool
+from worker.ranks import load_runner, watch_ranks
 from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
-WRONG_CONFIGURATION = 2
+LOST, WRONG_CONFIGURATION = 1, 2
 STOP_TIMEOUT_S = 5.0
 TOMBSTONE_S = 60.0  # longer than any command of a request may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
+PROMPTS_AT_ONCE = 64  # that end in one step, where memory is measured
 SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
     kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
@@ -51,13 +56,15 @@ class PrefillWorker:
     def __init__(self, config: PrefillConfig, prepared: PreparedModel, epoch: int) -> None:
         self._config = config
         self._prepared = prepared
-        self._memory = make_pool(prepared, config.transport)
+        transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
+        self._memory = make_pool(prepared, transfers)
         self._service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, config.park_s, TOMBSTONE_S),
             self._memory.description,
             self._memory.storage,
             self._service.on_transfer_ended,
+            make_host(self._memory),
         )
         self._peers = Peers(
             self._memory.description,
@@ -65,8 +72,11 @@ class PrefillWorker:
             PullThread(config.transfer_cores),
             config.transport,
             config.pair_timeout_s,
+            self._memory.groups,
+            self._memory.nixl,
         )
         self._loop: PrefillLoop | None = None
+        self._runner: Runner | None = None
         self._fetcher: PrefixFetcher | None = None
         self._sweep: asyncio.Task[None] | None = None
 
@@ -88,11 +98,15 @@ class PrefillWorker:
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        runner = await asyncio.to_thread(load_runner, self._prepared, self._memory.storage, self._config.adapter)
+        await asyncio.to_thread(self._memory.back)
+        runner = self._runner = await asyncio.to_thread(
+            load_runner, self._prepared, self._memory, self._config.adapter, nice=self._config.nice
+        )
+        watch_ranks(runner, on_fault)
         pool = BlockPool(self._prepared.total_blocks)
         scheduler = PrefillScheduler(pool, self._config.block_size, self._config.chunk_tokens)
-        prepare = thread_preparation(self._config.cores, self._prepared.options.device, runner)
-        self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, prepare)
+        ready = thread_preparation(self._config.cores, self._prepared.options.device, runner, self._config.nice)
+        self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, ready)
         await self._loop.start()
         self._fetcher = self._make_fetcher(self._loop)
         self._service.attach(self._loop, self._transfers, self._fetcher)
@@ -122,10 +136,13 @@ class PrefillWorker:
         if self._sweep is not None:
             self._sweep.cancel()
         await self._peers.close()
+        await self._transfers.end_groups()
         if self._fetcher is not None:
             await self._fetcher.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+        if self._runner is not None:
+            await asyncio.to_thread(self._runner.close)
         self._memory.close()
 
 
@@ -157,6 +174,9 @@ def main(config: PrefillConfig) -> int:
     except (ForeignKernelsError, ModelError) as error:
         logger.critical("%s", error)
         return WRONG_CONFIGURATION
+    except RankLost as error:
+        logger.critical("%s", error)
+        return LOST
 
 
 def _run(config: PrefillConfig) -> int:
@@ -164,21 +184,14 @@ def _run(config: PrefillConfig) -> int:
     if config.cores is not None:
         # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
         pin_process(config.cores | (config.transfer_cores or frozenset()))
+    if config.nice:
+        stand_back(config.nice)
     return run(_main(config))
 
 
 async def _main(config: PrefillConfig) -> int:
-    options = ModelOptions(
-        config.model,
-        torch.device(config.device),
-        config.dtype,
-        config.block_size,
-        int(config.kv_memory),
-        config.max_model_len,
-        config.kv_cache_dtype,
-        config.quantize,
-    )
-    prepared = await asyncio.to_thread(prepare_model, options)
+    step = LargestStep(config.chunk_tokens, min(config.chunk_tokens, PROMPTS_AT_ONCE))
+    prepared = await asyncio.to_thread(prepare, config, step)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
     return await serve(WorkerProcess(config, PrefillWorker(config, prepared, epoch), epoch))

@@ -18,20 +18,42 @@ class PairResponse(_message.Message):
     def __init__(self, source: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
-    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id")
+    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id", "device_memory", "group_backend", "parts", "rows", "nixl")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     block_bytes: int
     num_blocks: int
     host_id: str
     shared_memory: SharedMemoryHandle
     pool_id: bytes
-    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ...) -> None: ...
+    device_memory: _containers.RepeatedCompositeFieldContainer[DeviceMemoryHandle]
+    group_backend: str
+    parts: int
+    rows: int
+    nixl: NixlHandle
+    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ..., device_memory: _Optional[_Iterable[_Union[DeviceMemoryHandle, _Mapping]]] = ..., group_backend: _Optional[str] = ..., parts: _Optional[int] = ..., rows: _Optional[int] = ..., nixl: _Optional[_Union[NixlHandle, _Mapping]] = ...) -> None: ...
+
+class NixlHandle(_message.Message):
+    __slots__ = ("metadata", "address", "device", "memory")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    metadata: bytes
+    address: int
+    device: int
+    memory: str
+    def __init__(self, metadata: _Optional[bytes] = ..., address: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ...) -> None: ...
 
 class SharedMemoryHandle(_message.Message):
     __slots__ = ("pid", "fd", "inode", "size_bytes")
@@ -44,6 +66,16 @@ class SharedMemoryHandle(_message.Message):
     inode: int
     size_bytes: int
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., inode: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class DeviceMemoryHandle(_message.Message):
+    __slots__ = ("handle", "offset_bytes", "size_bytes")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    offset_bytes: int
+    size_bytes: int
+    def __init__(self, handle: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("transfer_id", "pool_id", "block_hashes")
@@ -126,3 +158,99 @@ class CloseResponse(_message.Message):
     VALID_FIELD_NUMBER: _ClassVar[int]
     valid: bool
     def __init__(self, valid: bool = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("group_id", "pool_id", "reader", "backend", "blocks_per_message")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PER_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    group_id: bytes
+    pool_id: bytes
+    reader: PoolDescription
+    backend: str
+    blocks_per_message: int
+    def __init__(self, group_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ..., reader: _Optional[_Union[PoolDescription, _Mapping]] = ..., backend: _Optional[str] = ..., blocks_per_message: _Optional[int] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("met",)
+    MET_FIELD_NUMBER: _ClassVar[int]
+    met: bool
+    def __init__(self, met: bool = ...) -> None: ...
+
+class StoreRequest(_message.Message):
+    __slots__ = ("group_id", "set", "get", "wait", "check", "add", "delete", "timeout_ms")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    GET_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    group_id: bytes
+    set: StoreValue
+    get: str
+    wait: StoreKeys
+    check: StoreKeys
+    add: StoreAddition
+    delete: str
+    timeout_ms: int
+    def __init__(self, group_id: _Optional[bytes] = ..., set: _Optional[_Union[StoreValue, _Mapping]] = ..., get: _Optional[str] = ..., wait: _Optional[_Union[StoreKeys, _Mapping]] = ..., check: _Optional[_Union[StoreKeys, _Mapping]] = ..., add: _Optional[_Union[StoreAddition, _Mapping]] = ..., delete: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class StoreKeys(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StoreValue(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class StoreAddition(_message.Message):
+    __slots__ = ("key", "amount")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    amount: int
+    def __init__(self, key: _Optional[str] = ..., amount: _Optional[int] = ...) -> None: ...
+
+class StoreResponse(_message.Message):
+    __slots__ = ("value", "sum", "found")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    sum: int
+    found: bool
+    def __init__(self, value: _Optional[bytes] = ..., sum: _Optional[int] = ..., found: bool = ...) -> None: ...
+
+class SendRequest(_message.Message):
+    __slots__ = ("group_id", "first_sequence", "blocks", "probe_messages")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    group_id: bytes
+    first_sequence: int
+    blocks: TransferBlocks
+    probe_messages: int
+    def __init__(self, group_id: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., blocks: _Optional[_Union[TransferBlocks, _Mapping]] = ..., probe_messages: _Optional[int] = ...) -> None: ...
+
+class TransferBlocks(_message.Message):
+    __slots__ = ("transfer_id", "blocks")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: bytes
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, transfer_id: _Optional[bytes] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SendResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

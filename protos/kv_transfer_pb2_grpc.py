@@ -54,6 +54,21 @@ class KvTransferServiceStub(object):
                 request_serializer=protos_dot_kv__transfer__pb2.CloseRequest.SerializeToString,
                 response_deserializer=protos_dot_kv__transfer__pb2.CloseResponse.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_stream(
+                '/baton.v1.KvTransferService/Join',
+                request_serializer=protos_dot_kv__transfer__pb2.JoinRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.JoinResponse.FromString,
+                _registered_method=True)
+        self.Store = channel.unary_unary(
+                '/baton.v1.KvTransferService/Store',
+                request_serializer=protos_dot_kv__transfer__pb2.StoreRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.StoreResponse.FromString,
+                _registered_method=True)
+        self.Send = channel.unary_unary(
+                '/baton.v1.KvTransferService/Send',
+                request_serializer=protos_dot_kv__transfer__pb2.SendRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.SendResponse.FromString,
+                _registered_method=True)
 
 
 class KvTransferServiceServicer(object):
@@ -89,6 +104,28 @@ class KvTransferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request, context):
+        """A process group of torch.distributed for this pair of workers, where blocks travel by NCCL or gloo. The stream is
+        the group's life: it says when both may meet and when they have, and either side ends the group by ending it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Store(self, request, context):
+        """The store over which the two meet. The source keeps it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Send(self, request, context):
+        """Asks for messages over the group, into memory of the reader. Answered when they will come, in the order asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvTransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +148,21 @@ def add_KvTransferServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=protos_dot_kv__transfer__pb2.CloseRequest.FromString,
                     response_serializer=protos_dot_kv__transfer__pb2.CloseResponse.SerializeToString,
+            ),
+            'Join': grpc.unary_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=protos_dot_kv__transfer__pb2.JoinRequest.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.JoinResponse.SerializeToString,
+            ),
+            'Store': grpc.unary_unary_rpc_method_handler(
+                    servicer.Store,
+                    request_deserializer=protos_dot_kv__transfer__pb2.StoreRequest.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.StoreResponse.SerializeToString,
+            ),
+            'Send': grpc.unary_unary_rpc_method_handler(
+                    servicer.Send,
+                    request_deserializer=protos_dot_kv__transfer__pb2.SendRequest.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.SendResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +273,87 @@ class KvTransferService(object):
             '/baton.v1.KvTransferService/Close',
             protos_dot_kv__transfer__pb2.CloseRequest.SerializeToString,
             protos_dot_kv__transfer__pb2.CloseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.KvTransferService/Join',
+            protos_dot_kv__transfer__pb2.JoinRequest.SerializeToString,
+            protos_dot_kv__transfer__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Store(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvTransferService/Store',
+            protos_dot_kv__transfer__pb2.StoreRequest.SerializeToString,
+            protos_dot_kv__transfer__pb2.StoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Send(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvTransferService/Send',
+            protos_dot_kv__transfer__pb2.SendRequest.SerializeToString,
+            protos_dot_kv__transfer__pb2.SendResponse.FromString,
             options,
             channel_credentials,
             insecure,

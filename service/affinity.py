@@ -1,5 +1,6 @@
-"""CPU cores of this process: reading a list of them, and staying on them."""
+"""CPU cores of this process: reading a list of them, staying on them, and letting others go first."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -33,3 +34,12 @@ def pin_process(cores: frozenset[int]) -> None:
             os.sched_setaffinity(int(task.name), cores)
         except ProcessLookupError:
             continue  # that thread ended meanwhile
+
+
+def stand_back(nice: int) -> None:
+    """Behind other sessions, where Linux shares out the CPU by session (autogroup) and the niceness of a thread means
+    nothing between two of them. Does nothing elsewhere, nor in a session that is not this process's own.
+    """
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))

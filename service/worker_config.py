@@ -1,13 +1,16 @@
 """What both kinds of worker are told: where to listen, what to serve, how much memory, which cores."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
 from service.config import Adapters, ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig
 
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+
+KV_BYTES = ByteSize(256 * 2**20)
+KvMemory = Annotated[ByteSize, Field(gt=0)] | Literal["auto"]
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
 
@@ -25,11 +28,37 @@ class WorkerConfig(ListenConfig, RegistryConfig, LogConfig):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
     quantize: Quantize = Field("none", description="what the weights of a plain checkpoint are made while loading")
+    linear: Literal["auto", "native", "onednn"] = Field(
+        "auto",
+        description="what multiplies plain weights on a CPU; auto: Baton's kernels, and oneDNN for as many tokens at "
+        "once as it is faster for, measured at the first start and remembered in ~/.cache/baton",
+    )
     kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of KV in its pool; auto: as --dtype")
     block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
-    kv_memory: ByteSize = Field(ByteSize(256 * 2**20), gt=0, description="size of the KV pool, for example 512MiB")
+    kv_memory: KvMemory = Field(
+        KV_BYTES, description="size of the KV pool, for example 512MiB; auto: on a GPU what weights and a step leave"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of the GPU's memory for this worker where --kv-memory is auto"
+    )
+    graphs: bool = Field(True, description="whether steps are recorded as CUDA graphs on a GPU")
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that compute together, each with its share of heads, weights and KV; on CPU they share "
+        "--cores, on GPUs they take the one of --device and those after it. Prefill and decode may differ",
+    )
     cores: Cores | None = Field(None, description="CPU cores that compute, for example 0,2-3")
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"] = Field(
+        "auto", description="how KV travels; auto: the fastest way there is. Any other allows that way only, or none"
+    )
+    transfer_interface: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.@-]{1,15}$",
+        description="network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, as eth0",
+    )
     session_grace_s: float = Field(10.0, gt=0, le=600, description="how long a router that is away keeps its requests")
 
     @model_validator(mode="after")
@@ -37,6 +66,25 @@ class WorkerConfig(ListenConfig, RegistryConfig, LogConfig):
         if self.model_name in (each.name for each in self.adapter):
             raise ValueError(f"an adapter cannot be called {self.model_name!r}, as the model is")
         return self
+
+    @model_validator(mode="after")
+    def _groups_have_an_interface(self) -> Self:
+        if self.transport in ("nixl", "nccl", "gloo") and self.transfer_interface is None:
+            raise ValueError(f"--transport {self.transport} needs --transfer-interface")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_one_rank(self) -> Self:
+        if self.adapter and self.tensor_parallel > 1:
+            raise ValueError("--adapter needs --tensor-parallel 1: adapters are computed on one rank")
+        return self
+
+    @property
+    def kv_memory_bytes(self) -> int | None:
+        """None: what is left on the GPU."""
+        if self.kv_memory != "auto":
+            return int(self.kv_memory)
+        return int(KV_BYTES) if self.device == "cpu" else None
 
     @property
     def advertised_host(self) -> str:

@@ -4,32 +4,53 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import grpc
 import torch
 
-from kvtransfer.description import PoolDescription, can_map, check_compatible
-from kvtransfer.errors import CopyBroken, PeerUnreachable, TransferError
+from kvtransfer.choice import TransportChoice, TransportName, possible_ways
+from kvtransfer.cuda_ipc import CudaDevice
+from kvtransfer.description import PoolDescription, check_compatible
+from kvtransfer.device_memory import cuda_ipc_transport
+from kvtransfer.errors import CopyBroken, LinkBroken, PeerUnreachable, TransferError
+from kvtransfer.nixl_memory import NixlAgent, NixlTransport
+from kvtransfer.parts import Storage, parts_of
 from kvtransfer.peer import open_peer
+from kvtransfer.process_group import GroupOptions
 from kvtransfer.puller import CopyResult, PullThread
 from kvtransfer.shared_memory import SharedMemoryTransport
 from kvtransfer.stream import StreamTransport
 from kvtransfer.transport import BlockPair, LinkRate, Transport
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
-from worker.transfer_wire import description_from_wire
+from worker.group_reader import join_group
+from worker.transfer_wire import description_from_wire, description_to_wire
 
 logger = logging.getLogger(__name__)
-TransportChoice = Literal["auto", "shared_memory", "grpc"]
 PROBE_BYTES = 8 << 20
 READ_TIMEOUT_S = 10.0
 
 
 class PeerFailed(Exception):
     """The other worker cannot be paired with, or blocks cannot be copied from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLink:
+    """A way to another worker, as an operator is told of it."""
+
+    endpoint: str
+    transport: str
+    gb_per_s: float
+    fallback: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    transport: Transport
+    fallback: str  # why no faster way was taken, where grpc was not asked for
 
 
 @dataclass(eq=False, slots=True)
@@ -43,6 +64,7 @@ class Peer:
     link: "GrpcLink"
     transport: Transport
     rate: LinkRate
+    fallback: str = ""  # why no faster way was taken; empty where the fastest was
     users: int = 0
     forgotten: bool = False
 
@@ -52,7 +74,7 @@ class GrpcLink:
 
     def __init__(self, endpoint: str) -> None:
         self._channel = grpc.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
-        self._stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
+        self.stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
         asked = kv_transfer_pb2.TransferRange(transfer_id=transfer_id, first_block=first_block, num_blocks=num_blocks)
@@ -63,7 +85,7 @@ class GrpcLink:
 
     def _pieces(self, request: kv_transfer_pb2.ReadRequest) -> Iterator[bytes]:
         try:
-            for response in self._stub.Read(request, timeout=READ_TIMEOUT_S):
+            for response in self.stub.Read(request, timeout=READ_TIMEOUT_S):
                 yield response.data
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
             raise CopyBroken(f"reading broke off: {error}") from error
@@ -73,21 +95,26 @@ class GrpcLink:
 
 
 class Peers:
-    """Copies from any peer into `storage` (uint8, [blocks * block_bytes]), which `mine` describes."""
+    """Copies from any peer into `storage`, which `mine` describes."""
 
     def __init__(
         self,
         mine: PoolDescription,
-        storage: torch.Tensor,
+        storage: Storage,
         thread: PullThread,
         choice: TransportChoice,
         pair_timeout_s: float,
+        groups: GroupOptions | None = None,
+        nixl: NixlAgent | None = None,
     ) -> None:
         self._mine = mine
         self._storage = storage
+        self._parts = parts_of(storage, mine.shape)
         self._thread = thread
         self._choice = choice
         self._pair_timeout_s = pair_timeout_s
+        self._groups = groups
+        self._nixl = nixl
         self._pairings: dict[str, asyncio.Task[Peer]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -121,8 +148,18 @@ class Peers:
         """Raises: PeerFailed. When cancelled, ends only after the copy has."""
         try:
             return await self._thread.copy(peer.transport, transfer_id, pairs)
+        except LinkBroken as error:
+            self.forget(peer)  # the next transfer pairs anew
+            raise PeerFailed(f"copying failed: {error}") from error
         except TransferError as error:
             raise PeerFailed(f"copying failed: {error}") from error
+
+    @property
+    def links(self) -> tuple[PeerLink, ...]:
+        """Of those paired with now."""
+        pairings = [each for each in self._pairings.values() if each.done() and not each.cancelled()]
+        peers = [each.result() for each in pairings if each.exception() is None]
+        return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in peers)
 
     async def close(self) -> None:
         """Ends whatever still runs over a link."""
@@ -155,52 +192,61 @@ class Peers:
                 stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
                 source = await self._describe(stub)
                 check_compatible(self._mine, source)
-                transport = self._choose(endpoint, source, link)
-                undo.callback(transport.close)
-                rate = await self._thread.measure(transport, PROBE_BYTES)
+                chosen = await self._choose(endpoint, source, stub, link)
+                undo.callback(chosen.transport.close)
+                rate = await self._thread.measure(chosen.transport, PROBE_BYTES)
                 undo.pop_all()
         except grpc.aio.AioRpcError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error.code().name} {error.details()}") from error
         except TransferError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
-        logger.info("paired with %s over %s: %.2f GB/s", endpoint, transport.name, rate.gb_per_s)
-        return Peer(endpoint, stub, source.pool_id, channel, link, transport, rate)
+        logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, rate.gb_per_s)
+        return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, rate, chosen.fallback)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
         """What the other side says of its pool. Raises: AioRpcError, also where it will not pair with ours."""
-        reader = kv_transfer_pb2.PoolDescription(
-            fingerprint=self._mine.fingerprint,
-            block_bytes=self._mine.block_bytes,
-            num_blocks=self._mine.num_blocks,
-            host_id=self._mine.host_id,
-            pool_id=self._mine.pool_id,
-        )
+        reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
         return description_from_wire(paired.source)
 
-    def _choose(self, endpoint: str, source: PoolDescription, link: GrpcLink) -> Transport:
-        """Shared memory where it is possible. Never silently something slower. Raises: PeerUnreachable."""
-        if self._choice == "grpc":
-            return self._stream(link)
-        try:
-            return self._share(source)
-        except PeerUnreachable as error:
-            if self._choice == "shared_memory":
-                raise
-            logger.warning("KV from %s goes over grpc, the slow way: %s", endpoint, error)
-            return self._stream(link)
+    async def _choose(
+        self, endpoint: str, source: PoolDescription, stub: kv_transfer_pb2_grpc.KvTransferServiceStub, link: GrpcLink
+    ) -> _Chosen:
+        """The fastest way that works. Never silently something slower. Raises: PeerUnreachable."""
+        ways = possible_ways(self._mine, source, self._parts[0].device.type, self._choice)
+        reasons = list(ways.reasons)
+        for name in ways.possible:
+            try:
+                transport = await self._open(name, source, stub, link)
+            except PeerUnreachable as error:
+                if self._choice != "auto":
+                    raise
+                reasons.append(f"{name}: {error}")
+                continue
+            slow = name == "grpc" and self._choice == "auto"
+            if slow:
+                logger.warning("KV from %s goes over grpc, the slow way: %s", endpoint, "; ".join(reasons))
+            return _Chosen(transport, "; ".join(reasons) if slow else "")
+        raise PeerUnreachable("; ".join(reasons))
 
-    def _stream(self, link: GrpcLink) -> StreamTransport:
-        return StreamTransport(link, self._storage, self._mine.block_bytes)
-
-    def _share(self, source: PoolDescription) -> SharedMemoryTransport:
-        if source.shared_memory is None:
-            raise PeerUnreachable("its pool is not in shared memory")
-        if not can_map(self._mine, source):
-            raise PeerUnreachable("it does not run on this host, or its processes cannot be seen from here")
-        if self._storage.device.type != "cpu":
-            raise PeerUnreachable("our pool is not in host memory")
-        return SharedMemoryTransport(open_peer(source.shared_memory), self._storage, self._mine.block_bytes)
+    async def _open(
+        self,
+        name: TransportName,
+        source: PoolDescription,
+        stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
+        link: GrpcLink,
+    ) -> Transport:
+        """Raises: PeerUnreachable."""
+        own = self._mine.shape
+        if name == "shared_memory" and source.shared_memory is not None and isinstance(self._storage, torch.Tensor):
+            return SharedMemoryTransport(open_peer(source.shared_memory), self._storage, source.shape, own)
+        if name == "cuda_ipc":
+            return cuda_ipc_transport(self._parts, own, source.device_memory, source.shape, CudaDevice)
+        if name == "nixl" and self._nixl is not None and source.nixl is not None:
+            return NixlTransport(self._nixl, source.nixl, source.shape, own)
+        if name in ("nccl", "gloo") and self._groups is not None:
+            return await join_group(stub, link.stub, self._mine, source, self._storage, self._groups)
+        return StreamTransport(link, self._storage, source.shape, own)
 
 
 async def _close(peer: Peer) -> None:

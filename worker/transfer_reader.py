@@ -17,7 +17,7 @@ import grpc
 from engine.sequence import FirstToken
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
-from worker.peers import Peer, PeerFailed, Peers
+from worker.peers import Peer, PeerFailed, PeerLink, Peers
 from worker.transfer_wire import first_token_from_wire
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,10 @@ class TransferReader:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def links(self) -> tuple[PeerLink, ...]:
+        return self._peers.links
 
     async def pull(
         self, endpoint: str, transfer_id: bytes, destination: Destination, block_hashes: Sequence[bytes] = ()

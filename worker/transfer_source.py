@@ -9,20 +9,22 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
-import torch
 
 from engine.engine_thread import EngineStopped
 from engine.pages import Watch
 from engine.sequence import FirstToken
 from kvtransfer.description import PoolDescription, check_compatible
 from kvtransfer.errors import PairingRefused
+from kvtransfer.parts import Storage, parts_of
 from kvtransfer.source import OpenVerdict, SourceState, SourceTable
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from worker.transfer_wire import description_to_wire, first_token_to_wire
+from worker.group_host import GroupHost
+from worker.transfer_wire import description_from_wire, description_to_wire, first_token_to_wire
 
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
@@ -43,7 +45,7 @@ class WatchedCache(Protocol):
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
-    """Serves KvTransferService over the pool in `storage` (uint8, [blocks * block_bytes]).
+    """Serves KvTransferService over the pool in `storage`.
 
     `on_ended` is told the request whose pages nobody will read any more; a worker that announces none needs none.
     Lives on the event loop.
@@ -53,13 +55,16 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self,
         table: SourceTable[Owner, FirstToken],
         description: PoolDescription,
-        storage: torch.Tensor,
+        storage: Storage,
         on_ended: Callable[[int], None] | None = None,
+        groups: GroupHost | None = None,
     ) -> None:
         self._table = table
         self._description = description
-        self._storage = storage
+        shape = description.shape
+        self._parts = [part.view(shape.num_blocks, -1) for part in parts_of(storage, shape)]
         self._on_ended = on_ended
+        self._groups = groups
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that somebody has open
         self._cache: WatchedCache | None = None
         self._closed = False
@@ -93,6 +98,11 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         for changed in self._changes.values():
             changed.set()
 
+    async def end_groups(self) -> None:
+        """After `close`; bounded by the groups' timeout."""
+        if self._groups is not None:
+            await self._groups.close()
+
     async def sweep(self) -> None:
         """Ends what has waited too long, until cancelled."""
         while True:
@@ -107,10 +117,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.PairRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.PairRequest, kv_transfer_pb2.PairResponse]",
     ) -> kv_transfer_pb2.PairResponse:
-        asked = request.reader
-        reader = PoolDescription(asked.fingerprint, asked.block_bytes, asked.num_blocks, asked.host_id, asked.pool_id)
         try:
-            check_compatible(self._description, reader)
+            check_compatible(self._description, description_from_wire(request.reader))
         except PairingRefused as refused:
             raise FailedPrecondition(f"reader.{refused.field}", str(refused)) from refused
         return kv_transfer_pb2.PairResponse(source=description_to_wire(self._description))
@@ -194,21 +202,55 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             for size in _pieces(request.probe_bytes):
                 yield kv_transfer_pb2.ReadResponse(data=bytes(size))
             return
-        for block in self._readable(request.range):
-            start = block * self._description.block_bytes
-            for size in _pieces(self._description.block_bytes):
-                piece = self._storage[start : start + size]
-                yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
-                start += size
+        asked = request.range
+        for block in self._readable(asked.transfer_id, range(asked.first_block, asked.first_block + asked.num_blocks)):
+            for part in self._parts:  # each has some of its heads
+                for piece in part[block].split(MESSAGE_BYTES):
+                    yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
 
-    def _readable(self, asked: kv_transfer_pb2.TransferRange) -> tuple[int, ...]:
-        state = self._table.snapshot(asked.transfer_id)
+    def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
+        """Where logical blocks lie, those that are complete."""
+        state = self._table.snapshot(transfer_id)
         if state.dropped:
             raise NotFound("transfer", "that id")
-        end = asked.first_block + asked.num_blocks
-        if end > len(state.blocks):
-            raise InvalidArgument("range", f"ends at block {end}, the watermark is {len(state.blocks)}")
-        return tuple(state.blocks[asked.first_block : end])
+        if wanted and max(wanted) >= len(state.blocks):
+            raise InvalidArgument("range", f"ends at block {max(wanted) + 1}, the watermark is {len(state.blocks)}")
+        return [state.blocks[logical] for logical in wanted]
+
+    async def Join(
+        self,
+        request: kv_transfer_pb2.JoinRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.JoinRequest, kv_transfer_pb2.JoinResponse]",
+    ) -> AsyncIterator[kv_transfer_pb2.JoinResponse]:
+        responses = self._host.join(request)
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    async def Store(
+        self,
+        request: kv_transfer_pb2.StoreRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.StoreRequest, kv_transfer_pb2.StoreResponse]",
+    ) -> kv_transfer_pb2.StoreResponse:
+        return await self._host.store(request)
+
+    async def Send(
+        self,
+        request: kv_transfer_pb2.SendRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.SendRequest, kv_transfer_pb2.SendResponse]",
+    ) -> kv_transfer_pb2.SendResponse:
+        if request.WhichOneof("what") == "probe_messages":
+            self._host.probe(request.group_id, request.first_sequence, request.probe_messages)
+        else:
+            blocks = self._readable(request.blocks.transfer_id, request.blocks.blocks)
+            self._host.send(request.group_id, request.first_sequence, blocks)
+        return kv_transfer_pb2.SendResponse()
+
+    @property
+    def _host(self) -> GroupHost:
+        if self._groups is None:
+            raise FailedPrecondition("backend", "no process group is offered here")
+        return self._groups
 
     async def Close(
         self,

@@ -2,7 +2,7 @@
 
 from engine.plan import TokenLogprob
 from engine.sequence import EndReason, FirstToken
-from kvtransfer.description import PoolDescription, SharedMemoryHandle
+from kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
 from protos import kv_transfer_pb2
 
 
@@ -22,6 +22,24 @@ def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDes
         host_id=description.host_id,
         pool_id=description.pool_id,
         shared_memory=shared_memory,
+        device_memory=[
+            kv_transfer_pb2.DeviceMemoryHandle(
+                handle=part.handle, offset_bytes=part.offset_bytes, size_bytes=part.size_bytes
+            )
+            for part in description.device_memory
+        ],
+        group_backend=description.group_backend,
+        parts=description.parts,
+        rows=description.rows,
+        nixl=_nixl_to_wire(description.nixl),
+    )
+
+
+def _nixl_to_wire(nixl: NixlHandle | None) -> kv_transfer_pb2.NixlHandle | None:
+    if nixl is None:
+        return None
+    return kv_transfer_pb2.NixlHandle(
+        metadata=nixl.metadata, address=nixl.address, device=nixl.device, memory=nixl.memory
     )
 
 
@@ -35,6 +53,13 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
         wire.host_id,
         wire.pool_id,
         shared_memory if wire.HasField("shared_memory") else None,
+        tuple(DeviceMemoryHandle(part.handle, part.offset_bytes, part.size_bytes) for part in wire.device_memory),
+        wire.group_backend,
+        wire.parts or 1,
+        wire.rows or 1,
+        NixlHandle(wire.nixl.metadata, wire.nixl.address, wire.nixl.device, wire.nixl.memory)
+        if wire.HasField("nixl")
+        else None,
     )
 
 

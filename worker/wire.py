@@ -1,6 +1,6 @@
 """Values of the engine as session messages have them, and back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
@@ -9,6 +9,7 @@ from engine.plan import Drawn, TokenLogprob
 from engine.sampling_params import SamplingParams
 from engine.sequence import EndReason, FirstToken
 from protos import report_pb2, sampling_pb2, session_pb2
+from worker.peers import PeerLink
 
 
 class LoggedToken(Protocol):
@@ -100,6 +101,15 @@ def prompt_scores(attempt_id: int, offset: int, told: Sequence[Drawn]) -> sessio
         top_token_ids=[each.token_id for token in told for each in token.top],
         top_logprobs=[each.logprob for token in told for each in token.top],
     )
+
+
+def link_reports(links: Iterable[PeerLink]) -> list[report_pb2.LinkReport]:
+    return [
+        report_pb2.LinkReport(
+            endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
+        )
+        for link in links
+    ]
 
 
 def page_counts(load: PagesHeld) -> report_pb2.PageCounts:

@@ -1,5 +1,6 @@
 """The pool's memory within its own process."""
 
+import mmap
 import os
 from pathlib import Path
 
@@ -46,6 +47,31 @@ def test_the_size_is_sealed(pool):
     for size in (0, 4096, 16384):
         with pytest.raises(PermissionError):
             os.ftruncate(pool.handle.fd, size)
+
+
+def map_and_write(pool: SharedPool) -> mmap.mmap:
+    mapping = mmap.mmap(pool.handle.fd, 4096, offset=4096)
+    mapping[0] += 1
+    return mapping
+
+
+def test_what_was_mapped_before_a_pool_is_sealed_stays_writable_and_what_comes_late_is_refused() -> None:
+    pool = SharedPool.create(8192, sealed=False)
+    early = map_and_write(pool)
+    with pytest.raises(PermissionError):
+        os.ftruncate(pool.handle.fd, 4096)
+    pool.seal()
+    early[0] += 1
+    assert pool.tensor[4096] == 2
+    with pytest.raises(PermissionError):
+        map_and_write(pool)
+    with pytest.raises(PermissionError):
+        os.pwrite(pool.handle.fd, b"x", 0)
+    pool.seal()  # again is nothing
+    peer = open_peer(pool.handle)
+    assert peer.array[4096] == 2
+    peer.close()
+    pool.close()
 
 
 def test_closing_ends_the_file_once():

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kvtransfer.slices import PoolShape
 from kvtransfer.stream import StreamTransport
 from kvtransfer.transport import BlockPair
 
 BLOCK_BYTES = 48
+SHAPE = PoolShape(12, BLOCK_BYTES)
 SENT = bytes(range(4 * BLOCK_BYTES))
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -26,7 +28,7 @@ class Link:
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_land_where_they_belong_without_numpy(device: str) -> None:
     pool = torch.zeros(12 * BLOCK_BYTES, dtype=torch.uint8, device=device)
-    transport = StreamTransport(Link(), pool, BLOCK_BYTES)
+    transport = StreamTransport(Link(), pool, SHAPE, SHAPE)
     transport._array = None  # on a GPU it is None anyway
     pairs = [BlockPair(0, 5, 3), BlockPair(1, 6, 4), BlockPair(3, 2, 9)]
     assert transport.copy(b"t" * 16, pairs) == 3 * BLOCK_BYTES

@@ -11,12 +11,14 @@ from kvtransfer.errors import BlockOutOfRange, CopyBroken
 from kvtransfer.memory import SharedPool
 from kvtransfer.peer import open_peer
 from kvtransfer.shared_memory import SharedMemoryTransport
+from kvtransfer.slices import PoolShape
 from kvtransfer.stream import StreamTransport
 from kvtransfer.transport import BlockPair, LinkRate, split_runs
 
 TRANSFER = b"t" * 16
 BLOCK_BYTES = 48
 BLOCKS = 12
+SHAPE = PoolShape(BLOCKS, BLOCK_BYTES)
 
 
 def source_pool() -> torch.Tensor:
@@ -52,7 +54,7 @@ def mapped():
     source = SharedPool.create(BLOCKS * BLOCK_BYTES)
     source.tensor.copy_(source_pool())
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
-    transport = SharedMemoryTransport(open_peer(source.handle), own, BLOCK_BYTES)
+    transport = SharedMemoryTransport(open_peer(source.handle), own, SHAPE, SHAPE)
     yield transport, own
     transport.close()
     source.close()
@@ -82,7 +84,7 @@ def test_shared_memory_moves_exactly_the_blocks_asked_for(pairs):
     source = SharedPool.create(BLOCKS * BLOCK_BYTES)
     source.tensor.copy_(source_pool())
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
-    transport = SharedMemoryTransport(open_peer(source.handle), own, BLOCK_BYTES)
+    transport = SharedMemoryTransport(open_peer(source.handle), own, SHAPE, SHAPE)
     assert transport.copy(TRANSFER, pairs) == len(pairs) * BLOCK_BYTES
     assert torch.equal(own, expected_pool(pairs))
     transport.close()
@@ -96,7 +98,7 @@ def test_a_stream_moves_exactly_the_blocks_asked_for(pairs, piece_bytes):
     for pair in pairs:
         blocks[pair.logical] = pair.source
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
-    copied = StreamTransport(FakeLink(blocks, piece_bytes), own, BLOCK_BYTES).copy(TRANSFER, pairs)
+    copied = StreamTransport(FakeLink(blocks, piece_bytes), own, SHAPE, SHAPE).copy(TRANSFER, pairs)
     assert copied == len(pairs) * BLOCK_BYTES
     assert torch.equal(own, expected_pool(pairs))
 
@@ -105,14 +107,14 @@ def test_a_stream_asks_once_for_logical_neighbours_wherever_they_go():
     link = FakeLink(list(range(BLOCKS)))
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     pairs = [BlockPair(logical, logical, 11 - logical) for logical in (2, 3, 4, 7)]
-    StreamTransport(link, own, BLOCK_BYTES).copy(TRANSFER, pairs)
+    StreamTransport(link, own, SHAPE, SHAPE).copy(TRANSFER, pairs)
     assert link.reads == [(2, 3), (7, 1)]
 
 
 @pytest.mark.parametrize(("missing", "extra"), [(1, b""), (0, b"x")])
 def test_a_stream_of_the_wrong_length_is_broken(missing, extra):
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
-    transport = StreamTransport(FakeLink([0, 1], missing=missing, extra=extra), own, BLOCK_BYTES)
+    transport = StreamTransport(FakeLink([0, 1], missing=missing, extra=extra), own, SHAPE, SHAPE)
     with pytest.raises(CopyBroken):
         transport.copy(TRANSFER, [BlockPair(0, 0, 3), BlockPair(1, 1, 4)])
     assert not own[5 * BLOCK_BYTES :].any()
@@ -125,7 +127,7 @@ def test_a_stream_does_not_ask_for_what_it_has_no_place_for(pair):
     link = FakeLink([0])
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     with pytest.raises(BlockOutOfRange):
-        StreamTransport(link, own, BLOCK_BYTES).copy(TRANSFER, [pair])
+        StreamTransport(link, own, SHAPE, SHAPE).copy(TRANSFER, [pair])
     assert link.reads == []
 
 
@@ -148,8 +150,8 @@ def test_measuring_writes_no_pool(mapped):
 
 
 def test_measuring_a_stream_counts_its_bytes():
-    own = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
-    rate = StreamTransport(FakeLink([]), own, BLOCK_BYTES).measure(1000)
+    own = torch.zeros(SHAPE.part_bytes, dtype=torch.uint8)
+    rate = StreamTransport(FakeLink([]), own, SHAPE, SHAPE).measure(1000)
     assert rate.bytes == 1000
     assert not own.any()
 

@@ -44,3 +44,26 @@ def test_a_core_that_is_not_ours_is_refused() -> None:
     with pytest.raises(ValueError, match="4095"):
         pin_process(frozenset([4095]))
     assert os.sched_getaffinity(0) == before
+
+
+STAND_BACK = "from service.affinity import stand_back; stand_back(7); print(open('/proc/self/autogroup').read())"
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group by session")
+def test_a_session_of_its_own_stands_back_behind_others() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STAND_BACK],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        start_new_session=True,
+    )
+    assert done.stdout.endswith("nice 7\n\n")
+
+
+def test_a_session_that_others_share_is_left_as_it_is() -> None:
+    code = "import os; from service.affinity import stand_back; assert os.getsid(0) != os.getpid(); stand_back(7)"
+    before = Path("/proc/self/autogroup").read_text() if Path("/proc/self/autogroup").exists() else ""
+    subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
+    assert not before or Path("/proc/self/autogroup").read_text() == before

@@ -1,6 +1,7 @@
 """The life of a process: ports, health, drain, signals, exit codes."""
 
 import asyncio
+import gc
 import signal
 import socket
 import subprocess
@@ -81,6 +82,19 @@ async def test_health_follows_the_process_and_the_port_is_told() -> None:
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
     running.stop()
     assert await serving == 0
+
+
+async def test_what_a_started_process_consists_of_is_not_looked_through_for_garbage() -> None:
+    process = ExampleProcess()
+    gc.unfreeze()
+    try:
+        serving = asyncio.create_task(serve(process))
+        running = await process.running
+        await _eventually(lambda: gc.get_freeze_count() > 0)
+        running.stop()
+        assert await serving == 0
+    finally:
+        gc.unfreeze()
 
 
 async def test_a_signal_lets_the_stream_finish_and_ends_with_zero() -> None:

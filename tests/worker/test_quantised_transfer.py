@@ -6,10 +6,10 @@ import pytest
 
 from engine.offline.llm import LLM
 from engine.offline.params import SamplingParams
+from kvtransfer.choice import TransportChoice
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair
-from worker.peers import TransportChoice
 
 LENGTHS = (1, 31, 32, 33, 100, 300)
 NEW_TOKENS = 24

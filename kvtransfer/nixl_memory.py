@@ -1,0 +1,154 @@
+"""A peer's pool read with NIXL: remote direct memory access where the network has it. An optional extra (`nixl`)."""
+
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from kvtransfer.description import NixlHandle
+from kvtransfer.errors import LinkBroken, PeerUnreachable, SharedMemoryUnavailable
+from kvtransfer.mapped import MappedTransport
+from kvtransfer.slices import PoolShape, Span
+from kvtransfer.transport import LinkRate
+
+Result = TypeVar("Result")
+READ_TIMEOUT_S = 10.0
+POLL_S = 50e-6
+
+
+class NixlAgent:
+    """Registers `pool`, uint8 in one dimension on any device, so that peers may read it and we may read into it."""
+
+    def __init__(
+        self, pool: torch.Tensor, name: str, interface: str, environment: MutableMapping[str, str] = os.environ
+    ) -> None:
+        """Raises: SharedMemoryUnavailable, where NIXL is not installed or does not start."""
+        if importlib.util.find_spec("nixl") is None:
+            raise SharedMemoryUnavailable("nixl is not installed")
+        environment["UCX_NET_DEVICES"] = interface  # UCX would listen on every interface
+        nixl = importlib.import_module("nixl._api")
+        self._pool = pool
+        self._device = pool.device.index or 0
+        self._memory = "VRAM" if pool.device.type == "cuda" else "DRAM"
+        try:
+            self._agent: Any = nixl.nixl_agent(name, nixl.nixl_agent_config(backends=["UCX"]))
+            self._registered = self._agent.register_memory(
+                [(pool.data_ptr(), pool.numel(), self._device, "")], self._memory
+            )
+        except Exception as error:  # its exceptions have no common base
+            raise SharedMemoryUnavailable(f"nixl: {error}") from error
+
+    @property
+    def handle(self) -> NixlHandle:
+        return NixlHandle(self._agent.get_agent_metadata(), self._pool.data_ptr(), self._device, self._memory)
+
+    def add(self, peer: NixlHandle) -> str:
+        """Raises: PeerUnreachable."""
+        try:
+            name = self._agent.add_remote_agent(peer.metadata)
+        except Exception as error:
+            raise PeerUnreachable(f"nixl: {error}") from error
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def remove(self, peer: str) -> None:
+        self._agent.remove_remote_agent(peer)
+
+    def read(self, peer: str, remote: NixlHandle, spans: Sequence[Span]) -> None:
+        """Raises: LinkBroken. The peer has to be removed then, which ends what may still be under way."""
+        rows = [(span, row) for span in spans for row in range(span.rows)]
+        own = [
+            (self._pool.data_ptr() + s.destination + row * s.destination_pitch, s.width, self._device)
+            for s, row in rows
+        ]
+        theirs = [(remote.address + s.source + row * s.source_pitch, s.width, remote.device) for s, row in rows]
+        try:
+            self._transfer(peer, own, theirs, remote.memory)
+        except LinkBroken:
+            raise
+        except Exception as error:
+            raise LinkBroken(f"nixl: {error}") from error
+
+    def measure(self, peer: str, remote: NixlHandle, nbytes: int) -> LinkRate:
+        """Reads into memory that is registered for this alone. Raises: LinkBroken."""
+        scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._pool.device)
+        whole = [(scratch.data_ptr(), nbytes, self._device)]
+        registered = self._agent.register_memory([(*whole[0], "")], self._memory)
+        theirs = [(remote.address, nbytes, remote.device)]
+        try:
+            self._transfer(peer, whole, theirs, remote.memory)  # connects
+            started = time.monotonic()
+            self._transfer(peer, whole, theirs, remote.memory)
+            return LinkRate(nbytes, time.monotonic() - started)
+        finally:
+            self._agent.deregister_memory(registered)
+
+    def _transfer(
+        self, peer: str, own: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], their_memory: str
+    ) -> None:
+        agent = self._agent
+        transfer = agent.initialize_xfer(
+            "READ", agent.get_xfer_descs(own, self._memory), agent.get_xfer_descs(theirs, their_memory), peer, b""
+        )
+        try:
+            deadline = time.monotonic() + READ_TIMEOUT_S
+            state = agent.transfer(transfer)
+            while state not in ("DONE", "ERR"):
+                if time.monotonic() > deadline:
+                    raise LinkBroken(f"a read has not ended within {READ_TIMEOUT_S:g} s")
+                time.sleep(POLL_S)
+                state = agent.check_xfer_state(transfer)
+            if state == "ERR":
+                raise LinkBroken("the peer cannot be read any more")
+        finally:
+            agent.release_xfer_handle(transfer)
+
+    def close(self) -> None:
+        self._agent.deregister_memory(self._registered)
+
+
+class NixlMemory:
+    """A `MappedMemory`. One thread, but for `close`."""
+
+    def __init__(self, agent: NixlAgent, handle: NixlHandle, size_bytes: int) -> None:
+        """Raises: PeerUnreachable."""
+        self._agent = agent
+        self._handle = handle
+        self._size_bytes = size_bytes
+        self._peer: str | None = agent.add(handle)
+
+    def copy(self, spans: Sequence[Span]) -> None:
+        """Raises: LinkBroken."""
+        self._reading(lambda peer: self._agent.read(peer, self._handle, spans))
+
+    def measure(self, nbytes: int) -> LinkRate:
+        """Raises: LinkBroken."""
+        size = min(nbytes, self._size_bytes)
+        return self._reading(lambda peer: self._agent.measure(peer, self._handle, size))
+
+    def _reading(self, read: Callable[[str], Result]) -> Result:
+        if self._peer is None:
+            raise LinkBroken("the link to the peer was closed")
+        try:
+            return read(self._peer)
+        except LinkBroken:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            self._agent.remove(peer)
+
+
+class NixlTransport(MappedTransport):
+    """Between workers of hosts that NIXL connects."""
+
+    name = "nixl"
+
+    def __init__(self, agent: NixlAgent, handle: NixlHandle, source: PoolShape, own: PoolShape) -> None:
+        """Raises: PeerUnreachable."""
+        super().__init__(NixlMemory(agent, handle, source.parts * source.part_bytes), source, own)

@@ -1,0 +1,187 @@
+"""One group of torch.distributed for one pair of workers: numbered messages from rank 0, the source, to rank 1.
+
+A group serves nobody else, so that the death of one peer cannot hang another. After the first failure a group is of no
+use: both ends drop it, which closes its sockets and wakes the other end at once.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, Protocol, cast
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+
+from kvtransfer.errors import LinkBroken
+
+GroupBackend = Literal["nccl", "gloo"]
+SOURCE, READER = 0, 1
+POLL_S = 20e-6  # of a device that works on its own
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """What one side decides for itself."""
+
+    backend: GroupBackend
+    interface: str  # network interface to connect and listen on, for example eth0
+    device: torch.device  # of the messages
+    timeout_s: float  # longest wait for the other rank, each time
+
+
+class Backend(Protocol):
+    """What is used of ProcessGroupGloo and ProcessGroupNCCL, whose stubs leave it out."""
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
+
+    def abort(self) -> None: ...
+
+
+class Pending:
+    """A message under way; its memory is neither read nor written before `wait` has returned."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def wait(self) -> None:
+        """Raises: LinkBroken, when the group's timeout has passed at the latest."""
+        self._finish()
+
+
+class MessageGroup(Protocol):
+    """What sender and receiver need of a group. Each end uses it from one thread, but for `close`."""
+
+    def send(self, message: torch.Tensor, sequence: int) -> Pending: ...
+
+    def receive(self, message: torch.Tensor, sequence: int) -> Pending: ...
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Where work on messages belongs: sends and receives come after what was put there before them."""
+
+    def settle(self) -> None:
+        """Waits for the work put into `stream`. Raises: LinkBroken."""
+
+    def close(self) -> None:
+        """Any thread. A wait of our own goes on until its bound or until the other end has dropped the group."""
+
+
+class ProcessGroup:
+    """A `MessageGroup` by gloo or NCCL."""
+
+    def __init__(self, store: Store, rank: int, options: GroupOptions) -> None:
+        """Meets the other rank. Raises: LinkBroken, also where this torch or this machine has no such backend."""
+        self._options = options
+        self._store = store  # torch calls it for as long as the group lives
+        self._peer = SOURCE + READER - rank
+        self._lock = threading.Lock()
+        self._closed = self._waiting = False
+        self._works: dict[int, Work] = {}  # those not waited for yet: they keep the group's sockets open
+        self._side_stream = torch.cuda.Stream(options.device) if options.device.type == "cuda" else None
+        try:
+            self._group: Backend | None = _OPEN[options.backend](store, rank, options)
+        except (RuntimeError, ImportError, ValueError) as error:
+            raise LinkBroken(f"{options.backend} on {options.interface}: {error}") from error
+
+    def send(self, message: torch.Tensor, sequence: int) -> Pending:
+        return self._start(sequence, lambda group: group.send([message], self._peer, sequence))
+
+    def receive(self, message: torch.Tensor, sequence: int) -> Pending:
+        return self._start(sequence, lambda group: group.recv([message], self._peer, sequence))
+
+    def stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream)
+
+    def settle(self) -> None:
+        if self._side_stream is not None:
+            done = self._side_stream.record_event()
+            self._poll(done.query)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._waiting and self._options.backend == "gloo":
+                return  # a wait whose group is dropped would not hear of the other end; whoever waits drops it
+        self._drop()
+
+    def _drop(self) -> None:
+        group, self._group = self._group, None
+        self._works.clear()
+        if group is not None and self._options.backend == "nccl":
+            group.abort()  # gloo's wakes nobody; dropping the group does
+
+    def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Pending:
+        group = self._group
+        if group is None or self._closed:
+            raise LinkBroken("the group was dropped")
+        try:
+            self._works[sequence] = start(group)
+        except RuntimeError as error:
+            raise LinkBroken(str(error)) from error
+        return Pending(lambda: self._finish(sequence))
+
+    def _finish(self, sequence: int) -> None:
+        with self._lock:
+            work = self._works.pop(sequence, None)
+            if work is None or self._closed:
+                raise LinkBroken("the group was dropped")
+            self._waiting = True
+        try:
+            if self._options.backend == "nccl":
+                self._poll(work.is_completed)  # its wait() only orders streams
+            work.wait(timedelta(seconds=self._options.timeout_s))
+        except RuntimeError as error:
+            raise LinkBroken(str(error)) from error
+        finally:
+            del work  # a traceback would keep it
+            with self._lock:
+                self._waiting, closed = False, self._closed
+            if closed:
+                self._drop()
+
+    def _poll(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._options.timeout_s
+        while not done():
+            if self._closed or time.monotonic() > deadline:
+                raise LinkBroken(f"no message within {self._options.timeout_s:g} s, or the group was dropped")
+            time.sleep(POLL_S)
+
+
+def prepare_environment(interface: str, timeout_s: float, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets what NCCL and torch read from the environment when the first group is made. Call it once, at start.
+
+    Without these, torch's watchdog ends the whole process when a peer is lost.
+    """
+    environment.update(
+        {
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # exactly this one
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+            "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
+            "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(max(1, round(timeout_s))),
+        }
+    )
+
+
+def _gloo(store: Store, rank: int, options: GroupOptions) -> Backend:
+    chosen = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    chosen._devices = [ProcessGroupGloo.create_device(interface=options.interface)]
+    chosen._timeout = timedelta(seconds=options.timeout_s)
+    return cast("Backend", ProcessGroupGloo(store, rank, 2, chosen))
+
+
+def _nccl(store: Store, rank: int, options: GroupOptions) -> Backend:
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # not in a build for CPUs
+
+    chosen = ProcessGroupNCCL.Options()
+    chosen._timeout = timedelta(seconds=options.timeout_s)
+    return cast("Backend", ProcessGroupNCCL(store, rank, 2, chosen))
+
+
+_OPEN: dict[GroupBackend, Callable[[Store, int, GroupOptions], Backend]] = {"gloo": _gloo, "nccl": _nccl}

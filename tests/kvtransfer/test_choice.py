@@ -1,0 +1,66 @@
+"""Which way KV goes between two pools, and why not a faster one."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvtransfer.choice import possible_ways
+from kvtransfer.description import DeviceMemoryHandle, PoolDescription, SharedMemoryHandle, check_compatible
+from kvtransfer.errors import PairingRefused, PeerUnreachable
+
+MINE = PoolDescription(b"model", 4096, 10, "host", b"mine")
+MAPPED = replace(MINE, pool_id=b"theirs", shared_memory=SharedMemoryHandle(1, 2, 3, 40960))
+ON_GPU = replace(MINE, pool_id=b"theirs", device_memory=(DeviceMemoryHandle(b"h" * 64, 0, 40960),))
+
+
+def test_the_fastest_way_comes_first_and_grpc_is_always_the_last() -> None:
+    both = replace(MAPPED, group_backend="gloo")
+    ways = possible_ways(replace(MINE, group_backend="gloo"), both, "cpu", "auto")
+    assert ways.possible == ("shared_memory", "gloo", "grpc")
+    assert possible_ways(MINE, ON_GPU, "cuda", "auto").possible == ("cuda_ipc", "grpc")
+
+
+def test_another_host_leaves_a_group_where_both_offer_one() -> None:
+    elsewhere = replace(ON_GPU, host_id="other", group_backend="nccl")
+    assert possible_ways(replace(MINE, group_backend="nccl"), elsewhere, "cuda", "auto").possible == ("nccl", "grpc")
+    ways = possible_ways(MINE, elsewhere, "cuda", "auto")
+    assert ways.possible == ("grpc",)
+    assert [reason.partition(":")[0] for reason in ways.reasons] == [
+        "shared_memory",
+        "cuda_ipc",
+        "nixl",
+        "nccl",
+        "gloo",
+    ]
+
+
+@pytest.mark.parametrize("choice", ["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo"])
+def test_what_was_demanded_is_refused_rather_than_replaced(choice: str) -> None:
+    with pytest.raises(PeerUnreachable):
+        possible_ways(MINE, replace(MINE, pool_id=b"theirs"), "cpu", choice)  # type: ignore[arg-type]
+
+
+def test_grpc_can_be_demanded_of_anybody() -> None:
+    assert possible_ways(MINE, MAPPED, "cpu", "grpc").possible == ("grpc",)
+
+
+def test_every_part_of_a_pool_must_be_open_to_us() -> None:
+    cut = replace(ON_GPU, parts=2)
+    assert possible_ways(MINE, cut, "cuda", "auto").possible == ("grpc",)
+    assert (
+        possible_ways(MINE, replace(cut, device_memory=cut.device_memory * 2), "cuda", "auto").possible[0] == "cuda_ipc"
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "field"),
+    [
+        (replace(MINE, parts=2, rows=3), "rows"),
+        (replace(MINE, parts=3, rows=8), "parts"),
+        (replace(MINE, device_memory=(DeviceMemoryHandle(b"", 0, 1),)), "device_memory"),
+    ],
+)
+def test_pools_that_cannot_be_cut_alike_are_not_paired(theirs: PoolDescription, field: str) -> None:
+    with pytest.raises(PairingRefused) as refused:
+        check_compatible(replace(MINE, rows=8), theirs)
+    assert refused.value.field == field

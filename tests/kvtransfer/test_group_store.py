@@ -1,0 +1,91 @@
+"""The store over which two ranks meet."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from kvtransfer.errors import LinkBroken
+from kvtransfer.group_store import GroupStore, LocalKeyValues
+from kvtransfer.process_group import READER, SOURCE, GroupOptions, ProcessGroup, prepare_environment
+
+GLOO = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=10.0)
+
+
+def test_a_wait_ends_when_the_key_is_set_at_its_bound_or_when_the_store_closes() -> None:
+    values = LocalKeyValues()
+    with pytest.raises(LinkBroken):
+        values.get("a", 0.01)
+    threading.Timer(0.01, values.set, ("a", b"1")).start()
+    assert values.get("a", 10.0) == b"1"
+    threading.Timer(0.01, values.close).start()
+    with pytest.raises(LinkBroken):
+        values.wait(["b"], 10.0)
+
+
+def test_torch_finds_what_it_needs_of_a_store() -> None:
+    store = GroupStore(LocalKeyValues(), 1.0)
+    store.set("a", "text")
+    assert (store.get("a"), store.check(["a"]), store.check(["a", "b"])) == (b"text", True, False)
+    assert (store.add("n", 2), store.add("n", 3)) == (2, 5)
+    store.wait(["a"], timedelta(seconds=1))
+    assert (store.delete_key("a"), store.delete_key("a")) == (True, False)
+
+
+def test_a_rank_whose_other_does_not_come_gives_up_in_time() -> None:
+    options = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=0.05)
+    with pytest.raises(LinkBroken, match="did not come within"):
+        ProcessGroup(GroupStore(LocalKeyValues(), 0.05), SOURCE, options)
+
+
+def test_an_interface_that_is_not_there_is_named() -> None:
+    options = GroupOptions("gloo", "nowhere0", torch.device("cpu"), timeout_s=1.0)
+    with pytest.raises(LinkBroken, match="nowhere0"):
+        ProcessGroup(GroupStore(LocalKeyValues(), 1.0), SOURCE, options)
+
+
+def meet_both() -> dict[int, ProcessGroup]:
+    values, groups = LocalKeyValues(), {}
+    stores = {rank: GroupStore(values, 10.0) for rank in (SOURCE, READER)}
+
+    def meet(rank: int) -> None:
+        groups[rank] = ProcessGroup(stores[rank], rank, GLOO)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return groups
+
+
+def test_dropping_one_end_wakes_the_other() -> None:
+    groups = meet_both()
+    pending = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
+    threading.Timer(0.05, groups[SOURCE].close).start()
+    with pytest.raises(LinkBroken, match="closed"):
+        pending.wait()
+    groups[READER].close()
+    with pytest.raises(LinkBroken, match="dropped"):
+        groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 1)
+
+
+def test_a_group_closed_while_it_waits_still_hears_that_the_other_end_has_gone() -> None:
+    """The news of a dead peer may come by another way first, and must not hide the connection that breaks."""
+    groups = meet_both()
+    pending = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
+    threading.Timer(0.05, groups[READER].close).start()
+    threading.Timer(0.15, groups[SOURCE].close).start()
+    started = time.monotonic()
+    with pytest.raises(LinkBroken, match="closed"):
+        pending.wait()
+    assert time.monotonic() - started < GLOO.timeout_s / 2
+
+
+def test_nccl_is_told_not_to_end_the_process() -> None:
+    environment: dict[str, str] = {}
+    prepare_environment("eth1", 5.0, environment)
+    assert environment["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"

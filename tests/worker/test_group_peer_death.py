@@ -1,0 +1,86 @@
+"""A source that dies while its messages are on their way: a named error in time, and nothing left."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+
+from kvtransfer.process_group import GroupOptions
+from kvtransfer.puller import PullThread
+from kvtransfer.transport import BlockPair
+from tests.fixtures.group_source import BLOCK_BYTES, BLOCKS, ID, describe, pool_bytes
+from tests.fixtures.session_client import eventually
+from tests.fixtures.sockets import tcp_sockets
+from worker.peers import PeerFailed, Peers
+
+PAIRS = [BlockPair(block, block, BLOCKS - 1 - block) for block in range(BLOCKS)]
+NOTICED_S = 3.0  # at once, on a machine that may be busy
+
+
+class Source:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.endpoint = f"127.0.0.1:{process.stdout.readline().strip()}"
+
+
+@pytest.fixture
+def sources() -> Iterator[tuple[Source, Source]]:
+    """One that dies after two messages, and one that lives; they start at the same time."""
+    both = tuple(
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.fixtures.group_source", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in (["2"], [])
+    )
+    try:
+        dying, living = (Source(each) for each in both)
+        yield dying, living
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+@asynccontextmanager
+async def reading(timeout_s: float) -> AsyncIterator[tuple[Peers, torch.Tensor]]:
+    pool = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+    groups = GroupOptions("gloo", "lo", pool.device, timeout_s)
+    peers = Peers(describe(b"r" * 16), pool, PullThread(None), "gloo", 10.0, groups)
+    yield peers, pool.view(BLOCKS, BLOCK_BYTES)
+    await peers.close()
+
+
+async def test_a_source_killed_in_mid_transfer_is_named_and_the_next_one_is_paired_with(
+    sources: tuple[Source, Source],
+) -> None:
+    dying, living = sources
+    expected = pool_bytes().view(BLOCKS, BLOCK_BYTES).flip(0)
+    async with reading(timeout_s=10.0) as (peers, pool):
+        before = len(tcp_sockets(os.getpid()))
+        peer = await peers.borrow(dying.endpoint)
+        started = time.monotonic()
+        with pytest.raises(PeerFailed, match="copying failed"):
+            await peers.copy(peer, ID, PAIRS)
+        assert time.monotonic() - started < NOTICED_S  # long before any timeout
+        assert dying.process.wait(10) == -9
+        assert peer.forgotten
+        peers.give_back(peer)
+        landed = pool.any(dim=1).bool()
+        assert torch.equal(pool[landed], expected[landed])  # whole messages or nothing
+        await eventually(lambda: not peers._closing)
+        await eventually(lambda: len(tcp_sockets(os.getpid())) <= before)
+
+        peer = await peers.borrow(living.endpoint)
+        copied = await peers.copy(peer, ID, PAIRS)
+        assert copied.bytes == BLOCKS * BLOCK_BYTES
+        assert torch.equal(pool, expected)
+        peers.give_back(peer)

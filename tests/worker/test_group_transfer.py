@@ -1,0 +1,143 @@
+"""KV over process groups between real servicers: gloo runs the same code that NCCL does on GPUs."""
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.sequence import Reservation
+from kvtransfer.errors import CopyRefused
+from kvtransfer.process_group import GroupOptions
+from kvtransfer.transport import BlockPair
+from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.sockets import listening, tcp_sockets
+from tests.fixtures.worker_stack import BLOCK_BYTES, DecodeStack, PrefillStack, prompt_command, running
+from worker.peers import Peer, PeerFailed
+from worker.transfer_reader import TransferFailed
+
+GLOO = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=10.0)
+ID = b"t" * 16
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[tuple[PrefillStack, DecodeStack]]:
+    async with (
+        running(PrefillStack(groups=GLOO)) as prefill,
+        running(DecodeStack(transport="gloo", groups=GLOO)) as decode,
+    ):
+        yield prefill, decode
+
+
+@asynccontextmanager
+async def linked(prefill: PrefillStack, decode: DecodeStack) -> AsyncIterator[Peer]:
+    peer = await decode.peers.borrow(prefill.endpoint)
+    try:
+        yield peer
+    finally:
+        decode.peers.give_back(peer)
+
+
+async def prompt(prefill: PrefillStack, identity: bytes, attempt_id: int = 1, tokens: int = 10) -> None:
+    """Computed, and pinned until somebody has read it."""
+    async with SessionClient(prefill.endpoint) as router:
+        await router.send(prefill=prompt_command(attempt_id, identity, tokens=tokens))
+        await router.one("first_step", attempt_id)
+
+
+def pool_of(stack: PrefillStack | DecodeStack) -> torch.Tensor:
+    return stack.memory.tensor.view(-1, BLOCK_BYTES)
+
+
+async def test_blocks_come_bit_for_bit_and_the_link_is_measured() -> None:
+    async with both() as (prefill, decode):
+        await prompt(prefill, ID)
+        pull = await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
+        assert (pull.transport, pull.bytes) == ("gloo", 3 * BLOCK_BYTES)
+        assert torch.equal(pool_of(decode)[[7, 2, 5]], pool_of(prefill)[:3])
+        async with linked(prefill, decode) as peer:
+            [link] = decode.peers.links
+            assert (link.transport, link.gb_per_s, link.fallback) == ("gloo", peer.rate.gb_per_s, "")
+            assert link.gb_per_s > 0
+
+
+async def test_only_the_interface_that_was_named_is_listened_on() -> None:
+    before = listening(os.getpid())
+    async with both() as (prefill, decode), linked(prefill, decode):
+        opened = listening(os.getpid()) - before
+        ports = {prefill.port, decode.port}
+        assert {host for host, _ in opened} == {"127.0.0.1"}
+        assert len({port for _, port in opened} - ports) == 2  # one for each rank
+
+
+async def test_a_refused_read_leaves_the_group_as_it_was() -> None:
+    async with both() as (prefill, decode), linked(prefill, decode) as peer:
+        with pytest.raises(CopyRefused):
+            await asyncio.to_thread(peer.transport.copy, b"?" * 16, [BlockPair(0, 0, 3)])
+        await prompt(prefill, ID)
+        await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
+        async with linked(prefill, decode) as same:
+            assert same is peer
+
+
+async def test_groups_end_with_their_reader_and_leave_nothing() -> None:
+    async with both() as (prefill, decode):
+        left = []
+        for _ in range(3):
+            async with linked(prefill, decode) as peer:
+                decode.peers.forget(peer)
+            await eventually(lambda: not prefill.host and not prefill.host._closing and not decode.peers._closing)
+            left.append(
+                (len(tcp_sockets(os.getpid())), sum(t.name.startswith("kv-send") for t in threading.enumerate()))
+            )
+        assert left[1:] == left[:1] * 2  # the first one sets up what stays, as threads of the event loop
+
+
+async def test_a_group_that_the_source_ended_is_made_anew() -> None:
+    async with both() as (prefill, decode):
+        async with linked(prefill, decode) as peer:
+            next(iter(prefill.host._groups.values())).broken.set()
+            await eventually(lambda: not prefill.host)
+            await prompt(prefill, ID)
+            with pytest.raises(TransferFailed):
+                await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
+            assert peer.forgotten
+        other = secrets.token_bytes(16)
+        await prompt(prefill, other, attempt_id=2)
+        pull = await decode.reader.pull(prefill.endpoint, other, Reservation((7, 2, 5), 0))
+        assert pull.transport == "gloo"
+
+
+async def test_a_source_that_stands_still_is_given_up_at_the_groups_timeout() -> None:
+    go_on = threading.Event()
+    impatient = replace(GLOO, timeout_s=1.0)
+    async with (
+        running(PrefillStack(groups=GLOO)) as prefill,
+        running(DecodeStack(transport="gloo", groups=impatient)) as decode,
+        linked(prefill, decode) as peer,
+    ):
+        await prompt(prefill, ID)
+        next(iter(prefill.host._groups.values())).sender._executor.submit(go_on.wait, 30)
+        started = time.monotonic()
+        with pytest.raises(TransferFailed, match="Timed out waiting"):
+            await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
+        assert 0.9 < time.monotonic() - started < 5
+        assert peer.forgotten
+        go_on.set()
+
+
+async def test_a_worker_without_groups_is_read_over_grpc_unless_a_group_was_demanded() -> None:
+    async with running(PrefillStack(shared=False)) as prefill:
+        async with running(DecodeStack(groups=GLOO)) as decode, linked(prefill, decode):
+            [link] = decode.peers.links
+            assert (link.endpoint, link.transport) == (prefill.endpoint, "grpc")
+            assert "gloo is not offered there" in link.fallback
+        async with running(DecodeStack(transport="gloo", groups=GLOO)) as decode:
+            with pytest.raises(PeerFailed, match="gloo is not offered there"):
+                await decode.peers.borrow(prefill.endpoint)

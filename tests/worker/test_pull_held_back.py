@@ -1,0 +1,119 @@
+"""A client's first token waits for nobody's copy: it is there while the KV of its prompt is still held back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import AsyncBatonClient, Delta, Finished
+from kvtransfer.puller import CopyResult, PullThread
+from kvtransfer.transport import BlockPair, Transport
+from router.config import RouterConfig
+from router.process import RouterProcess
+from service.server import Running, serve
+from service.telemetry import NoTelemetry
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import random_prompt
+from tests.fixtures.real_workers import RealPair, real_pair
+
+ANSWER_TOKENS = 5
+WAIT_S = 20.0
+REPORT_PERIOD_S = 0.1
+
+
+class HeldPulls(PullThread):
+    """Copies only while it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.let_go = asyncio.Event()
+        self.let_go.set()
+        self.held = 0
+
+    async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+        self.held += not self.let_go.is_set()
+        await self.let_go.wait()
+        return await super().copy(transport, transfer_id, pairs)
+
+
+class ListeningRouter(RouterProcess):
+    """Tells the test when it listens."""
+
+    async def start(self, running: Running) -> None:
+        self.running = running
+        await super().start(running)
+        self.started.set()
+
+    started: asyncio.Event
+
+
+@asynccontextmanager
+async def reporting(pair: RealPair) -> AsyncIterator[None]:
+    """As the processes of workers do: a router takes silence for death."""
+
+    async def report() -> None:
+        while True:
+            pair.prefill.report()
+            pair.decode.report()
+            await asyncio.sleep(REPORT_PERIOD_S)
+
+    task = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@asynccontextmanager
+async def routed(*workers: str) -> AsyncIterator[AsyncBatonClient]:
+    """A client of a router in front of them, every prompt of which is computed by prefill."""
+    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": ",".join(workers), "drain_s": 0.2}
+    config = RouterConfig(**fields, local_prefill_tokens=0)
+    router = ListeningRouter(config, NoTelemetry())
+    router.started = asyncio.Event()
+    serving = asyncio.create_task(serve(router, grace_s=config.drain_s))
+    await router.started.wait()
+    try:
+        async with AsyncBatonClient(f"127.0.0.1:{router.running.ports[0]}", timeout_s=WAIT_S) as client:
+            yield client
+    finally:
+        router.running.stop()
+        assert await serving == 0
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("held") / "tiny", "llama", seed=23)
+
+
+async def test_the_first_token_reaches_the_client_while_the_pull_is_held_back(checkpoint: Path) -> None:
+    pulls = HeldPulls()
+    async with (
+        asyncio.timeout(2 * WAIT_S),
+        real_pair(checkpoint, pulls=pulls) as pair,
+        reporting(pair),
+        routed(f"prefill@{pair.prefill_endpoint}", f"decode@{pair.to_decode.endpoint}") as client,
+    ):
+        await client.complete([5] * 40, max_tokens=2, ignore_eos=True)  # the canary has passed, and so has a request
+        pulls.let_go.clear()
+        prompt = random_prompt(100, seed=9)
+        events = client.generate(prompt, max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
+        deltas = [event async for event in until_the_first_token(events)]
+        while not pulls.held:  # the pull is under way, or will be
+            await asyncio.sleep(0.001)
+        assert [len(delta.token_ids) for delta in deltas] == [1]
+
+        pulls.let_go.set()
+        rest = [event async for event in events]
+        assert isinstance(rest[-1], Finished)
+        assert sum(len(event.token_ids) for event in rest if isinstance(event, Delta)) == ANSWER_TOKENS - 1
+
+
+async def until_the_first_token(events: AsyncIterator[object]) -> AsyncIterator[Delta]:
+    async for event in events:
+        if isinstance(event, Delta):
+            yield event
+            return

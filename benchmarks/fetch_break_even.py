@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.machine import describe_machine
+from cli.bench.machine import describe_machine
 from engine.hashing import HashChain
 from protos import sampling_pb2, session_pb2, session_pb2_grpc
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS

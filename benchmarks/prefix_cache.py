@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.machine import describe_machine
+from cli.bench.machine import describe_machine
 from engine.block_table import BlockTable
 from engine.hashing import HashChain
 from engine.mixed_state import MixedSequence, TokenMade

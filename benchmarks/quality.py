@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import describe_machine
+from cli.bench.machine import describe_machine
 from engine.offline.llm import LLM
 from engine.offline.params import SamplingParams
 from models.tableqa.train_data import dialogue, people, question_and_answer, table

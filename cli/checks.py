@@ -1,10 +1,12 @@
-"""`baton test`: style, types and tests, in that order; all of them run whatever the first says."""
+"""`baton test`: style, types and tests; all of them run whatever the first says."""
 
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from cli.paths import ROOT
 
@@ -25,27 +27,77 @@ TYPED = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A module of Python's, with its arguments."""
+
+    name: str
+    command: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    name: str
+    passed: bool
+    took_s: float
+    output: str  # empty where it was shown as it came
+
+    def __str__(self) -> str:
+        return f"{self.name} {'passed' if self.passed else 'FAILED'} ({self.took_s:.0f} s)"
+
+
+def all_checks() -> list[list[Check]]:
+    """One stage after another; the checks of a stage run at once."""
+    cores = str(len(os.sched_getaffinity(0)))
+    return [
+        [Check("style", ["ruff", "check", "."])],
+        [Check("format", ["ruff", "format", "--check", "."])],
+        [
+            # Has one core's work, and unit tests leave as much idle while they wait.
+            Check("types", ["mypy", *TYPED]),
+            # A module's tests stay together, for the sake of what they share.
+            Check("unit tests", ["pytest", "--numprocesses", cores, "--dist", "loadfile", "--ignore", END_TO_END]),
+        ],
+        # One at a time: each has processes of its own, and measures how long they take.
+        [Check("end to end", ["pytest", END_TO_END])],
+    ]
+
+
 def run_checks(pytest_arguments: Sequence[str]) -> int:
     """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing."""
-    commands = {"tests": ["pytest", *pytest_arguments]}
-    if not pytest_arguments:
-        cores = str(len(os.sched_getaffinity(0)))
-        commands = {
-            "style": ["ruff", "check", "."],
-            "format": ["ruff", "format", "--check", "."],
-            "types": ["mypy", *TYPED],
-            # A module's tests stay together, for the sake of what they share.
-            "unit tests": ["pytest", "--numprocesses", cores, "--dist", "loadfile", "--ignore", END_TO_END],
-            # One at a time: each has processes of its own, and measures how long they take.
-            "end to end": ["pytest", END_TO_END],
-        }
-    verdicts = []
-    for name, command in commands.items():
-        print(f"== {name}: {' '.join(command)}", flush=True)
-        start = time.monotonic()
-        code = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=ONE_THREAD, check=False).returncode
-        verdicts.append((name, code, time.monotonic() - start))
-    failed = [name for name, code, _ in verdicts if code != 0]
-    print("== " + ", ".join(f"{name} {'FAILED' if code else 'passed'} ({took:.0f} s)" for name, code, took in verdicts))
+    stages = [[Check("tests", ["pytest", *pytest_arguments])]] if pytest_arguments else all_checks()
+    verdicts = [verdict for stage in stages for verdict in run_stage(stage)]
+    failed = [verdict.name for verdict in verdicts if not verdict.passed]
+    print("== " + ", ".join(map(str, verdicts)))
     print(f"== {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}", flush=True)
     return 1 if failed else 0
+
+
+def run_stage(checks: Sequence[Check]) -> list[Verdict]:
+    """The last one's output is shown as it comes, that of the others after it."""
+    for check in checks:
+        print(f"== {check.name}: {' '.join(check.command)}", flush=True)
+    *aside, shown = checks
+    with ThreadPoolExecutor(len(checks)) as threads:
+        others = [threads.submit(run_check, check, subprocess.PIPE) for check in aside]
+        last = run_check(shown, None)
+        verdicts = [other.result() for other in others]
+    for verdict in verdicts:
+        print(f"== {verdict.name}:\n{verdict.output}", flush=True)
+    return [*verdicts, last]
+
+
+def run_check(check: Check, output: int | None) -> Verdict:
+    """`output` as subprocess takes it."""
+    start = time.monotonic()
+    command = [sys.executable, "-m", *check.command]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=ONE_THREAD,
+        check=False,
+        text=True,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+    )
+    return Verdict(check.name, done.returncode == 0, time.monotonic() - start, done.stdout or "")

@@ -23,6 +23,7 @@ CPU_KV_BYTES = GIB
 CPU_KV_SHARE = 0.1
 # Of a GPU's free memory; the rest is for weights and activations.
 GPU_KV_SHARE = 0.4
+GPU_UTILIZATION = 0.9  # by all workers of a GPU, where they measure what is left for KV
 
 
 class DeviceChoice(StrEnum):
@@ -43,16 +44,29 @@ class Machine:
     memory_bytes: int
     gpu_free_bytes: tuple[int, ...] = ()
 
-    def device(self, worker: int) -> str:
-        """Workers take the GPUs in turn."""
-        return f"cuda:{worker % len(self.gpu_free_bytes)}" if self.gpu_free_bytes else "cpu"
+    def device(self, worker: int, tensor_parallel: int = 1) -> str:
+        """Workers take the GPUs in turn, `tensor_parallel` side by side each: this is the first of them."""
+        if not self.gpu_free_bytes:
+            return "cpu"
+        return f"cuda:{worker % self._groups(tensor_parallel) * tensor_parallel}"
 
-    def default_kv_bytes(self, workers: int) -> int:
-        """Per worker: at most 1 GiB of a CPU's memory, or a share of the GPU that it may have to share."""
+    def default_kv_bytes(self, workers: int, tensor_parallel: int = 1) -> int:
+        """Per worker: at most 1 GiB of a CPU's memory, or a share of the GPUs that it may have to share."""
         if not self.gpu_free_bytes:
             return min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
-        sharing = -(-workers // len(self.gpu_free_bytes))
-        return int(min(self.gpu_free_bytes) * GPU_KV_SHARE) // sharing
+        sharing = -(-workers // self._groups(tensor_parallel))
+        return tensor_parallel * (int(min(self.gpu_free_bytes) * GPU_KV_SHARE) // sharing)
+
+    def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
+        """Of a GPU's memory, for each worker."""
+        return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))
+
+    def _groups(self, tensor_parallel: int) -> int:
+        """Workers that have GPUs of their own. Raises DeviceError where there is none."""
+        groups = len(self.gpu_free_bytes) // tensor_parallel
+        if not groups:
+            raise DeviceError(f"--tensor-parallel is {tensor_parallel}; there are {len(self.gpu_free_bytes)} GPUs")
+        return groups
 
 
 def inspect_machine(choice: DeviceChoice) -> Machine:

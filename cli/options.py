@@ -46,6 +46,17 @@ def read_token_ids(text: str) -> TokenIdList:
         raise ValueError(f"{text!r} is not a list of token ids such as 5,17,3") from error
 
 
+def read_sizes(text: str, flag: str) -> tuple[int, ...]:
+    """`1,16` -> (1, 16). Raises: typer.BadParameter."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a list of sizes such as 1,16", param_hint=flag) from error
+    if min(sizes) < 1:
+        raise typer.BadParameter("sizes are 1 or more", param_hint=flag)
+    return sizes
+
+
 def _token_ids(text: str) -> TokenIdList:
     try:
         return read_token_ids(text)
@@ -137,6 +148,15 @@ StepBudgetMs = Annotated[
         min=1,
         help="Milliseconds that a step of a decode worker may take when it computes a prompt beside running answers; "
         "default: 50.",
+    ),
+]
+TensorParallel = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help="Processes that compute together in each worker, each with its share of heads, weights and KV: on GPUs "
+        "as many of them per worker, on CPU the worker's cores are dealt out.",
     ),
 ]
 KvMemory = Annotated[

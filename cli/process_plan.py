@@ -17,6 +17,9 @@ LOOPBACK = "127.0.0.1"
 # Longer than the drain of each process itself, so that SIGKILL is for what hangs.
 ROUTER_GRACE_S = 40.0
 WORKER_GRACE_S = 35.0
+# Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
+PREFILL_NICE = 5
+GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,11 @@ class UpSettings:
     quantize: str
     block_size: int
     max_model_len: int | None
-    kv_memory_bytes: int
+    kv_memory_bytes: int | None  # None: what weights and a step leave on the GPU
     swap_memory_bytes: int | None
     step_budget_ms: float | None
     transport: str
+    tensor_parallel: int
     log_format: str
     redis_url: str
     namespace: str
@@ -74,16 +78,22 @@ def _router(settings: UpSettings, cores: CorePlan | None) -> ProcessSpec:
 def _worker(
     settings: UpSettings, role: str, number: int, position: int, own: Sequence[int], cores: CorePlan | None
 ) -> ProcessSpec:
-    """`position` counts over all workers: it picks the GPU."""
+    """`position` counts over all workers: it picks the GPUs."""
     name = f"{role}-{number}"
     arguments = ["--worker-id", name, "--host", LOOPBACK, "--port", 0]
     arguments += ["--model", settings.model_folder, "--model-name", settings.model_name]
-    arguments += ["--device", settings.machine.device(position), "--dtype", settings.dtype]
+    arguments += ["--device", settings.machine.device(position, settings.tensor_parallel), "--dtype", settings.dtype]
     for adapter in settings.adapters:
         arguments += ["--adapter", adapter]
     arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
-    arguments += ["--block-size", settings.block_size, "--kv-memory", settings.kv_memory_bytes]
+    arguments += ["--block-size", settings.block_size, *_kv_memory(settings)]
+    if settings.machine.gpu_free_bytes:
+        arguments += ["--chunk-tokens", GPU_CHUNK_TOKENS]
     arguments += ["--transport", settings.transport, *_shared(settings)]
+    if settings.transport in ("nixl", "nccl", "gloo"):
+        arguments += ["--transfer-interface", "lo"]  # all of us are on this machine
+    if settings.tensor_parallel > 1:
+        arguments += ["--tensor-parallel", settings.tensor_parallel]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", settings.max_model_len]
     if role == "decode" and settings.swap_memory_bytes is not None:
@@ -94,8 +104,17 @@ def _worker(
     if cores:
         arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
         environment["OMP_NUM_THREADS"] = str(len(own))
+        if role == "prefill" and not set(own).isdisjoint(cores.router):
+            arguments += ["--nice", PREFILL_NICE]
     command = _python(f"{role}_worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
+
+
+def _kv_memory(settings: UpSettings) -> list[object]:
+    if settings.kv_memory_bytes is not None:
+        return ["--kv-memory", settings.kv_memory_bytes]
+    share = settings.machine.gpu_share(settings.prefill + settings.decode, settings.tensor_parallel)
+    return ["--kv-memory", "auto", "--gpu-memory-utilization", f"{share:.3f}"]
 
 
 def _shared(settings: UpSettings) -> list[object]:

@@ -44,6 +44,20 @@ def _print_table(status: ClusterStatus) -> None:
     for worker in status.workers:
         table.add_row(*row(worker))
     console.print(table)
+    for line in link_lines(status):
+        console.print(line, highlight=False, markup=False)
+
+
+def link_lines(status: ClusterStatus) -> list[str]:
+    """How each worker reads KV from others, and why not faster."""
+    names = {worker.endpoint: worker.worker_id for worker in status.workers}
+    return [
+        f"{worker.worker_id} reads {names.get(link.endpoint, link.endpoint)} by {link.transport}, "
+        f"{link.gb_per_s:.2f} GB/s" + (f" (the slow way: {link.fallback})" if link.fallback else "")
+        for worker in status.workers
+        if worker.connected and worker.load is not None
+        for link in worker.load.links
+    ]
 
 
 def headline(status: ClusterStatus) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.core_plan import plan_cores
-from cli.devices import DeviceChoice, inspect_machine
+from cli.devices import DeviceChoice, Machine, inspect_machine
 from cli.errors import CommandFailed
 from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from cli.options import DEFAULT_TARGET, admin_target_of
@@ -50,6 +50,7 @@ class UpOptions:
     swap_memory_bytes: int | None
     step_budget_ms: float | None
     transport: str
+    tensor_parallel: int
     log_format: str
     namespace: str | None
     trace_file: Path | None
@@ -86,16 +87,24 @@ def run_up(options: UpOptions) -> int:
         quantize=options.quantize,
         block_size=options.block_size,
         max_model_len=options.max_model_len,
-        kv_memory_bytes=options.kv_memory_bytes or machine.default_kv_bytes(workers),
+        kv_memory_bytes=options.kv_memory_bytes or _kv_bytes(machine, workers, options.tensor_parallel),
         swap_memory_bytes=options.swap_memory_bytes,
         step_budget_ms=options.step_budget_ms,
         transport=options.transport,
+        tensor_parallel=options.tensor_parallel,
         log_format=options.log_format,
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
         trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
     )
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
+
+
+def _kv_bytes(machine: Machine, workers: int, tensor_parallel: int) -> int | None:
+    """None: workers on a GPU measure it, as long as each has one rank."""
+    if machine.gpu_free_bytes and tensor_parallel == 1:
+        return None
+    return machine.default_kv_bytes(workers, tensor_parallel)
 
 
 class _Up:
@@ -185,10 +194,12 @@ class _Up:
         if self._source.is_random:
             self._say("models/tableqa is missing: serving a tiny checkpoint of random weights, which talks nonsense")
         self._say(f"model {settings.model_name} from {settings.model_folder}")
-        devices = sorted({settings.machine.device(worker) for worker in range(settings.prefill + settings.decode)})
+        workers, ranks = range(settings.prefill + settings.decode), settings.tensor_parallel
+        devices = sorted({settings.machine.device(worker, ranks) for worker in workers})
+        amount = "what is left" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
         self._say(
-            f"{_workers(settings)} on {', '.join(devices)}, "
-            f"{format_bytes(settings.kv_memory_bytes)} of KV each; Redis: {self._redis.description}"
+            f"{_workers(settings)} on {', '.join(devices)}{f', {ranks} ranks each' if ranks > 1 else ''}, "
+            f"{amount} of KV each; Redis: {self._redis.description}"
         )
         way = "prefill, transfer and decode" if settings.prefill else "a worker"
         self._say(f"starting: load, warm up, then a canary request through {way}")

@@ -21,3 +21,9 @@ def prefill_flop(config: ModelConfig, tokens: int) -> int:
     weights = config.hidden_size * (2 * heads_size + 2 * kv_size + 3 * inner)
     attention = 2 * heads_size * tokens * (tokens + 1) // 2  # products with keys, and with values
     return 2 * config.num_layers * (weights * tokens + attention)
+
+
+def decode_step_flop(config: ModelConfig, batch: int, context_tokens: int) -> int:
+    """One more token for each sequence, and its logits."""
+    layers = prefill_flop(config, context_tokens + 1) - prefill_flop(config, context_tokens)
+    return batch * (layers + 2 * config.hidden_size * config.vocab_size)

@@ -6,18 +6,15 @@ from typing import Annotated, Literal
 import typer
 
 from cli import options
+from cli.commands import bench_attention, bench_curves, bench_isolation, bench_linear, bench_peers, bench_serve
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine and what Baton makes of it; no server is needed.")
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        batches = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a list of sizes such as 1,16", param_hint="--batch") from error
-    if min(batches) < 1:
-        raise typer.BadParameter("a batch has at least one sequence", param_hint="--batch")
-    return batches
+app.command()(bench_attention.attention)
+app.command()(bench_linear.linear)
+app.command()(bench_curves.curves)
+app.command()(bench_peers.peers)
+app.command()(bench_serve.serve)
+app.command()(bench_isolation.isolation)
 
 
 @app.command()
@@ -30,6 +27,10 @@ def engine(
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="What is computed in.")] = "auto",
     quantize: options.Quantize = "none",
     kv_cache_dtype: options.KvCacheDtype = "auto",
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of prompts that one step computes at most.")] = 512,
+    linear: Annotated[
+        Literal["auto", "native", "onednn"], typer.Option(help="What multiplies plain weights; auto: what is faster.")
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
     """Prefill tokens per second and decode step of the engine on this CPU, beside what the machine can do at most."""
@@ -39,10 +40,12 @@ def engine(
         model=model,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
-        batches=_batches(batch),
+        batches=options.read_sizes(batch, "--batch"),
         threads=threads or len(os.sched_getaffinity(0)),
         dtype=dtype,
         quantize=quantize,
         kv_cache_dtype=kv_cache_dtype,
+        step_tokens=step_tokens,
+        linear=linear,
     )
     raise typer.Exit(run_engine_bench(asked, json))

@@ -42,8 +42,10 @@ def up(
     swap_memory: options.SwapMemory = None,
     step_budget_ms: options.StepBudgetMs = None,
     transport: Annotated[
-        Literal["auto", "shared_memory", "grpc"], typer.Option(help="How KV goes from prefill to decode.")
+        Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"],
+        typer.Option(help="How KV goes from prefill to decode. auto: the fastest way there is."),
     ] = "auto",
+    tensor_parallel: options.TensorParallel = 1,
     log_format: Annotated[Literal["plain", "json"], typer.Option(help="How the processes log.")] = "plain",
     namespace: Annotated[
         str | None, typer.Option(help="Which cluster on a Redis that several share; default: baton-PORT.")
@@ -77,6 +79,7 @@ def up(
             swap_memory_bytes=swap_memory,
             step_budget_ms=step_budget_ms,
             transport=transport,
+            tensor_parallel=tensor_parallel,
             log_format=log_format,
             namespace=namespace,
             trace_file=trace_file,

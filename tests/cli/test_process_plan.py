@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.devices import Machine
+from cli.devices import DeviceError, Machine
 from cli.process_plan import UpSettings, plan_processes
 from cli.processes import ProcessSpec, Stage
 from decode_worker.config import DecodeConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 from service.adapter_folder import AdapterFolder
-from service.config import Settings, read_config
+from service.config import ConfigError, Settings, read_config
 
 CPU = Machine(cores=(0, 1), memory_bytes=2**34)
 TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))
@@ -35,6 +35,7 @@ SETTINGS = UpSettings(
     swap_memory_bytes=0,
     step_budget_ms=20.0,
     transport="auto",
+    tensor_parallel=1,
     log_format="plain",
     redis_url="redis://127.0.0.1:6379/0",
     namespace="baton-50051",
@@ -79,6 +80,12 @@ def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
     assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("prefill-0", "decode-0")} == {"1"}
 
 
+def test_prefill_stands_back_where_the_router_shares_its_core() -> None:
+    shared, apart = by_name(SETTINGS), by_name(replace(SETTINGS, machine=replace(CPU, cores=(0, 1, 2))))
+    assert flag(shared["prefill-0"], "--nice") == "5"
+    assert not any("--nice" in spec.command for spec in (shared["decode-0"], *apart.values()))
+
+
 def test_workers_take_the_gpus_in_turn_and_are_not_pinned() -> None:
     specs = by_name(replace(SETTINGS, machine=TWO_GPUS, prefill=1, decode=2))
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if spec.stage is Stage.WORKER}
@@ -104,8 +111,48 @@ def test_the_length_limit_is_left_to_the_model_unless_given() -> None:
     assert "--max-model-len" not in by_name(replace(SETTINGS, max_model_len=None))["decode-0"].command
 
 
+def test_workers_that_measure_their_gpu_have_an_equal_share_of_it() -> None:
+    settings = replace(SETTINGS, machine=TWO_GPUS, prefill=2, decode=1, kv_memory_bytes=None)
+    specs = by_name(settings)
+    assert {flag(specs[name], "--gpu-memory-utilization") for name in ("prefill-0", "decode-0")} == {"0.450"}
+    config = read_config(DecodeConfig, specs["decode-0"].command[4:])
+    assert (config.kv_memory, config.kv_memory_bytes) == ("auto", None)
+
+
+def test_auto_on_a_cpu_is_what_a_worker_has_by_default() -> None:
+    command = by_name(SETTINGS)["decode-0"].command[4:]
+    config = read_config(DecodeConfig, [*command, "--kv-memory", "auto"])
+    assert config.kv_memory_bytes == DecodeConfig.model_fields["kv_memory"].default
+
+
 def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:
     assert CPU.default_kv_bytes(workers=2) == 2**30
     assert Machine((0,), memory_bytes=2**30).default_kv_bytes(workers=2) == int(0.1 * 2**30)
     assert TWO_GPUS.default_kv_bytes(workers=2) == int(0.4 * 60 * 10**9)
     assert TWO_GPUS.default_kv_bytes(workers=3) == int(0.4 * 60 * 10**9) // 2
+    assert TWO_GPUS.default_kv_bytes(workers=1, tensor_parallel=2) == 2 * int(0.4 * 60 * 10**9)
+    assert TWO_GPUS.default_kv_bytes(workers=2, tensor_parallel=2) == 2 * (int(0.4 * 60 * 10**9) // 2)
+
+
+def test_ranks_of_a_worker_have_gpus_side_by_side() -> None:
+    five = replace(TWO_GPUS, gpu_free_bytes=(10**9,) * 5)
+    specs = by_name(replace(SETTINGS, machine=five, prefill=1, decode=2, tensor_parallel=2))
+    devices = {name: flag(spec, "--device") for name, spec in specs.items() if name != "router"}
+    assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:2", "prefill-0": "cuda:0"}
+    assert all(flag(specs[name], "--tensor-parallel") == "2" for name in devices)
+    with pytest.raises(DeviceError, match="--tensor-parallel is 4; there are 2 GPUs"):
+        plan_processes(replace(SETTINGS, machine=TWO_GPUS, tensor_parallel=4))
+
+
+def test_process_groups_stay_on_this_machine() -> None:
+    gloo = by_name(replace(SETTINGS, transport="gloo"))
+    for name in ("prefill-0", "decode-0"):
+        assert (flag(gloo[name], "--transport"), flag(gloo[name], "--transfer-interface")) == ("gloo", "lo")
+    assert "--transfer-interface" not in by_name(SETTINGS)["decode-0"].command
+
+
+def test_a_process_group_needs_the_network_it_may_use() -> None:
+    flags = ["--worker-id", "d", "--model", "/models/tiny", "--port", "0"]
+    with pytest.raises(ConfigError, match="--transport gloo needs --transfer-interface"):
+        read_config(DecodeConfig, [*flags, "--transport", "gloo"])
+    assert read_config(DecodeConfig, [*flags, "--transport", "gloo", "--transfer-interface", "lo"]).transport == "gloo"

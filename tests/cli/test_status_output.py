@@ -8,8 +8,8 @@ import pytest
 
 import cli.status
 from cli.errors import CommandFailed
-from cli.status import headline, row, show_status
-from client import ClusterStatus, Load, Model, PageCounts, WorkerStatus
+from cli.status import headline, link_lines, row, show_status
+from client import ClusterStatus, Link, Load, Model, PageCounts, WorkerStatus
 from client.responses import cluster_status_from
 from router.admin_service import AdminServicer
 from router.cluster import Worker
@@ -61,6 +61,16 @@ def test_a_worker_that_has_not_reported_has_dashes() -> None:
 def test_what_a_lost_worker_had_is_not_shown() -> None:
     cells = row(worker(connected=False))
     assert (cells[1], cells[5:]) == ("lost", ("-",) * 11)
+
+
+def test_links_are_told_with_their_rate_and_why_they_are_slow() -> None:
+    links = (Link("127.0.0.1:40001", "gloo", 1.234, ""), Link("10.0.0.9:1", "grpc", 0.4, "gloo: not offered there"))
+    reader = worker(load=replace(LOAD, links=links))
+    assert link_lines(replace(status(), workers=(reader,))) == [
+        "decode-0 reads decode-0 by gloo, 1.23 GB/s",
+        "decode-0 reads 10.0.0.9:1 by grpc, 0.40 GB/s (the slow way: gloo: not offered there)",
+    ]
+    assert link_lines(replace(status(), workers=(worker(connected=False),))) == []
 
 
 def test_the_headline_says_ready_or_what_is_missing() -> None:

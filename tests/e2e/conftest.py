@@ -29,10 +29,11 @@ def stack(tiny_stack: Stack) -> Iterator[Stack]:
     tiny_stack.wait_idle(within_s=2.0)
 
 
-def run(stack: Stack) -> Iterator[Stack]:
+def run(stack: Stack, workers: int | None = None) -> Iterator[Stack]:
+    """`workers`: how many there are, where not all of them are the stack's own."""
     try:
         stack.start()
-        stack.wait_ready()
+        stack.wait_ready(workers)
         yield stack
     finally:
         stack.stop()

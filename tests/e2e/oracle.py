@@ -19,21 +19,24 @@ SEED = 5
 
 @dataclass(frozen=True)
 class Oracle:
-    """A checkpoint with prompts, one of each length first, and what transformers answers to them."""
+    """Prompts, one of each length first, and what transformers answers to them."""
 
-    folder: Path
     prompts: list[list[int]]
     answers: list[list[int]]
 
 
-def ask_transformers(folder: Path, family: str, prompts: int) -> Oracle:
-    """Makes a tiny checkpoint in `folder`. The prompts beyond one of each length are short ones."""
-    make_checkpoint(folder, family, seed=SEED)
+def make_asked(folder: Path, family: str) -> Path:
+    """The tiny checkpoint that is asked."""
+    return make_checkpoint(folder, family, seed=SEED)
+
+
+def ask_transformers(folder: Path, prompts: int) -> Oracle:
+    """Of the checkpoint in `folder`. The prompts beyond one of each length are short ones."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     draw = random.Random(SEED)
     lengths = (*LENGTHS, *(draw.choice(LENGTHS[:5]) for _ in range(prompts - len(LENGTHS))))
     asked = [[draw.randrange(3, model.config.vocab_size) for _ in range(length)] for length in lengths]
-    return Oracle(folder, asked, [generate(model, prompt) for prompt in asked])
+    return Oracle(asked, [generate(model, prompt) for prompt in asked])
 
 
 def generate(model: torch.nn.Module, prompt: Sequence[int]) -> list[int]:

@@ -41,17 +41,30 @@ class StackProcess:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """kill -9, and the proof that it is gone."""
+        """kill -9, and the proof that it is gone. It may then be started again, or not."""
         assert self.popen is not None
         self.popen.kill()
         self.popen.wait(STOP_S)
+        self.popen = None
+
+    @property
+    def runs(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def terminate(self) -> None:
+        """SIGTERM, where it runs."""
+        if self.popen is not None and self.runs:
+            self.popen.terminate()
 
     def stop(self) -> int:
-        """SIGTERM. Returns the exit code; a process that does not drain in time fails the test."""
+        """SIGTERM, and the exit code."""
+        self.terminate()
+        return self.ended()
+
+    def ended(self) -> int:
+        """The exit code, after SIGTERM; a process that does not drain in time fails the test."""
         if self.popen is None:
             return 0
-        if self.popen.poll() is None:
-            self.popen.terminate()
         try:
             return self.popen.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -82,7 +95,7 @@ class Stack:
         return self.folder / "trace.jsonl"
 
     def start(self, names: Sequence[str] | None = None) -> None:
-        for name in names or self.processes:
+        for name in self.processes if names is None else names:
             self.processes[name].start()
 
     def status(self) -> ClusterStatus:
@@ -123,8 +136,11 @@ class Stack:
         return "\n".join(f"--- {p.name}\n{p.text()[-3000:]}" for p in self.processes.values() if p.log.exists())
 
     def stop(self) -> None:
-        """Stops everything and checks that each process ended well and logged no traceback."""
-        codes = {name: process.stop() for name, process in reversed(self.processes.items())}
+        """Stops everything, the router first, and checks that each process ended well and logged no traceback."""
+        codes = {name: self.processes[name].stop() for name in self.processes if name == "router"}
+        for process in self.processes.values():
+            process.terminate()  # all at once: each takes a second to end
+        codes |= {name: process.ended() for name, process in self.processes.items()}
         if self.redis is not None:
             self.redis.stop()
         assert set(codes.values()) <= {0}, f"exit codes {codes}\n{self.logs()}"
@@ -168,16 +184,19 @@ def make_stack(
     return stack
 
 
-def make_decode_router(folder: Path, stack: Stack) -> Stack:
-    """One more router, which knows nothing but `decode-0` of a stack that runs: colocated, without another worker."""
+def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags: Sequence[str] = ()) -> Stack:
+    """One more router, which knows nothing but the workers of those names, of a stack that runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    alone = Stack(folder, *free_ports(2))
-    worker = stack.processes["decode-0"].command
-    command = [sys.executable, "-m", "router", "--port", str(alone.port), "--admin-port", str(alone.admin_port)]
-    command += ["--workers", f"decode@127.0.0.1:{worker[worker.index('--port') + 1]}"]
-    command += ["--trace-file", str(alone.trace_file)]
-    alone.processes["router"] = StackProcess("router", command, folder / "router.log")
-    return alone
+    beside = Stack(folder, *free_ports(2))
+    commands = {name: stack.processes[name].command for name in workers}
+    members = (
+        f"{name.partition('-')[0]}@127.0.0.1:{command[command.index('--port') + 1]}"
+        for name, command in commands.items()
+    )
+    command = [sys.executable, "-m", "router", "--port", str(beside.port), "--admin-port", str(beside.admin_port)]
+    command += ["--workers", ",".join(members), "--trace-file", str(beside.trace_file), *router_flags]
+    beside.processes["router"] = StackProcess("router", command, folder / "router.log")
+    return beside
 
 
 def free_ports(count: int) -> list[int]:

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from client import BatonClient, TokenLogprob
-from tests.e2e.stack import Stack, make_decode_router
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_router
 
 PROMPT = [random.Random(8).randrange(3, 512) for _ in range(150)]
 STOPS = list(range(7, 512, 40))  # many, since random weights hardly ever make one certain token
@@ -25,13 +26,7 @@ def model(tiny_llama: Path) -> Any:
 @pytest.fixture(scope="module")
 def colocated(tiny_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The decode worker of the shared stack alone, which computes prompts itself."""
-    router = make_decode_router(tmp_path_factory.mktemp("alone"), tiny_stack)
-    try:
-        router.start()
-        router.wait_ready(workers=1)
-        yield router
-    finally:
-        router.stop()
+    yield from run(make_router(tmp_path_factory.mktemp("alone"), tiny_stack, ["decode-0"]), workers=1)
 
 
 @pytest.fixture(params=["two workers", "colocated"])

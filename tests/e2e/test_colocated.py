@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.oracle import Oracle, ask_transformers, check_answers
+from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import make_stack
 from tests.e2e.test_up import READY_S, STOP_S, Up
 
@@ -21,9 +21,10 @@ async def check_computed_by_decode(target: str, decode_pid: int, oracle: Oracle)
 
 
 async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -> None:
-    oracle = ask_transformers(tmp_path / "llama", "llama", TOGETHER)
-    running = Up(tmp_path / "up.log", "--colocated", "--model", str(oracle.folder))
+    model = make_asked(tmp_path / "llama", "llama")
+    running = Up(tmp_path / "up.log", "--colocated", "--model", str(model))
     try:
+        oracle = ask_transformers(model, TOGETHER)  # while it starts
         await asyncio.to_thread(running.wait_for, lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
         workers = running.worker_pids()
         assert workers.keys() == {"decode-0"}
@@ -38,10 +39,11 @@ async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_family_is_answered_the_same_with_and_without_a_prefill_worker(family: str, tmp_path: Path) -> None:
-    oracle = ask_transformers(tmp_path / family, family, TOGETHER)
-    stack = make_stack(tmp_path / "stack", oracle.folder, router_flags=["--local-prefill-tokens", "0"])
+    model = make_asked(tmp_path / family, family)
+    stack = make_stack(tmp_path / "stack", model, router_flags=["--local-prefill-tokens", "0"])
     try:
         stack.start()
+        oracle = ask_transformers(model, TOGETHER)  # while they start
         stack.wait_ready()
         decode_pid = stack.processes["decode-0"].pid
         answers = await check_answers(stack.target, oracle)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
+from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 
 NOTICED_S = 2.0
@@ -15,17 +16,19 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
-def mortal(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def mortal_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack of this module's own: its processes die. What they leave in /dev/shm would show."""
     before = set(SHARED_MEMORY.iterdir())
-    stack = make_stack(tmp_path_factory.mktemp("mortal"), tiny_llama, prefill=2)
-    try:
-        stack.start()
-        stack.wait_ready()
-        yield stack
-    finally:
-        stack.stop()
+    yield from run(make_stack(tmp_path_factory.mktemp("mortal"), tiny_llama, prefill=2))
     assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+@pytest.fixture
+def mortal(mortal_stack: Stack) -> Stack:
+    """All of it alive, whoever died in the test before."""
+    mortal_stack.start([name for name, process in mortal_stack.processes.items() if not process.runs])
+    mortal_stack.wait_ready()
+    return mortal_stack
 
 
 async def stream_until_killed(stack: Stack, victim: str, prompt: list[int], tokens_first: int) -> tuple[float, int]:
@@ -93,6 +96,4 @@ async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal
         answers = await asyncio.gather(*calls)
 
     assert answers == undisturbed
-    mortal.processes["prefill-0"].start()
-    await asyncio.to_thread(mortal.wait_ready)
     await asyncio.to_thread(mortal.wait_idle, 2.0)

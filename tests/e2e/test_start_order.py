@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client import AsyncBatonClient
-from service.redis_server import start_redis_server
+from service.redis_server import RedisServer, start_redis_server
 from tests.e2e.stack import Stack, make_stack
 
 
@@ -21,7 +21,7 @@ async def serves(stack: Stack) -> bool:
 async def test_any_process_may_be_first_and_redis_last(tiny_llama: Path, tmp_path: Path, first: str) -> None:
     stack = make_stack(tmp_path, tiny_llama)
     assert stack.redis is not None
-    port = int(stack.redis.url.rpartition(":")[2].partition("/")[0])
+    port = port_of(stack.redis)
     stack.redis.stop()
     others = [name for name in stack.processes if name != first]
     random.Random(first).shuffle(others)
@@ -36,18 +36,26 @@ async def test_any_process_may_be_first_and_redis_last(tiny_llama: Path, tmp_pat
         stack.stop()
 
 
-async def test_requests_go_on_without_redis(tiny_llama: Path, tmp_path: Path) -> None:
-    stack = make_stack(tmp_path, tiny_llama)
+async def test_requests_go_on_without_redis_and_after_its_return(stack: Stack) -> None:
+    assert stack.redis is not None
+    stack.redis.process.kill()
+    stack.redis.process.wait()
     try:
-        stack.start()
-        await asyncio.to_thread(stack.wait_ready)
-        assert stack.redis is not None
-        stack.redis.process.kill()
-        stack.redis.process.wait()
         await asyncio.to_thread(stack.wait_for, lambda: not stack.status().registry_connected, 10, "loss of Redis seen")
         assert await serves(stack)
-        status = stack.status()
-        assert status.ready
-        assert len([worker for worker in status.workers if worker.connected]) == 2
+        check_ready_with_two_workers(stack)
     finally:
-        stack.stop()
+        stack.redis = start_redis_server(port_of(stack.redis))
+    await asyncio.to_thread(stack.wait_for, lambda: stack.status().registry_connected, 10, "return of Redis seen")
+    assert await serves(stack)
+    check_ready_with_two_workers(stack)
+
+
+def check_ready_with_two_workers(stack: Stack) -> None:
+    status = stack.status()
+    assert status.ready
+    assert len([worker for worker in status.workers if worker.connected]) == 2
+
+
+def port_of(redis: RedisServer) -> int:
+    return int(redis.url.rpartition(":")[2].partition("/")[0])

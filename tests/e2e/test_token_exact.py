@@ -2,81 +2,74 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from client import Completion
 from tests.e2e.conftest import run
-from tests.e2e.oracle import Oracle, ask_transformers, check_answers
-from tests.e2e.stack import Stack, make_stack
+from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
+from tests.e2e.stack import Stack, make_router, make_stack
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 TOGETHER = 32
+TRANSPORTS = {"decode-0": "shared_memory", "decode-1": "grpc"}
+PAIRS = [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]
+EACH_BY_PREFILL = ("--local-prefill-tokens", "0")  # also prompts whose beginning decode has
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How many workers, and by which transport each decode worker is to be served."""
+class Served:
+    """2P2D, one decode worker for each transport, and what is to come out of it."""
 
-    prefill: int
-    transports: dict[str, str]
-
-
-LAYOUTS = {
-    "1P1D shared_memory": Layout(1, {"decode-0": "shared_memory"}),
-    "1P1D grpc": Layout(1, {"decode-0": "grpc"}),
-    "2P2D both": Layout(2, {"decode-0": "shared_memory", "decode-1": "grpc"}),
-}
-
-
-CASES = [("llama", "1P1D shared_memory"), ("llama", "1P1D grpc"), *((family, "2P2D both") for family in FAMILIES)]
-
-
-@pytest.fixture(scope="module", params=CASES, ids=" ".join)
-def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    family, layout = request.param
-    return family, layout
+    stack: Stack
+    oracle: Oracle
 
 
 @pytest.fixture(scope="module")
-def oracle(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    return ask_transformers(tmp_path_factory.mktemp("model") / case[0], case[0], TOGETHER)
-
-
-@pytest.fixture(scope="module")
-def layout(case: tuple[str, str]) -> Layout:
-    return LAYOUTS[case[1]]
-
-
-@pytest.fixture(scope="module")
-def running(oracle: Oracle, layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Every prompt goes over a prefill worker, also one whose beginning decode has."""
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Of the family that is the parameter."""
+    model = make_asked(tmp_path_factory.mktemp("model") / request.param, request.param)
     stack = make_stack(
-        tmp_path_factory.mktemp("stack"),
-        oracle.folder,
-        layout.prefill,
-        len(layout.transports),
-        transports=layout.transports,
-        router_flags=["--local-prefill-tokens", "0"],
+        tmp_path_factory.mktemp("stack"), model, 2, 2, transports=TRANSPORTS, router_flags=EACH_BY_PREFILL
     )
-    yield from run(stack)
+    try:
+        stack.start()
+        oracle = ask_transformers(model, TOGETHER)  # while they start
+        stack.wait_ready()
+        yield Served(stack, oracle)
+    finally:
+        stack.stop()
 
 
-async def test_answers_equal_transformers_alone_and_together(running: Stack, oracle: Oracle, layout: Layout) -> None:
-    answers = await check_answers(running.target, oracle)
-    check_who_took_part(running, answers, layout)
-    running.wait_idle(within_s=2.0)
+@pytest.mark.parametrize("served", FAMILIES, indirect=True)
+async def test_answers_equal_transformers_alone_and_together(served: Served) -> None:
+    answers = await check_answers(served.stack.target, served.oracle)
+    check_who_took_part(served.stack, answers, {*served.stack.processes} - {"router"})
+    served.stack.wait_idle(within_s=2.0)
 
 
-def check_who_took_part(running: Stack, answers: Sequence[Completion], layout: Layout) -> None:
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: TRANSPORTS[pair[1]])
+async def test_answers_of_one_pair_by_one_transport_equal_transformers(
+    served: Served, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    """The stack's first or second workers under a router of their own, and a salt: nothing is cached there yet."""
+    for alone in run(make_router(tmp_path, served.stack, pair, EACH_BY_PREFILL), workers=2):
+        answers = await check_answers(alone.target, served.oracle, cache_salt=pair[1])
+        check_who_took_part(served.stack, answers, {*pair})
+        alone.wait_idle(within_s=2.0)
+
+
+def check_who_took_part(stack: Stack, answers: Sequence[Completion], workers: set[str]) -> None:
     """Every answer was prefilled and decoded by processes that we started, and its KV came by the way asked for."""
-    names = {process.pid: name for name, process in running.processes.items()}
-    transported_bytes = dict.fromkeys(layout.transports.values(), 0)
+    names = {process.pid: name for name, process in stack.processes.items()}
+    transported_bytes = {TRANSPORTS[name]: 0 for name in workers if name in TRANSPORTS}
     for answer in answers:
         assert names[answer.timings.prefill_pid].startswith("prefill")
         decode = names[answer.timings.decode_pid]
-        assert answer.timings.transport == layout.transports[decode]
+        assert answer.timings.transport == TRANSPORTS[decode]
         transported_bytes[answer.timings.transport] += answer.timings.transfer_bytes
     assert all(transported_bytes.values()), transported_bytes
     took_part = {names[pid] for answer in answers for pid in (answer.timings.prefill_pid, answer.timings.decode_pid)}
-    assert took_part == set(names.values()) - {"router"}, "a worker got no work"
+    assert took_part == workers, "a worker got no work, or one that was not asked"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU: its tests, then the figures, one table last. Under 10 minutes on an H200.
+#
+#   benchmarks/gpu.sh [--rows decode_attention,step_llama8b] [--no-tests] [--out FOLDER] [--dry-run]
+#
+# Needs torch, triton, transformers, grpcio and safetensors; PYTHON names another interpreter than the project's own.
+# Rows that start worker processes need the rest of the project's packages, and say so where those are missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python="${PYTHON:-.venv/bin/python}"
+if ! command -v "$python" > /dev/null; then python=python3; fi
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+exec "$python" -P -m benchmarks.gpu "$@"

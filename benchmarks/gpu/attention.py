@@ -1,0 +1,113 @@
+"""Attention and shipping of pages, by themselves, at the shape of Llama-3.1-8B in bf16."""
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.limits import said_copy, said_products
+from benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
+from benchmarks.gpu.timing import seconds, seconds_each
+from engine.kv_layout import KvLayout
+from kernels.gather_blocks import gather_blocks, scatter_blocks
+from kernels.kv_pages import KvPages
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.scoring import Scoring
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
+TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer
+SCORING = Scoring(HEAD_DIM**-0.5)
+COLD_BYTES = 256 << 20  # more than any cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Several sequences of one length over a pool of some layers, their blocks in a random order."""
+
+    kv: KvPages
+    query: torch.Tensor
+    block_ids: torch.Tensor
+    block_starts: torch.Tensor
+    context_tokens: torch.Tensor
+
+    def decode(self, layer: int) -> torch.Tensor:
+        kv = self.kv.layer(layer)
+        return paged_decode(self.query, kv, self.block_ids, self.block_starts, self.context_tokens, SCORING)
+
+
+def contexts(sequences: int, tokens: int, layers: int, setting: Setting) -> Contexts:
+    """`tokens`: a multiple of BLOCK_TOKENS."""
+    device, each = setting.device, tokens // BLOCK_TOKENS
+    return Contexts(
+        random_pool(sequences * each, layers, setting),
+        torch.randn(sequences, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device),
+        torch.randperm(sequences * each, device=device),
+        torch.arange(sequences + 1, device=device) * each,
+        torch.full((sequences,), tokens, device=device),
+    )
+
+
+def random_pool(blocks: int, layers: int, setting: Setting) -> KvPages:
+    layout = KvLayout(layers, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, torch.bfloat16)
+    numbers = torch.randn(blocks * layout.block_bytes // 2, dtype=torch.bfloat16, device=setting.device)
+    return layout.view(numbers.view(torch.uint8), blocks)
+
+
+def decode_seconds(sequences: int, tokens: int, setting: Setting) -> float:
+    """Of one layer, no two of which in a row read the same memory."""
+    layers = setting.size(max(1, -(-COLD_BYTES // (sequences * tokens * TOKEN_BYTES))), 2)
+    asked = contexts(sequences, tokens, layers, setting)
+    return seconds_each([lambda layer=layer: asked.decode(layer) for layer in range(layers)], setting)  # type: ignore[misc]
+
+
+def decode_attention(setting: Setting) -> list[Figure]:
+    sequences, tokens = setting.size((32, 4096), (2, 64))
+    took_s = decode_seconds(sequences, tokens, setting)
+    speed = sequences * tokens * TOKEN_BYTES / took_s / 1e12
+    alone_us = decode_seconds(1, setting.size(8192, 64), setting) * 1e6
+    limit = said_copy(setting)
+    return [
+        Figure("32 x 4096", speed, "TB/s", at_least(3.6), limit),
+        Figure("1 x 8192", alone_us, "us", at_most(20), limit),
+    ]
+
+
+def prefill_attention(setting: Setting) -> list[Figure]:
+    tokens = setting.size(8192, 64)
+    kv = random_pool(tokens // BLOCK_TOKENS, 1, setting).layer(0)
+    query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
+    block_ids = torch.randperm(tokens // BLOCK_TOKENS, device=setting.device)
+    took_s = seconds_each([lambda: paged_prefill(query, kv, block_ids, 0, SCORING)] * 2, setting)
+    flop = 4 * HEADS * HEAD_DIM * tokens * (tokens + 1) / 2
+    return [Figure("8192, causal", flop / took_s / 1e12, "TFLOP/s", at_least(350), said_products(setting))]
+
+
+def pages(setting: Setting) -> list[Figure]:
+    """Whole blocks of all layers, which is how pages travel; and a half of the heads, as between two ranks."""
+    blocks, layers = setting.size((1024, 32), (4, 2))
+    pool = random_pool(blocks, layers, setting).data.view(torch.uint8)
+    ids = torch.randperm(blocks, device=setting.device)[: blocks // 2]
+    figures = []
+    heads = pool.view(blocks, layers * 2, KV_HEADS, -1)
+    for name, parts in (
+        ("whole", pool.view(blocks, 1, -1)),
+        ("half the heads", heads[:, :, : KV_HEADS // 2].flatten(2)),
+    ):
+        figures += _both_ways(name, parts, ids, setting)
+    return figures
+
+
+def _both_ways(name: str, blocks: torch.Tensor, ids: torch.Tensor, setting: Setting) -> list[Figure]:
+    piece = torch.empty(len(ids), *blocks.shape[1:], dtype=torch.uint8, device=setting.device)
+    other = torch.empty_like(piece)
+    copy_s = seconds(lambda: other.copy_(piece), setting)
+    limit = f"copy of as much {2 * piece.nbytes / copy_s / 1e12:.2f} TB/s"
+    gather_s = seconds(lambda: gather_blocks(blocks, ids, piece), setting)
+    scatter_s = seconds(lambda: scatter_blocks(piece, blocks, ids), setting)
+    return [
+        Figure(f"gather, {name}", copy_s / gather_s, "of copy", at_least(0.9), limit),
+        Figure(f"scatter, {name}", copy_s / scatter_s, "of copy", at_least(0.9), limit),
+    ]
+
+
+ROWS = (Row("decode_attention", decode_attention), Row("prefill_attention", prefill_attention), Row("pages", pages))

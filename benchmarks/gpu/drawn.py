@@ -1,0 +1,109 @@
+"""Models of well-known shapes whose weights are drawn on the device: nothing is carried there."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.config_file import read_model_config
+from engine.model_config import DecoderConfig
+from engine.models.checkpoint import build_decoder
+from engine.models.decoder import DecoderModel
+from engine.models.linear import DenseLinear, Linear
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama8b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    },
+    "qwen0.6b": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 32}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+STATED = {"eos_token_id": None, "bos_token_id": None, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+
+
+class DrawnTensors:
+    """A TensorSource: projections from a normal distribution that keeps activations in range, norms of ones."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(std=shape[-1] ** -0.5)
+
+    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+        weight = self.take(names[0], sum(sizes), inputs)
+        return DenseLinear(weight, self.take(f"{names[0]}.bias", sum(sizes)) if bias else None)
+
+
+class KeptTensors(DrawnTensors):
+    """The same, each projection by itself, kept by its name in a checkpoint."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        self.tensors[name] = super().take(name, *shape)
+        return self.tensors[name]
+
+    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+        parts = [self.take(f"{name}.weight", size, inputs) for name, size in zip(names, sizes, strict=True)]
+        return DenseLinear(parts[0])  # of a model that nobody runs
+
+
+def write_config(folder: Path, shape: str, dry: bool) -> DecoderConfig:
+    """`folder`/config.json, and what it says."""
+    fields = {**SHAPES[shape], **(TINY if dry else {}), **STATED}
+    (folder / "config.json").write_text(json.dumps(fields))
+    config = read_model_config(folder)
+    assert isinstance(config, DecoderConfig)
+    return config
+
+
+def drawn_model(folder: Path, shape: str, device: torch.device, dry: bool) -> DecoderModel:
+    """In bf16. Leaves the configuration in `folder`."""
+    torch.manual_seed(0)
+    return build_decoder(write_config(folder, shape, dry), DrawnTensors(torch.bfloat16, device), device)
+
+
+def write_checkpoint(folder: Path, shape: str, device: torch.device, dry: bool) -> Path:
+    """A checkpoint folder that any worker loads, and transformers."""
+    torch.manual_seed(0)
+    drawn = KeptTensors(torch.bfloat16, device)
+    build_decoder(write_config(folder, shape, dry), drawn, device)
+    save_file(
+        {name: tensor.cpu() for name, tensor in drawn.tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    return folder

@@ -1,0 +1,163 @@
+"""The engine by itself: what a step takes, how much of it the device waits, and many requests at once."""
+
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.drawn import drawn_model
+from benchmarks.gpu.limits import copy_bytes_per_s, said_copy
+from benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
+from benchmarks.gpu.timing import seconds, seconds_each
+from engine.batch import make_batch
+from engine.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes
+from engine.kv_layout import kv_layout
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import TokenMade
+from engine.models.decoder import DecoderModel
+from engine.models.model import Model
+from engine.overlapped import OverlappedEngine
+from engine.pages import BlockPool
+from engine.plan import Chunk
+from engine.runner import Runner
+from engine.sampling_params import SamplingParams
+from engine.sequence import Request
+from kernels.kv_pages import KvPages
+from kernels.sample_tokens import sample_tokens
+
+BLOCK_TOKENS = 32
+SKIPPED_STEPS = 16  # until everything is in its stride
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Prompts and how many tokens each is answered with."""
+
+    prompts: Sequence[Sequence[int]]
+    answer_tokens: Sequence[int]
+
+    @property
+    def most_tokens(self) -> int:
+        return max(len(prompt) + answer for prompt, answer in zip(self.prompts, self.answer_tokens, strict=True))
+
+    @property
+    def blocks(self) -> int:
+        pairs = zip(self.prompts, self.answer_tokens, strict=True)
+        return sum(-(-(len(prompt) + answer) // BLOCK_TOKENS) + 1 for prompt, answer in pairs)
+
+
+class DrawnEngine:
+    """A drawn model with a pool for the work, recorded, one step ahead of itself. Nobody's answer ends early."""
+
+    def __init__(self, shape: str, work: Work, setting: Setting, step_tokens: int = 8192) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.decoder: DecoderModel = drawn_model(Path(folder), shape, setting.device, setting.dry)
+        layout = kv_layout(self.decoder.config, torch.bfloat16, BLOCK_TOKENS)
+        storage = torch.zeros(work.blocks * layout.block_bytes, dtype=torch.uint8, device=setting.device)
+        self.kv: KvPages = layout.view(storage, work.blocks)
+        self.model: Model = self.decoder
+        if setting.device.type == "cuda":
+            Runner(self.decoder, layout, self.kv).warm_up()
+            sizes = GraphSizes(len(work.prompts), -(-work.most_tokens // BLOCK_TOKENS))
+            self.model = GraphedModel(self.decoder, self.kv, GraphRecorder(), sizes)
+        self._scheduler = MixedScheduler(BlockPool(work.blocks), BLOCK_TOKENS, step_tokens, len(work.prompts))
+        self._engine = OverlappedEngine(Runner(self.model, layout, self.kv), self._scheduler)
+        self._requests = 0
+
+    def run(self, work: Work, params: SamplingParams) -> list[float]:
+        """When each step with tokens was committed, from the start; they are all made when it returns."""
+        for prompt, answer in zip(work.prompts, work.answer_tokens, strict=True):
+            self._scheduler.add(Request(self._requests, tuple(prompt), replace(params, max_tokens=answer), ()))
+            self._requests += 1
+        started, made, times = time.perf_counter(), 0, []
+        while (outcomes := self._engine.step()) is not None:
+            tokens = sum(isinstance(outcome, TokenMade) for outcome in outcomes)
+            made += tokens
+            if tokens:
+                times.append(time.perf_counter() - started)
+        if made != sum(work.answer_tokens):
+            raise RuntimeError(f"{made} tokens were made of {sum(work.answer_tokens)}: some were not finite")
+        return times
+
+
+def step_figures(shape: str, target_ms: float, setting: Setting) -> list[Figure]:
+    """One answer: a step's wall time, and the share of it in which the device has nothing to do."""
+    answer = setting.size(256, SKIPPED_STEPS + 4)
+    work = Work([list(range(100, setting.size(228, 110)))], [answer])
+    engine = DrawnEngine(shape, work, setting)
+    greedy = SamplingParams(max_tokens=answer)
+    engine.run(work, greedy)
+    times = engine.run(work, greedy)
+    step_s = (times[-1] - times[SKIPPED_STEPS]) / (len(times) - 1 - SKIPPED_STEPS)
+    busy_s = device_seconds(engine, setting)
+    decoder = engine.decoder
+    read_bytes = sum(weight_bytes(decoder))
+    bound_ms = read_bytes / copy_bytes_per_s(setting) * 1e3
+    return [
+        Figure("step, batch 1", step_s * 1e3, "ms", at_most(target_ms), f"{said_copy(setting)}: {bound_ms:.2f} ms"),
+        Figure("GPU idle", 1 - busy_s / step_s, "of a step", at_most(0.03), f"{busy_s * 1e3:.3f} ms at work"),
+    ]
+
+
+def weight_bytes(decoder: DecoderModel) -> list[int]:
+    """That a step reads, of each projection."""
+    sizes = []
+    for layer in decoder.layers:
+        parts = (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)  # type: ignore[attr-defined]
+        sizes += [part.weight.nbytes for part in parts]  # type: ignore[union-attr]
+    return [*sizes, decoder.head.weight.nbytes]  # type: ignore[attr-defined]
+
+
+def device_seconds(engine: DrawnEngine, setting: Setting) -> float:
+    """Of a step of one answer: the replayed layers, then what follows them, each without gaps."""
+    with torch.inference_mode():
+        blocks = engine.kv.blocks - 1
+        chunk = Chunk(0, [7], (blocks - 1) * BLOCK_TOKENS, list(range(blocks)))
+        batch = make_batch([chunk], BLOCK_TOKENS, setting.device)
+        layers_s = seconds(lambda: engine.model.hidden(batch, engine.kv), setting)
+        hidden = engine.model.hidden(batch, engine.kv).clone()
+        column = torch.zeros(1, device=setting.device)
+        top_k, uniform = column.long(), column.double()
+
+        def draw() -> object:
+            return sample_tokens(engine.model.logits(hidden), column, top_k, column + 1, uniform)
+
+        return layers_s + seconds_each([draw], setting)
+
+
+def step_llama8b(setting: Setting) -> list[Figure]:
+    return step_figures("llama8b", 4.65, setting)
+
+
+def step_qwen06b(setting: Setting) -> list[Figure]:
+    return step_figures("qwen0.6b", 0.75, setting)
+
+
+def nano_work(requests: int, longest: int, vocab: int) -> Work:
+    """The benchmark of nano-vllm: lengths of prompts and answers uniform from 100 to 1024 tokens."""
+    chance = random.Random(0)
+    shortest = min(100, longest)
+    prompts = [[chance.randrange(vocab) for _ in range(chance.randint(shortest, longest))] for _ in range(requests)]
+    return Work(prompts, [chance.randint(shortest, longest) for _ in range(requests)])
+
+
+def throughput(setting: Setting) -> list[Figure]:
+    work = nano_work(*setting.size((256, 1024, 10000), (6, 20, 500)))
+    engine = DrawnEngine("qwen0.6b", work, setting, step_tokens=16384)
+    params = SamplingParams(max_tokens=1, temperature=0.6)
+    small = Work(work.prompts[:8], [8] * len(work.prompts[:8]))
+    engine.run(small, params)
+    took_s = engine.run(work, params)[-1]
+    speed = sum(work.answer_tokens) / took_s
+    prompt_tokens = sum(map(len, work.prompts))
+    return [
+        Figure("256 requests", speed, "output tokens/s", at_least(21000), said_copy(setting)),
+        Figure("took", took_s, "s", None, f"{prompt_tokens} prompt, {sum(work.answer_tokens)} output tokens"),
+    ]
+
+
+ROWS = (Row("step_llama8b", step_llama8b), Row("step_qwen0.6b", step_qwen06b), Row("throughput", throughput))

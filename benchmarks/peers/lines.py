@@ -1,0 +1,74 @@
+"""How an engine is driven by `./baton bench peers`: it loads once, then each line asks for one round and gets one line.
+
+    -> {"batch": 16, "prompt_tokens": 512, "new_tokens": 48, "seed": 3, "vocab_size": 49152}
+    <- {"prefill_s": 2.5, "decode_step_s": 0.028, "first_tokens": [17, 5, ...]}
+
+Standard library alone: this runs in every peer's own environment. A round is the same work for all of them: `batch`
+prompts of random tokens until each has its first token, then as many again (or the same, kept) and `new_tokens` steps
+in which every sequence makes a token, greedily and whatever the end token is.
+"""
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+RESERVED_TOKENS = 10  # the first few of most vocabularies mean something to an engine
+
+
+@dataclass(frozen=True)
+class Work:
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    seed: int
+    vocab_size: int
+
+    def prompts(self) -> list[list[int]]:
+        draw = random.Random(self.seed)
+        tokens = range(RESERVED_TOKENS, self.vocab_size)
+        return [draw.choices(tokens, k=self.prompt_tokens) for _ in range(self.batch)]
+
+
+@dataclass(frozen=True)
+class Round:
+    prefill_s: float  # until the last of the prompts has its first token
+    steps_s: Sequence[float]  # in which every sequence made a token
+    first_tokens: Sequence[int]  # of each prompt: engines that compute the same model mostly agree on them
+
+
+class Stopwatch:
+    """Seconds since it was made, or since it was last read."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        lap, self._started = now - self._started, now
+        return lap
+
+
+def claim_stdout() -> TextIO:
+    """Where answers go. What libraries print goes to stderr from now on; so call this before they are imported."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def serve(answers: TextIO, version: str, run: Callable[[Work], Round]) -> None:
+    """Until stdin ends."""
+    print(json.dumps({"version": version}), file=answers, flush=True)
+    for line in sys.stdin:
+        measured = run(Work(**json.loads(line)))
+        answer = {
+            "prefill_s": measured.prefill_s,
+            "decode_step_s": statistics.median(measured.steps_s),
+            "first_tokens": list(measured.first_tokens),
+        }
+        print(json.dumps(answer), file=answers, flush=True)

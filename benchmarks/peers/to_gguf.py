@@ -1,0 +1,110 @@
+"""Writes a GGUF file from a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family, whatever its tokenizer.
+
+    python -m benchmarks.peers.to_gguf CHECKPOINT OUTPUT bf16|q8_0
+
+Runs in llama.cpp's environment. llama.cpp's own converter knows tokenizers by their hash and refuses all others, such
+as that of a checkpoint with random weights. Tokens are written as their names: only ids are ever used.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+INTERLEAVED = "llama"  # whose queries and keys have the two halves of each rotated pair side by side
+BLOCK = 32  # numbers of a row that share a scale in Q8_0; other rows stay in bf16
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+
+
+def main() -> None:
+    import gguf  # type: ignore[import-not-found]
+    from safetensors.torch import load_file
+
+    source, output, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    config = json.loads((source / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(output, architecture)
+    _write_sizes(writer, config)
+    _write_tokens(writer, json.loads((source / "tokenizer.json").read_text()), config["vocab_size"])
+    quantised = {"bf16": gguf.GGMLQuantizationType.BF16, "q8_0": gguf.GGMLQuantizationType.Q8_0}[kind]
+    for path in sorted(source.glob("*.safetensors")):
+        for name, tensor in load_file(str(path)).items():
+            numbers = tensor.float().numpy()
+            new_name, part = _renamed(name)
+            if architecture == INTERLEAVED and part in ("attn_q", "attn_k"):
+                numbers = _interleaved(
+                    numbers, config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+                )
+            if numbers.ndim == 1:
+                writer.add_tensor(new_name, numbers)
+            else:
+                fits = numbers.shape[-1] % BLOCK == 0
+                to = quantised if fits else gguf.GGMLQuantizationType.BF16
+                writer.add_tensor(new_name, gguf.quants.quantize(numbers, to), raw_dtype=to)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config.get("rope_parameters") or {}
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def _write_tokens(writer: Any, tokenizer: dict[str, Any], vocab_size: int) -> None:
+    names = {token_id: name for name, token_id in tokenizer["model"]["vocab"].items()}
+    names |= {added["id"]: added["content"] for added in tokenizer["added_tokens"]}
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([names.get(token_id, f"<unused {token_id}>") for token_id in range(vocab_size)])
+    writer.add_token_types([1] * vocab_size)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(0)
+
+
+def _renamed(name: str) -> tuple[str, str]:
+    """The name in GGUF, and which part of a layer it is."""
+    path, _, kind = name.removeprefix("model.").rpartition(".")
+    if path in WHOLE:
+        return f"{WHOLE[path]}.{kind}", WHOLE[path]
+    _, layer, part = path.split(".", 2)
+    return f"blk.{layer}.{NAMES[part]}.{kind}", NAMES[part]
+
+
+def _interleaved(numbers: Any, heads: int) -> Any:
+    """Rows of each head: 0, 1, ..., h-1 and h, ... to 0, h, 1, h+1, ..."""
+    rows = numbers.shape[0] // heads
+    return numbers.reshape(heads, 2, rows // 2, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""`baton bench peers`: ratios within rounds, who is absent, and a peer that speaks the lines and one that dies."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.bench import peers, peers_start
+from cli.bench.peers import PeersOptions, run_peers_bench
+from cli.bench.peers_known import OURS, Peer, Precision, converted_path, find_python
+from cli.bench.peers_known import Form as SourceForm
+from cli.bench.peers_process import Measured, PeerFailed, PeerProcess, Work
+from cli.bench.peers_report import Contestant, State, as_picture, make_rows, order_of, verdict
+from cli.bench.peers_setup import needed
+from cli.bench.statistics import Estimate
+from cli.errors import CommandFailed
+
+BF16 = Precision.BF16
+WORK = Work(batch=2, prompt_tokens=8, new_tokens=4, seed=1, vocab_size=100)
+FAKE = """
+import json, os, sys
+print(json.dumps({"version": os.getpid()}), flush=True)
+for line in sys.stdin:
+    work = json.loads(line)
+    if work["batch"] == 3:
+        print("out of luck", file=sys.stderr, flush=True)
+        sys.exit(1)
+    answer = {"prefill_s": SECONDS, "decode_step_s": SECONDS / 2, "first_tokens": [7] * work["batch"]}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def start(tmp_path: Path, program: str) -> PeerProcess:
+    return PeerProcess([sys.executable, "-c", program], {}, [0], tmp_path / "log")
+
+
+def measured(prefill_s: float, step_s: float, first_tokens: tuple[int, ...] = (1, 2)) -> Measured:
+    return Measured(prefill_s, step_s, first_tokens)
+
+
+def test_turns_go_there_and_back() -> None:
+    engines = [Contestant(name, BF16, State.MEASURED) for name in "abc"]
+    orders = ["".join(each.name for each in order_of(engines, number)) for number in range(3)]
+    assert orders == ["abc", "cba", "abc"]
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    rounds = {
+        (OURS, BF16, 16): [measured(1.0, 0.010), measured(4.0, 0.040)],
+        ("theirs", BF16, 16): [measured(2.0, 0.015), measured(8.0, 0.060, (1, 9))],
+        ("theirs", Precision.INT8, 16): [measured(2.0, 0.015)],
+    }
+    ours, theirs, alone = make_rows(rounds, prompt_tokens=100)
+    assert ours.prefill_ratio is None
+    assert ours.prefill_tokens_per_s == 640.0
+    assert theirs.prefill_ratio is not None and theirs.decode_ratio is not None
+    assert theirs.prefill_ratio.low == pytest.approx(2.0) == theirs.prefill_ratio.high
+    assert theirs.decode_ratio.low == pytest.approx(1.5) == theirs.decode_ratio.high
+    assert theirs.same_first_tokens == 0.75
+    assert alone.decode_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"), [((1.1, 1.2), "ahead"), ((0.98, 1.02), "par"), ((0.8, 0.9), "behind"), ((0.9, 1.1), "open")]
+)
+def test_a_verdict_takes_the_whole_interval(interval: tuple[float, float], said: str) -> None:
+    assert verdict(Estimate(1.0, *interval), rounds=7) == said
+    assert verdict(Estimate(1.0, *interval), rounds=2) == "open"
+
+
+def test_a_picture_has_a_bar_for_each_peer_and_none_for_baton() -> None:
+    rounds = {(OURS, BF16, 1): [measured(1.0, 0.01)], ("theirs", BF16, 1): [measured(2.0, 0.03)]}
+    assert as_picture(make_rows(rounds, 10), "t").count("<rect") == 2
+
+
+def test_a_peer_answers_and_sleeps_in_between(tmp_path: Path) -> None:
+    process = start(tmp_path, FAKE.replace("SECONDS", "0.5"))
+    try:
+        assert process.measure(WORK) == Measured(0.5, 0.25, (7, 7))
+        stat = Path(f"/proc/{process.version}/stat")
+        deadline = time.monotonic() + 5
+        while stat.read_text().rpartition(")")[2].split()[0] != "T" and time.monotonic() < deadline:
+            pass
+        assert stat.read_text().rpartition(")")[2].split()[0] == "T"
+    finally:
+        process.close()
+
+
+def test_a_peer_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    process = start(tmp_path, FAKE)
+    try:
+        with pytest.raises(PeerFailed, match=r"ended.*out of luck"):
+            process.measure(Work(3, 8, 4, 1, 100))
+    finally:
+        process.close()
+
+
+def test_a_peer_that_is_silent_is_given_up(tmp_path: Path) -> None:
+    process = start(tmp_path, "import time; print('{\"version\": 1}', flush=True); time.sleep(60)")
+    try:
+        with pytest.raises(PeerFailed, match="no answer within 0 s"):
+            process.measure(WORK, limit_s=0.1)
+    finally:
+        process.close()
+
+
+def test_a_peer_that_is_not_installed_is_absent(tmp_path: Path) -> None:
+    peer = Peer("x", "run_x", "x", SourceForm.CHECKPOINT, (BF16,))
+    assert find_python(peer, tmp_path, "ours") is None
+    assert find_python(Peer(OURS, "run", None, SourceForm.CHECKPOINT, (BF16,)), tmp_path, "ours") == "ours"
+
+
+def test_another_checkpoint_is_converted_to_another_file(tmp_path: Path) -> None:
+    peer = Peer("x", "run_x", "x", SourceForm.GGUF, (BF16,))
+    (tmp_path / "config.json").write_text("{}")
+    first = converted_path(peer, BF16, tmp_path, tmp_path)
+    assert converted_path(peer, Precision.INT8, tmp_path, tmp_path) != first
+    (tmp_path / "config.json").write_text('{"hidden_size": 5}')
+    assert converted_path(peer, BF16, tmp_path, tmp_path) != first
+
+
+def test_what_no_cpu_has_is_left_out_of_an_installation() -> None:
+    metadata = "\n".join(
+        f"Requires-Dist: {each}"
+        for each in ("regex", "torch==2.13.0", "torchaudio", "torch-geometric", "x; extra == 'dev'", "protobuf==5")
+    )
+    assert needed(metadata) == ["regex", "torch-geometric"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 100}')
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").touch()
+    return folder
+
+
+def options(checkpoint: Path, batches: tuple[int, ...]) -> PeersOptions:
+    return PeersOptions(str(checkpoint), 8, 4, batches, 1, 2, (BF16,), checkpoint.parent / "peers", ())
+
+
+@pytest.fixture
+def two_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Baton takes a second for a prompt, the other two; a third is nowhere."""
+    names = {OURS: ("1.0", None), "slow": ("2.0", None), "nowhere": ("1.0", "nowhere")}
+    monkeypatch.setattr(
+        peers, "PEERS", [Peer(name, "", folder, SourceForm.CHECKPOINT, (BF16,)) for name, (_, folder) in names.items()]
+    )
+
+    def start_fake(peer: Peer, *_: object) -> PeerProcess:
+        return start(tmp_path, FAKE.replace("SECONDS", names[peer.name][0]))
+
+    monkeypatch.setattr(peers, "start_peer", start_fake)
+
+
+@pytest.mark.usefixtures("two_engines")
+def test_a_contest_is_told_as_json_and_drawn(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "p.svg"
+    assert run_peers_bench(options(checkpoint, (1, 2)), as_json_text=True, picture=picture) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {each["name"]: each["state"] for each in report["engines"]} == {
+        OURS: "measured",
+        "slow": "measured",
+        "nowhere": "absent",
+    }
+    slow = [row for row in report["rows"] if row["name"] == "slow"]
+    assert [row["decode_ratio"]["middle"] for row in slow] == pytest.approx([2.0, 2.0])
+    assert [len(each["prefill_s"]) for each in report["rounds"]] == [2, 2, 2, 2]
+    assert "<svg" in picture.read_text()
+
+
+@pytest.mark.usefixtures("two_engines")
+def test_baton_itself_may_not_fail(checkpoint: Path) -> None:
+    with pytest.raises(CommandFailed, match=r"Baton bf16.*out of luck"):
+        run_peers_bench(options(checkpoint, (3,)), as_json_text=False, picture=None)
+
+
+def test_a_conversion_that_fails_is_told(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Peer("x", "run_x", "x", SourceForm.GGUF, (BF16,))
+    failing = [sys.executable, "-c", "import sys; sys.exit('no such family')"]
+    monkeypatch.setattr(peers_start, "conversion_command", lambda *_: failing)
+    room = peers_start.Room(checkpoint, tmp_path, tmp_path, 1, 1, 8)
+    with pytest.raises(PeerFailed, match="converter failed: no such family"):
+        peers_start.start_peer(peer, BF16, sys.executable, room, print)

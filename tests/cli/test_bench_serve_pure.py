@@ -1,0 +1,149 @@
+"""What `baton bench serve` asks for and how it counts: no server is needed."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.bench.serve_jobs import RandomJobs, poisson_arrivals_s
+from cli.bench.serve_load import Outcome, Run
+from cli.bench.serve_metrics import measure, spread
+from cli.bench.serve_streams import decode_tokens_per_s
+from cli.bench.serve_trace import MOONCAKE_BLOCK_TOKENS, TraceJobs, TraceRow, read_trace
+from cli.errors import CommandFailed
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+MOONCAKE = """{"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
+{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 2]}
+"""
+
+
+def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> Outcome:
+    return Outcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
+
+
+def trace_jobs(speed: float = 1.0, most_input: int | None = None) -> TraceJobs:
+    return TraceJobs(speed, most_input, None, vocab_size=500, seed=1)
+
+
+def test_the_last_arrival_is_at_requests_over_rate() -> None:
+    arrivals = poisson_arrivals_s(50, rate=10.0, burstiness=1.0, seed=3)
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(5.0)
+
+
+def test_gaps_of_a_poisson_process_vary_as_their_mean() -> None:
+    gaps = np.diff(poisson_arrivals_s(20_000, rate=10.0, burstiness=1.0, seed=3))
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.05)
+
+
+def test_gaps_become_even_with_burstiness() -> None:
+    gaps = np.diff(poisson_arrivals_s(2_000, rate=10.0, burstiness=100.0, seed=3))
+    assert gaps.std() / gaps.mean() == pytest.approx(0.1, abs=0.02)
+
+
+def test_at_an_infinite_rate_all_arrive_at_once() -> None:
+    assert poisson_arrivals_s(3, math.inf, 1.0, 0) == [0.0, 0.0, 0.0]
+
+
+def test_random_prompts_share_the_prefix_and_keep_to_their_lengths() -> None:
+    jobs = RandomJobs(100, 20, prefix_tokens=7, range_ratio=0.5, vocab_size=50, seed=0).draw([0.0] * 200)
+    assert len({job.prompt[:7] for job in jobs}) == 1
+    assert len({job.prompt for job in jobs}) == 200
+    assert {len(job.prompt) - 7 for job in jobs} <= set(range(50, 151))
+    assert {job.output_tokens for job in jobs} == set(range(10, 31))
+    assert max(max(job.prompt) for job in jobs) < 50
+
+
+def test_the_same_seed_makes_the_same_jobs() -> None:
+    drawn = RandomJobs(10, 20, 0, 0.5, vocab_size=50, seed=4)
+    assert drawn.draw([0.0, 1.0]) == drawn.draw([0.0, 1.0])
+
+
+def test_azure_rows_become_arrivals_and_lengths(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(AZURE)
+    jobs = trace_jobs(speed=2.0).make(read_trace(tmp_path / "trace.csv", None))
+    assert [job.arrival_s for job in jobs] == [0.0, pytest.approx((50.995169 - 46.680590) / 2)]
+    assert [(len(job.prompt), job.output_tokens) for job in jobs] == [(374, 44), (396, 109)]
+
+
+def test_mooncake_rows_share_the_tokens_of_equal_blocks(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(MOONCAKE)
+    early, late = trace_jobs().make(read_trace(tmp_path / "trace.jsonl", None))
+    assert (early.arrival_s, late.arrival_s) == (0.0, 3.0)
+    assert (len(early.prompt), len(late.prompt)) == (600, 700)
+    assert early.prompt[:MOONCAKE_BLOCK_TOKENS] == late.prompt[:MOONCAKE_BLOCK_TOKENS]
+    assert early.prompt[MOONCAKE_BLOCK_TOKENS] != late.prompt[MOONCAKE_BLOCK_TOKENS]
+
+
+def test_a_trace_is_cut_to_what_the_model_takes() -> None:
+    (job,) = trace_jobs(most_input=300).make([TraceRow(5.0, 1000, 3, (1, 2))])
+    assert len(job.prompt) == 300
+
+
+def test_only_the_first_rows_are_read(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(AZURE)
+    assert len(read_trace(tmp_path / "trace.csv", 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("t.csv", "a,b\n1,2\n"), ("t.jsonl", "[]\n"), ("t.jsonl", "no"), ("t.csv", "")]
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CommandFailed):
+        read_trace(tmp_path / name, None)
+
+
+def test_metrics_are_vllms() -> None:
+    run = Run(
+        (
+            outcome(1.0, [1.5, 1.6, 1.9], output_tokens=5),  # a piece may have several tokens
+            outcome(2.0, [2.1], output_tokens=1),
+            outcome(3.0, [], output_tokens=0, error="gone"),
+        ),
+        duration_s=4.0,
+    )
+    metrics = measure("x", run, {})
+    assert (metrics.completed, metrics.failed, metrics.errors) == (2, 1, ("gone",))
+    assert (metrics.request_throughput, metrics.output_throughput) == (0.5, 1.5)
+    assert metrics.total_token_throughput == (20 + 6) / 4.0
+    assert metrics.ttft.mean == pytest.approx(300.0)
+    assert metrics.e2el.mean == pytest.approx(500.0)
+    assert metrics.tpot.mean == pytest.approx((0.9 - 0.5) / 4 * 1e3)  # of the one request that has a second token
+    assert metrics.itl.mean == pytest.approx(200.0)
+    assert metrics.request_goodput is None
+
+
+def test_percentiles_are_interpolated() -> None:
+    found = spread([0.001, 0.002, 0.003, 0.004])
+    assert found.p50 == pytest.approx(2.5)
+    assert found.p90 == pytest.approx(3.7)
+
+
+@pytest.mark.parametrize(
+    ("objectives_ms", "good"), [({"ttft": 500.0}, 2), ({"ttft": 499.0}, 1), ({"tpot": 99.0}, 1), ({"e2el": 1e4}, 2)]
+)
+def test_goodput_counts_requests_that_keep_to_every_objective(objectives_ms: dict[str, float], good: int) -> None:
+    run = Run((outcome(0.0, [0.5, 0.7], 3), outcome(0.0, [0.1], 1)), duration_s=2.0)
+    assert measure("x", run, objectives_ms).request_goodput == good / 2
+
+
+def test_json_has_vllms_names() -> None:
+    result = measure("x", Run((outcome(0.0, [0.5], 1),), 1.0), {}).as_json()
+    assert {"mean_ttft_ms", "median_tpot_ms", "p99_itl_ms", "std_e2el_ms", "request_throughput"} <= result.keys()
+
+
+def test_decode_speed_is_of_the_time_in_which_all_streams_run() -> None:
+    first = outcome(0.0, [0.0, 1.0, 2.0, 3.0], output_tokens=4)
+    second = outcome(0.0, [1.0, 2.0, 3.0, 4.0], output_tokens=8)  # two tokens in a piece
+    assert decode_tokens_per_s([first, second]) == pytest.approx((2 + 4) / 2)
+
+
+def test_streams_that_never_ran_together_have_no_decode_speed() -> None:
+    with pytest.raises(CommandFailed, match="--output-len"):
+        decode_tokens_per_s([outcome(0.0, [0.0, 1.0], 2), outcome(0.0, [1.0, 2.0], 2)])

@@ -1,0 +1,31 @@
+"""`baton bench isolation` from end to end, on a tiny model and for moments: that it measures, not what."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.conftest import REPOSITORY
+
+LOAD = ("--answers", "2", "--prompt-tokens", "200", "--answer-tokens", "1800")
+FLAGS = ("--rounds", "1", "--seconds", "0.5", "--variants", "1p1d", *LOAD)
+UP_FLAGS = "--kv-memory 128MiB"
+
+
+def test_every_phase_of_one_round_has_its_figures(tiny_llama: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli", "bench", "isolation", "--model", str(tiny_llama), *FLAGS]
+    picture = tmp_path / "isolation.svg"
+    command += ["--up-flags", UP_FLAGS, "--picture", str(picture), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    split = json.loads(done.stdout)["variants"]["1p1d"]
+    phases = {name: phase["median"] for name, phase in split["phases"].items()}
+    assert list(phases) == ["quiet", "paced", "saturated", "floor"]
+    for figures in phases.values():
+        assert figures["tbt"]["max"] >= figures["tbt"]["p99"] >= figures["tbt"]["p50"] > 0
+        assert figures["step"]["p50"] > 0
+        assert figures["answer_tokens_per_s"] > 0
+    assert phases["saturated"]["prompts_per_s"] > phases["paced"]["prompts_per_s"]
+    assert phases["quiet"]["prompt_ttft"] is None
+    assert split["verdicts"]["client"]["floor_ratio"] > 0
+    assert picture.read_text().startswith("<svg")

@@ -1,0 +1,95 @@
+"""Workers of different tensor-parallel degrees as real processes: transformers' answers, and a rank that dies.
+
+KV goes from one rank to two with a prompt, and from two to one when prefill fetches what an answer has left.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
+from tests.e2e.conftest import run
+from tests.e2e.oracle import Oracle, ask_transformers, check_answers, generate, make_asked
+from tests.e2e.stack import Stack, make_stack
+
+TOGETHER = 12
+LONGEST = 5  # of the oracle's prompts: its blocks, and those of its answer, are what is fetched
+QUESTION = list(range(40, 70))
+TRACE_WRITTEN_S = 10.0
+NOTICED_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_asked(tmp_path_factory.mktemp("model") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Oracle:
+    return ask_transformers(model, TOGETHER)
+
+
+@pytest.fixture(scope="module")
+def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue")
+    stack = make_stack(tmp_path_factory.mktemp("stack"), model, with_redis=False, router_flags=flags)
+    stack.processes["prefill-0"].command += ["--fetch", "always"]
+    stack.processes["decode-0"].command += ["--tensor-parallel", "2"]
+    yield from run(stack)
+
+
+def followers_of(process_id: int) -> list[int]:
+    threads = Path(f"/proc/{process_id}/task").glob("*/children")  # which one started them is nobody's affair
+    return [int(child) for children in threads for child in children.read_text().split()]
+
+
+async def test_kv_of_one_rank_and_kv_of_two_give_transformers_answers(
+    stack: Stack, oracle: Oracle, model: Path
+) -> None:
+    answers = await check_answers(stack.target, oracle)
+    assert {answer.timings.prefill_pid for answer in answers} == {stack.processes["prefill-0"].pid}
+    assert {answer.timings.transport for answer in answers} == {"shared_memory"}
+    assert sum(answer.timings.transfer_bytes for answer in answers) > 0
+
+    turn = [*oracle.prompts[LONGEST], *oracle.answers[LONGEST], *QUESTION]
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    async with AsyncBatonClient(stack.target, timeout_s=30) as client:
+        second = await client.complete(turn, max_tokens=24, temperature=0.0)
+    assert list(second.choices[0].token_ids) == generate(reference, turn)
+    await asyncio.to_thread(stack.wait_for, lambda: fetched_tokens(stack) > 0, TRACE_WRITTEN_S, "fetch in the trace")
+    await asyncio.to_thread(stack.wait_idle, 2.0)
+
+
+def fetched_tokens(stack: Stack) -> int:
+    spans = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
+    return sum(span["attributes"]["baton.fetch.tokens"] for span in spans if span["name"] == "prefill.fetch")
+
+
+async def test_a_killed_rank_ends_its_worker_and_the_worker_its_streams(stack: Stack) -> None:
+    worker = stack.processes["decode-0"]
+    [follower] = followers_of(worker.pid)
+    os.kill(follower, signal.SIGTERM)  # as to every process of a container: only the leader may end
+    killed = 0.0
+    async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as client:
+        with pytest.raises(Unavailable) as lost:
+            async for event in client.generate([5, 6, 7], max_tokens=1900, ignore_eos=True):
+                if isinstance(event, Delta) and not killed and event.offset > 10:
+                    os.kill(follower, signal.SIGKILL)
+                    killed = time.monotonic()
+    assert lost.value.reason == "WORKER_LOST"
+    assert time.monotonic() - killed < NOTICED_S
+    assert worker.popen is not None
+    assert await asyncio.to_thread(worker.popen.wait, 10.0) == 1
+    assert time.monotonic() - killed < 2 * NOTICED_S
+    assert f"rank 1, process {follower}, ended: exit code -9" in worker.text()
+    assert not Path(f"/proc/{follower}").exists()
+    worker.popen = None  # it is known how it ended
+    worker.log.unlink()  # and what its engine had to say

@@ -10,7 +10,7 @@ Streams the same events whichever workers serve them; knows nothing of prefill, 
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import ClusterStatus, Load, PageCounts, WorkerStatus
+from client.cluster import ClusterStatus, Link, Load, PageCounts, WorkerStatus
 from client.errors import (
     BatonClientError,
     Busy,
@@ -64,6 +64,7 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "InvalidRequest",
+    "Link",
     "Load",
     "Message",
     "Model",

@@ -21,6 +21,16 @@ class PageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """How a worker reads KV from another one."""
+
+    endpoint: str  # host:port of the other one
+    transport: str  # shared_memory, cuda_ipc, nccl, gloo or grpc
+    gb_per_s: float  # measured when the two met
+    fallback: str  # why no faster way was taken; empty where the fastest was
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A worker's newest report to this router."""
 
@@ -36,6 +46,7 @@ class Load:
     cache_hit_tokens: int = 0  # and found
     preemptions: int = 0  # sequences that gave their pages back and were resumed, since the worker's start
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold: internal fragmentation
+    links: tuple[Link, ...] = ()  # of those it reads from
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from client.cluster import ClusterStatus, Load, PageCounts, Role, WorkerStatus
+from client.cluster import ClusterStatus, Link, Load, PageCounts, Role, WorkerStatus
 from client.errors import ProtocolError
 from client.types import (
     Alternative,
@@ -142,4 +142,5 @@ def _load_from(report: report_pb2.Report) -> Load:
         cache_hit_tokens=report.cache_hit_tokens,
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
+        links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
     )

@@ -11,6 +11,7 @@ import torch
 
 from engine.lora.rows import AdapterRows, adapter_rows, batch_order
 from engine.plan import Chunk
+from engine.to_device import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class DecodeRows:
     block_ids: torch.Tensor
     block_starts: torch.Tensor
     context_tokens: torch.Tensor
+    usual_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,7 @@ class _Numbers:
         for logical in range(chunk.start // block_tokens, -(-end // block_tokens)):
             begins = logical * block_tokens  # position of the block's first token
             offset = table[logical] * block_tokens - begins
-            positions = range(max(chunk.start, begins), min(end, begins + block_tokens))
-            self.slots.extend(range(positions.start + offset, positions.stop + offset))
+            self.slots.extend(range(max(chunk.start, begins) + offset, min(end, begins + block_tokens) + offset))
         self.block_ids.extend(table[: -(-end // block_tokens)])
         self.block_starts.append(len(self.block_ids))
         self.ends.append(end)
@@ -103,8 +104,4 @@ class _Numbers:
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """token_ids, positions, slots, block_ids, ends and block_starts, in that order."""
         parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts)
-        whole = array("q")
-        for part in parts:
-            whole += part
-        moved = torch.frombuffer(whole, dtype=torch.int64).to(device)
-        return torch.split(moved, [len(part) for part in parts])
+        return tuple(to_device(parts, device))

@@ -1,20 +1,13 @@
-"""config.json to what the engine needs to know, once and checked. What cannot be computed exactly is refused.
-
-Defaults of absent fields and old spellings (`rope_theta`, `rope_scaling`) are resolved by transformers.
-"""
+"""config.json to what the engine needs to know, once and checked. What cannot be computed exactly is refused."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version__
-
 from engine.decoder_config import DECODER_FAMILIES, NotInDecoderError, decoder_config
-from engine.model_config import ModelConfig, ModelError, read_json
+from engine.model_config import CONFIG_FILE, ModelConfig, ModelError, read_json
 from engine.quantization.formats import packed_format
-
-CONFIG_FILE = "config.json"
+from engine.stated_config import stated_fields
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -24,34 +17,26 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     raw = read_json(folder / CONFIG_FILE)
     packed = packed_format(raw)
+    fields = stated_fields(raw)
+    if fields is not None:
+        with suppress(NotInDecoderError):
+            return decoder_config(fields, _eos_token_ids(folder, fields["eos_token_id"]))
+    # Seconds to import, as is transformers' modelling code below; few checkpoints need either.
+    from engine.resolved_config import end_of_text, fields_of, read_transformers_config
+
     config = read_transformers_config(folder)
-    eos_token_ids = _eos_token_ids(folder, config)
+    eos_token_ids = _eos_token_ids(folder, end_of_text(config))
     if config.model_type in DECODER_FAMILIES:
         with suppress(NotInDecoderError):
-            return decoder_config(config, eos_token_ids)
+            return decoder_config(fields_of(config), eos_token_ids)
     if packed is not None:
         raise ModelError(f"config.json: quantization_config is supported for {', '.join(DECODER_FAMILIES)} only")
-    # transformers' modelling code takes seconds to import, which the decoder's families need not wait for
     from engine.models.transformers_config import transformers_config
 
     return transformers_config(config, eos_token_ids)
 
 
-def read_transformers_config(folder: Path) -> PretrainedConfig:
-    """As transformers reads it; code that a checkpoint brings along is never run. Raises: ModelError."""
-    path = folder / CONFIG_FILE
-    raw = read_json(path)
-    if "auto_map" not in raw and raw.get("model_type") not in CONFIG_MAPPING:
-        raise ModelError(f"{path}: model_type {raw.get('model_type')!r} is none that transformers {__version__} knows")
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
-        raise ModelError(f"{path}: {error}") from error
-    return config
-
-
-def _eos_token_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
-    ids: Any = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
     path = folder / "generation_config.json"
     if path.exists():
         stated = read_json(path).get("eos_token_id")

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PretrainedConfig
-
 from engine.model_config import DecoderConfig, ExpertsConfig, ModelError, RopeConfig, RopeKind
 
 WINDOWED_FAMILIES = ("mistral", "mixtral", "qwen3_moe")  # one window for all layers, or none
@@ -16,10 +14,9 @@ class NotInDecoderError(ModelError):
     """A feature that the decoder lacks, though its family is known."""
 
 
-def decoder_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> DecoderConfig:
-    """Raises: NotInDecoderError; ModelError for what no model can be."""
-    fields: dict[str, Any] = config.to_dict()
-    family = config.model_type
+def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> DecoderConfig:
+    """`fields` as transformers names them. Raises: NotInDecoderError; ModelError for what no model can be."""
+    family = fields["model_type"]
     _check(fields, "hidden_act", supported=("silu",))
     _check(fields, "mlp_bias", supported=(None, False))
     heads = int(fields["num_attention_heads"])
@@ -45,7 +42,7 @@ def decoder_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> D
         qk_norm=family in ("qwen3", "qwen3_moe"),
         sliding_window=_sliding_window(family, fields),
         eos_token_ids=eos_token_ids,
-        experts=_experts(family, config),
+        experts=_experts(family, fields),
     )
 
 
@@ -89,18 +86,18 @@ def _sliding_window(family: str, fields: Mapping[str, Any]) -> tuple[int | None,
     return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _experts(family: str, config: Any) -> ExpertsConfig | None:
+def _experts(family: str, fields: Mapping[str, Any]) -> ExpertsConfig | None:
     """transformers' modeling_mixtral.py and modeling_qwen3_moe.py say which layers, and how weights are normalised."""
-    every = range(config.num_hidden_layers)
     if family == "mixtral":
-        inner, layers, normalised = config.intermediate_size, frozenset(every), True
-    elif family == "qwen3_moe" and config.num_local_experts:
-        step, dense = config.decoder_sparse_step, config.mlp_only_layers
+        inner, layers, normalised = fields["intermediate_size"], frozenset(range(fields["num_hidden_layers"])), True
+    elif family == "qwen3_moe" and fields["num_local_experts"]:
+        step, dense = fields["decoder_sparse_step"], fields["mlp_only_layers"]
+        every = range(fields["num_hidden_layers"])
         layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
-        inner, normalised = config.moe_intermediate_size, config.norm_topk_prob
+        inner, normalised = fields["moe_intermediate_size"], fields["norm_topk_prob"]
     else:
         return None
-    count, per_token = config.num_local_experts, config.num_experts_per_tok
+    count, per_token = fields["num_local_experts"], fields["num_experts_per_tok"]
     if not 1 <= per_token <= count:
         raise ModelError(f"config.json: num_experts_per_tok {per_token} is not in 1 to {count}, the number of experts")
     return ExpertsConfig(layers, count, per_token, inner, normalised)

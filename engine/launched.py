@@ -1,12 +1,17 @@
 """A step whose device may still be at work: what it draws, for the next step at once, for the host when it is asked."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
 from engine.finite import finite_marks
 from engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite
+from engine.to_device import to_device
+from engine.uniform import uniform
+from kernels.sample_tokens import sample_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +29,69 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device) -> Lau
     return Launched(torch.tensor(first, device=device), lambda: results)
 
 
-def is_all_greedy(chunks: Sequence[Chunk]) -> bool:
-    """Whether the likeliest token of every chunk's last row is all that is asked for."""
+def draws_on_device(chunks: Sequence[Chunk]) -> bool:
+    """Whether each token needs nothing but its own logits, its number, temperature, top-k and top-p."""
     return all(
-        len(chunk.samples) == 1
-        and chunk.scored is None
-        and chunk.samples[0].params.greedy
-        and chunk.samples[0].params.drawn_alone
+        chunk.scored is None
+        and all(sample.params.drawn_alone and sample.params.filters_by_rank_alone for sample in chunk.samples)
         for chunk in chunks
     )
 
 
-def launch_greedy(hidden: torch.Tensor, logits: torch.Tensor, chunk_of_row: Sequence[int]) -> Launched:
-    """hidden: `[rows, size]`; logits: float32 `[chunks, vocab]`; nothing of them is looked at on the host."""
-    tokens = logits.argmax(-1)
-    chosen = logits.gather(-1, tokens[:, None])[:, 0]
-    logprobs = chosen - logits.logsumexp(-1)
-    finite = finite_marks(logits)
-    spoilt = ~finite_marks(hidden)
-    chunks = torch.tensor(chunk_of_row).to(logits.device, non_blocking=True)
-    finite &= ~torch.zeros_like(finite, dtype=torch.int32).index_add_(0, chunks, spoilt.int()).bool()
-    fetched = _Fetched(tokens, logprobs, finite)
-    return Launched(tokens, fetched.results)
+def launch_draws(
+    hidden: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    chunks: Sequence[Chunk],
+    chunk_rows: Sequence[slice],
+) -> Launched:
+    """Draws all samples of chunks for which draws_on_device holds; `chunk_rows` are those of `hidden`, `[rows, size]`.
+
+    `head` makes float32 logits `[rows, vocab]` of some of them. Nothing of either is looked at on the host.
+    """
+    wanted = _Wanted(chunks, chunk_rows)
+    rows, top_k, firsts, owners, numbers, temperature, top_p = to_device(wanted.columns, hidden.device)
+    spoilt = torch.zeros(len(chunks), dtype=torch.int32, device=hidden.device)
+    spoilt.index_add_(0, owners, (~finite_marks(hidden)).int())
+    if not len(rows):
+        return Launched(firsts, _Fetched(wanted.counts, rows, temperature, spoilt == 0).results)
+    logits = head(hidden[rows])
+    token_ids, logprobs = sample_tokens(logits, temperature, top_k, top_p, numbers)
+    # What a kernel samples from may have -inf for tokens that are banned; a model's own logits may not.
+    sound = logprobs.isfinite() & (logits.amin(-1) > -torch.inf)
+    spoilt.index_add_(0, owners[rows], (~sound).int())
+    return Launched(token_ids[firsts], _Fetched(wanted.counts, token_ids, logprobs, spoilt == 0).results)
+
+
+class _Wanted:
+    """What to draw in a step, as numbers for a device."""
+
+    def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
+        self.counts = [len(chunk.samples) for chunk in chunks]
+        rows, top_k, firsts, numbers = array("q"), array("q"), array("q"), array("d")
+        temperature, top_p = array("f"), array("f")
+        owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # the chunk of each row
+        for index, (chunk, place) in enumerate(zip(chunks, chunk_rows, strict=True)):
+            firsts.append(len(rows) if chunk.samples else 0)
+            owners[place] = array("q", [index]) * (place.stop - place.start)
+            for sample in chunk.samples:
+                params = sample.params
+                rows.append(place.stop - 1)
+                temperature.append(params.temperature)
+                top_k.append(params.top_k)
+                top_p.append(params.top_p)
+                numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, chunk.end))
+        self.columns = (rows, top_k, firsts, owners, numbers, temperature, top_p)
 
 
 class _Fetched:
     """Copies under way to the host, and the event behind them."""
 
-    def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor, finite: torch.Tensor) -> None:
-        self._parts = [part.to("cpu", non_blocking=True) for part in (tokens, logprobs, finite)]
+    def __init__(
+        self, counts: Sequence[int], tokens: torch.Tensor, logprobs: torch.Tensor, sound: torch.Tensor
+    ) -> None:
+        """tokens, logprobs: one per draw; counts, sound: per chunk, how many of them are its own, and whether good."""
+        self._counts = counts
+        self._parts = [part.to("cpu", non_blocking=True) for part in (tokens, logprobs, sound)]
         self._done = torch.cuda.Event() if tokens.is_cuda else None
         if self._done is not None:
             self._done.record()
@@ -60,8 +99,7 @@ class _Fetched:
     def results(self) -> tuple[ChunkResult, ...]:
         if self._done is not None:
             self._done.synchronize()
-        tokens, logprobs, finite = (part.tolist() for part in self._parts)
-        return tuple(
-            Computed((Drawn(token, logprob),)) if sound else NonFinite()
-            for token, logprob, sound in zip(tokens, logprobs, finite, strict=True)
-        )
+        tokens, logprobs, sound = (part.tolist() for part in self._parts)
+        draws = (Drawn(*pair) for pair in zip(tokens, logprobs, strict=True))
+        of_chunks = [tuple(islice(draws, count)) for count in self._counts]
+        return tuple(Computed(drawn) if good else NonFinite() for drawn, good in zip(of_chunks, sound, strict=True))

@@ -6,6 +6,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+CONFIG_FILE = "config.json"
+
 
 class ModelError(Exception):
     """This checkpoint cannot be served; the message names the file, field or tensor, and what is supported."""

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config_file import read_model_config, read_transformers_config
+from engine.config_file import read_model_config
 from engine.model_config import ModelError
 from engine.quantization.sizes import TensorShape
+from engine.resolved_config import read_transformers_config
 from engine.sizing import KvShape
 
 

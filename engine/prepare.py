@@ -7,28 +7,33 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from engine.checkpoint_files import model_fingerprint
 from engine.config_file import read_model_config
+from engine.cuda_graphs import GraphSizes
 from engine.host_pool import HostPool
 from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from engine.lora.adapters import AdapterSet
 from engine.model_config import DecoderConfig, ModelConfig, ModelError
+from engine.models.model import Model
 from engine.models.packed import packs
-from engine.parallel.followers import FollowerStart
+from engine.models.primitive import PrimitiveChoice
+from engine.parallel.followers import FollowerStart, RankOptions, cores_of, threads_of
 from engine.parallel.leader import load_parallel
-from engine.parallel.load import check_parallel
-from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
+from engine.parallel.load import check_gpus, check_parallel
+from engine.parallel.shard import Shard
+from engine.pool_size import size_pool
+from engine.quantization.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
 from engine.quantization.sizes import loaded_bytes
 from engine.runner import Runner
 from engine.weights import load_model
 from kernels.kv_pages import QUANTISED
 
-LEAST_BLOCKS = 2  # one for a prompt, one to go on
+INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -46,7 +51,8 @@ class ModelOptions:
     kv_cache_dtype: str = "auto"
     quantize: str = WeightFormat.PLAIN
     tensor_parallel: int = 1  # ranks that compute together
-    cores: tuple[int, ...] | None = None  # of the CPU, for all ranks; None: one thread per follower
+    cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
+    linear: PrimitiveChoice | None = None  # what multiplies plain weights on a CPU; None: Baton's own kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,17 @@ class PreparedModel:
     weight_bytes: int  # in memory
     looked_up_bytes: int  # of those, an embedding that is not the head too: a step reads a few rows of it
     fingerprint: bytes  # 32 bytes over everything that two pools must share to exchange blocks
+    model: Model | None = None  # where its weights are loaded already, see engine/kv_memory.py
+    adapters: AdapterSet | None = None  # that `model` was loaded with
 
     @property
     def pool_bytes(self) -> int:
         return self.total_blocks * self.layout.block_bytes
+
+    @property
+    def storage_bytes(self) -> int:
+        """What `load` is given: of several ranks, the first one's part of the pool."""
+        return self.pool_bytes // self.options.tensor_parallel
 
     @property
     def dtype_name(self) -> str:
@@ -93,10 +106,10 @@ class PreparedModel:
         kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
         return f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
 
-    def follower_start(self, host_slots: int, storage_fd: int | None) -> FollowerStart:
+    def follower_start(self, host_slots: int, ranks: RankOptions) -> FollowerStart:
         options = self.options
         return FollowerStart(
-            folder=str(options.folder),
+            folder=str(options.folder.resolve()),
             device=str(options.device),
             dtype=self.dtype_name,
             quantize=options.quantize,
@@ -105,7 +118,7 @@ class PreparedModel:
             total_blocks=self.total_blocks,
             host_slots=host_slots,
             degree=options.tensor_parallel,
-            storage_fd=storage_fd,
+            options=ranks,
             cores=options.cores,
         )
 
@@ -115,24 +128,47 @@ class PreparedModel:
         progress: bool,
         adapters: AdapterSet | None = None,
         host_slots: int = 0,
-        storage_fd: int | None = None,
+        ranks: RankOptions | None = None,
+        decode_rows: int = 0,
     ) -> Runner:
-        """Loads the weights and lays the pool over `storage` (uint8, [pool_bytes], on the options' device).
+        """Loads the weights and lays the pool over `storage` (uint8, [storage_bytes], on the options' device).
 
         `host_slots`: blocks of host memory that plans may swap to; taken with the first swap. With several ranks, each
-        has an equal part of the pool, [rank][block]; `storage_fd` is where others may map `storage` to write their
-        part; without it they take memory of their own. Raises: ModelError, RankLost.
+        has an equal part of the pool, [rank][block], and of each slot; `ranks` says how the others run.
+        `decode_rows`: sequences of a decode step at most; on a GPU the runner's warm-up records steps of so many.
+        Raises: ModelError, RankLost.
         """
         options = self.options
         if options.tensor_parallel > 1:
             if adapters is not None:
                 raise ModelError(f"tensor-parallel is {options.tensor_parallel}; adapters are computed on one rank")
-            return load_parallel(self, storage, progress, host_slots, storage_fd)
-        model = load_model(
-            options.folder, self.dtype, options.device, progress, adapters, options.quantize, packed=True
-        )
+            return load_parallel(self, storage, progress, host_slots, ranks or RankOptions())
+        model = self.model or self.load_model(progress, adapters)
         blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
-        return Runner(model, self.layout, self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots))
+        kv, host = self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots)
+        table_blocks = -(-self.max_model_len // options.block_tokens)
+        graphs = GraphSizes(decode_rows, table_blocks) if decode_rows else None
+        return Runner(model, self.layout, kv, host, graphs=graphs)
+
+    def load_model(self, progress: bool, adapters: AdapterSet | None = None) -> Model:
+        """On one rank. Raises: ModelError."""
+        options = self.options
+        return load_model(
+            options.folder,
+            self.dtype,
+            options.device,
+            progress,
+            adapters,
+            options.quantize,
+            packed=True,
+            choice=options.linear,
+        )
+
+    def resized(self, kv_memory_bytes: int) -> "PreparedModel":
+        """With another pool. Raises: ModelError."""
+        options = replace(self.options, kv_memory_bytes=kv_memory_bytes)
+        pool = size_pool(self.layout, self.config.max_positions, kv_memory_bytes, options.max_model_len)
+        return replace(self, options=options, total_blocks=pool.blocks, max_model_len=pool.max_model_len)
 
 
 def prepare_model(options: ModelOptions) -> PreparedModel:
@@ -140,26 +176,12 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     config = read_model_config(options.folder)
     if options.tensor_parallel > 1:
         check_parallel(options.folder, options.quantize, options.tensor_parallel)
+        if options.device.type == "cuda":
+            check_gpus(options.device.index or 0, options.tensor_parallel, torch.cuda.device_count())
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
     layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
-    total_blocks = options.kv_memory_bytes // layout.block_bytes
-    room_tokens = total_blocks * options.block_tokens
-    longest = min(config.max_positions, room_tokens)
-    wanted = longest if options.max_model_len is None else options.max_model_len
-    if wanted > config.max_positions:
-        raise ModelError(f"max-model-len is {wanted} tokens; the model has positions for {config.max_positions}")
-    if total_blocks < LEAST_BLOCKS:
-        raise ModelError(
-            f"kv-memory of {options.kv_memory_bytes} bytes holds {total_blocks} blocks of {layout.block_bytes} bytes; "
-            f"at least {LEAST_BLOCKS} are needed"
-        )
-    if wanted > room_tokens:
-        needed_bytes = -(-wanted // options.block_tokens) * layout.block_bytes
-        raise ModelError(
-            f"max-model-len of {wanted} tokens needs {needed_bytes} bytes of kv-memory; "
-            f"{options.kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each)"
-        )
+    pool = size_pool(layout, config.max_positions, options.kv_memory_bytes, options.max_model_len)
     digest = hashlib.sha256(model_fingerprint(options.folder))
     digest.update(layout.describe().encode())
     if layout.is_quantised:
@@ -169,16 +191,20 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     packed = packs(options.device) and isinstance(config, DecoderConfig)
     weights = loaded_bytes(options.folder, format, dtype.itemsize, packed)
     tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
-    # A packed head is a copy of the embedding that it is tied to.
-    weight_bytes = weights.total + (weights.embedding if tied and packed else 0)
+    weight_bytes = weights.total
+    if packed and isinstance(config, DecoderConfig):
+        # A packed head is a copy of the embedding that it is tied to.
+        head_bytes = weights.embedding if tied else weights.head
+        if format in WITH_INT8_HEAD:
+            head_bytes = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES)
+        weight_bytes += head_bytes - weights.head
     looked_up_bytes = 0 if tied and not packed else weights.embedding
     return PreparedModel(
         options,
         config,
         dtype,
         layout,
-        total_blocks,
-        wanted,
+        *pool,
         format,
         weight_bytes,
         looked_up_bytes,
@@ -221,13 +247,25 @@ def has_bf16_arithmetic() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def thread_preparation(cores: frozenset[int] | None, device: torch.device, runner: Runner) -> Callable[[], None]:
-    """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model."""
+def thread_preparation(
+    cores: frozenset[int] | None, device: torch.device, runner: Runner, nice: int = 0
+) -> Callable[[], None]:
+    """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model.
+
+    `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
+    it starts, stand back behind whatever else wants these cores.
+    """
+    first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
+    dealt = None if cores is None else tuple(sorted(cores))
+    own = cores_of(first, dealt)
 
     def prepare() -> None:
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-            torch.set_num_threads(len(cores))
+        if own is not None or (first.degree > 1 and device.type == "cpu"):
+            torch.set_num_threads(threads_of(first, dealt))
+        if own is not None:
+            os.sched_setaffinity(0, own)
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels are launched on the thread's current device
         runner.warm_up()

@@ -6,6 +6,7 @@ import torch
 
 from engine.logprobs import described
 from engine.plan import Drawn, Scored
+from kernels.survey_rows import survey_rows
 
 ROWS_AT_ONCE = 64  # rows of [vocab] float32 logits that exist at one time, and as many log-probabilities
 
@@ -22,7 +23,9 @@ def prompt_scores(
     for start in range(0, len(scored.token_ids), ROWS_AT_ONCE):
         token_ids = scored.token_ids[start : start + ROWS_AT_ONCE]
         rows = logits(hidden[start : start + len(token_ids)])
-        if not bool(torch.isfinite(rows).all()):
+        surveyed = survey_rows(rows)
+        if not bool(surveyed.finite.all()):
             return None
-        told += described(rows, range(len(token_ids)), token_ids, [scored.top] * len(token_ids))
+        places = range(len(token_ids))
+        told += described(rows, surveyed.log_totals, places, token_ids, [scored.top] * len(token_ids))
     return tuple(told)

@@ -1,18 +1,23 @@
 """Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing."""
 
+import math
+from array import array
+
 import torch
 
 from engine.batch import Batch, make_batch
+from engine.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, is_recordable
 from engine.finite import finite_rows
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
-from engine.launched import Launched, is_all_greedy, launch_greedy, launched_with
+from engine.launched import Launched, draws_on_device, launch_draws, launched_with
 from engine.models.model import Model
 from engine.parallel.followers import Followers
 from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
 from engine.prompt_scores import prompt_scores
 from engine.sampler import Row, RowResult, sample
 from engine.sampling_params import SamplingParams
+from engine.to_device import to_device
 from kernels.copy_blocks import copy_blocks
 from kernels.kv_pages import KvPages
 
@@ -27,8 +32,12 @@ class Runner:
         kv: KvPages,
         host: HostPool | None = None,
         followers: Followers | None = None,
+        graphs: GraphSizes | None = None,
     ) -> None:
-        """`host`: where plans that swap blocks put them. `followers`: the other ranks, owned; `kv` is this rank's."""
+        """`host`: where plans that swap blocks put them. `followers`: the other ranks, owned; `kv` is this rank's.
+
+        `graphs`: decode steps that `warm_up` records, where device and model allow it.
+        """
         config = model.config
         wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
         dtype = model.dtype if kv.scales is None else layout.dtype
@@ -37,15 +46,19 @@ class Runner:
                 f"pool is {list(kv.data.shape)} {kv.data.dtype} on {kv.device}, "
                 f"model needs [blocks, {wanted}] {dtype} on {model.device}"
             )
-        self._model = model
+        self._model: Model = model
         self._block_tokens = layout.block_tokens
         self._kv = kv
         self._host = host
         self.followers = followers
+        self._graphs = graphs
 
     @property
     def launches_ahead(self) -> bool:
-        """Whether a step gains from being launched before the one before is known."""
+        """Whether a step gains from being launched before the one before is known.
+
+        Not with followers: a plan tells them the very tokens, and those of the step before are not known then.
+        """
         return self._model.device.type == "cuda" and self.followers is None
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
@@ -53,33 +66,39 @@ class Runner:
 
         A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
         """
-        return self.launch(plan, None).results()
+        if self._model.device.type != "cpu":
+            return self.launch(plan, None).results()
+        with torch.inference_mode():
+            batch = self._begin(plan)
+            return () if batch is None else self._results(self._model.hidden(batch, self._kv), batch, plan.chunks)
 
     def launch(self, plan: Plan, after: Launched | None) -> Launched:
-        """As `run`; where all is drawn greedily the host does not wait for a device that is at work.
+        """As `run`; where tokens can be drawn on the device the host does not wait for it.
 
         `after`: the step before, whose draws chunks of this plan may follow.
         """
         with torch.inference_mode():
-            if self.followers is not None:
-                self.followers.carry_out(plan)
-            self._move(plan)
-            if not plan.chunks:
+            batch = self._begin(plan)
+            if batch is None:
                 return launched_with((), self._model.device)
-            batch = make_batch(plan.chunks, self._block_tokens, self._model.device)
             if after is not None:
                 _fill_in(batch, plan.chunks, after)
             hidden = self._model.hidden(batch, self._kv)
-            if self._model.device.type != "cpu" and is_all_greedy(plan.chunks):
-                return self._launch_greedy(hidden, batch)
+            if draws_on_device(plan.chunks):
+                return launch_draws(hidden, self._model.logits, plan.chunks, batch.chunk_rows)
             return launched_with(self._results(hidden, batch, plan.chunks), self._model.device)
 
-    def _launch_greedy(self, hidden: torch.Tensor, batch: Batch) -> Launched:
-        last = torch.tensor([rows.stop - 1 for rows in batch.chunk_rows])
-        chunk_of_row = [0] * len(hidden)
-        for index, rows in enumerate(batch.chunk_rows):
-            chunk_of_row[rows] = [index] * (rows.stop - rows.start)
-        return launch_greedy(hidden, self._model.logits(hidden[last.to(hidden.device)]), chunk_of_row)
+    def _begin(self, plan: Plan) -> Batch | None:
+        """Moves blocks; None where that is all.
+
+        On every rank: else each has moved its own by the time of the first sum, and no block is free before that.
+        """
+        if self.followers is not None:
+            self.followers.carry_out(plan)
+        self._move(plan)
+        if not plan.chunks and self.followers is not None:
+            self.followers.wait_moved()
+        return make_batch(plan.chunks, self._block_tokens, self._model.device) if plan.chunks else None
 
     def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
         failed = _non_finite_chunks(hidden, batch)
@@ -103,13 +122,16 @@ class Runner:
             self.followers.close()
 
     def warm_up(self) -> None:
-        """Runs one prefill and one decode step, so that the first request does not pay for lazy set-up.
+        """Runs one prefill and one decode step, so that the first request does not pay for lazy set-up; records graphs.
 
         Writes to block 0: call it before anyone owns blocks.
         """
         tokens = min(2, self._block_tokens)
         self.run(Plan((Chunk(0, [0] * tokens, 0, [0]),)))
         self.run(Plan((Chunk(0, [0], tokens - 1, [0], (Sample(0, SamplingParams(max_tokens=1)),)),)))
+        if self._graphs is not None and self._model.device.type == "cuda" and is_recordable(self._model):
+            self._model = GraphedModel(self._model, self._kv, GraphRecorder(), self._graphs)
+            self._graphs = None
 
     def _move(self, plan: Plan) -> None:
         if plan.swaps_out or plan.swaps_in:
@@ -132,7 +154,8 @@ class Runner:
         if not rows:
             return []
         last = [place.stop - 1 for chunk, place in zip(chunks, batch.chunk_rows, strict=True) if chunk.samples]
-        return sample(self._model.logits(hidden[last]), rows)
+        chosen = hidden if last == list(range(len(hidden))) else hidden[last]
+        return sample(self._model.logits(chosen), rows)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
         """`rows` are those of this chunk."""
@@ -145,14 +168,16 @@ class Runner:
 def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
     """Puts the tokens that the step before draws where chunks of this one follow it."""
     places = [chunk.follows for chunk in chunks if chunk.follows is not None]
+    if not places:
+        return
     rows = [rows.start for chunk, rows in zip(chunks, batch.chunk_rows, strict=True) if chunk.follows is not None]
-    sources, targets = torch.tensor([places, rows]).to(batch.token_ids.device, non_blocking=True)
+    sources, targets = to_device((array("q", places), array("q", rows)), batch.token_ids.device)
     batch.token_ids[targets] = after.tokens[sources]
 
 
 def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:
     """Chunks of which any token is not finite after the last layer; KV that is not finite always shows up there."""
-    finite = finite_rows(hidden)
-    if all(finite):
+    if math.isfinite(hidden.sum()):
         return set()
+    finite = finite_rows(hidden)
     return {index for index, rows in enumerate(batch.chunk_rows) if not all(finite[rows])}

@@ -59,6 +59,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def filters_by_rank_alone(self) -> bool:
+        """Whether nothing but temperature, top-k and top-p decides which tokens may be drawn."""
+        return self.min_p == 0.0 and self.typical_p == 1.0
+
+    @property
     def first_draws(self) -> int:
         """Tokens drawn from the logits of the prompt's last token."""
         return self.n if self.beam is None else 1

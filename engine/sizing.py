@@ -73,3 +73,30 @@ class KvSizing:
     @property
     def concurrency_text(self) -> str:
         return f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"
+
+
+GPU_RESERVE_BYTES = 1 << 30  # what PyTorch does not count: a context, loaded kernels, recorded graphs, fragments
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Of one GPU, in bytes, after the largest step there may be was computed over a pool of few blocks."""
+
+    total: int
+    free: int  # also for other processes
+    allocated: int  # by this process: weights, and the few blocks
+    peak: int  # most that was allocated while the step was computed
+    pool: int  # the few blocks
+
+
+def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
+    """What is left for KV of `utilization` of all memory, and of what is free; not positive where nothing is left.
+
+    `utilization` is this process's share: what others use counts only where it leaves less than that. `set_aside` is
+    for what is loaded later.
+    """
+    needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES
+    of_share = int(memory.total * utilization) - needed
+    working = memory.peak - memory.allocated
+    of_free = memory.free + memory.pool - working - set_aside - GPU_RESERVE_BYTES // 2
+    return min(of_share, of_free)

@@ -17,7 +17,14 @@ from engine.models.checkpoint import TensorSource, build_decoder
 from engine.models.linear import DenseLinear, Linear
 from engine.models.model import Model
 from engine.models.packed import PackingTensors, packs, with_native_layers
-from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, packed_format, weight_format
+from engine.models.primitive import PrimitiveChoice
+from engine.quantization.formats import (
+    MADE_WHILE_LOADING,
+    WITH_INT8_HEAD,
+    WeightFormat,
+    packed_format,
+    weight_format,
+)
 from engine.quantization.gguf_source import GgufTensors
 from engine.quantization.sources import DenseTensors, PackedTensors, QuantisingTensors
 
@@ -32,10 +39,11 @@ def load_model(
     adapters: AdapterSet | None = None,
     quantize: str = WeightFormat.PLAIN,
     packed: bool = False,
+    choice: PrimitiveChoice | None = None,
 ) -> Model:
     """Reads the checkpoint in `folder`; raises ModelError for what it lacks or has too much of.
 
-    `packed`: projections as the CPU's native kernels want them, where those are there.
+    `packed`: projections as the CPU's native kernels want them, where those are there; `choice`: or another primitive.
     With `adapters`, those that are added there later may change the model's projections. `quantize` is a WeightFormat.
 
     A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
@@ -66,13 +74,15 @@ def load_model(
             stored = GgufTensors(files[0], config, dtype, device)
         else:
             stored = CheckpointTensors(files, stack, dtype, device, bar)
-        kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, folder, format, dtype)
-        packing = packed and packs(device)
-        source: TensorSource = PackingTensors(kept) if packing else kept
+        packing, int8_head = packed and packs(device), format in WITH_INT8_HEAD
+        # Packed weights of 4 bits take activations of any dtype; those for torch's kernel could not be packed any more.
+        activations = torch.float32 if packing else dtype
+        kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, folder, format, activations)
+        source: TensorSource = PackingTensors(kept, int8_head) if packing else kept
         model = build_decoder(config, source if adapters is None else adapters.adaptable(source, dtype, device), device)
         bar.update(total - bar.n)  # headers
         stored.check_all_taken(ignored)
-    return with_native_layers(model) if packing else model
+    return with_native_layers(model, int8_head, choice) if packing else model
 
 
 def as_kept(stored: DenseTensors, folder: Path, format: WeightFormat, dtype: torch.dtype) -> TensorSource:

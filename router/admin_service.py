@@ -113,4 +113,10 @@ def _report(report: WorkerReport) -> report_pb2.Report:
         cache_hit_tokens=report.cache_hit_tokens,
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
+        links=[
+            report_pb2.LinkReport(
+                endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
+            )
+            for link in report.links
+        ],
     )

@@ -19,7 +19,7 @@ from router.events import (
 )
 from router.placement import Placement
 from router.request import BeamStop, PreparedRequest, Sampling
-from router.worker import Adapter, ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from router.worker import Adapter, Link, ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
 
 Command = session_pb2.ConnectRequest
 
@@ -166,6 +166,7 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         cache_hit_tokens=report.cache_hit_tokens,
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
+        links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
     )
 
 

@@ -52,6 +52,16 @@ class PageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """How a worker reads KV from another one."""
+
+    endpoint: str
+    transport: str
+    gb_per_s: float  # measured when the two met
+    fallback: str  # why no faster way was taken; empty where the fastest was
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
@@ -65,3 +75,4 @@ class WorkerReport:
     cache_hit_tokens: int = 0  # and found
     preemptions: int = 0  # since the worker's start
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
+    links: tuple[Link, ...] = ()

@@ -93,7 +93,9 @@ class AsyncLLM:
         """Ends the engine after the step it is in; open iterators raise EngineStopped. Returns whether it ended."""
         self._to_loop(self._end, EngineStopped("shut down"))
         self._tokenizer.shutdown(wait=False, cancel_futures=True)
-        return self._thread.stop(STOP_TIMEOUT_S)
+        ended = self._thread.stop(STOP_TIMEOUT_S)
+        self._engine.close()
+        return ended
 
     async def _adapter(self, loop: asyncio.AbstractEventLoop, lora: LoRARequest) -> ChosenAdapter:
         """Its files are read on the tokenizer's thread, so that running answers go on."""

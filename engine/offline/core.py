@@ -2,14 +2,17 @@
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from engine.hashing import cache_root
+from engine.kv_memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
+from engine.models.primitive import PrimitiveChoice
 from engine.offline.answer import Answer
 from engine.offline.engine_args import EngineArgs, model_folder
 from engine.offline.lora import (
@@ -21,12 +24,13 @@ from engine.offline.lora import (
     ReadAdapter,
     adapter_bytes,
 )
-from engine.offline.memory import default_kv_bytes
 from engine.offline.params import ModelLimits, SamplingParams, resolve
 from engine.offline.prompts import Prompt, PromptReader
 from engine.offline.seeds import request_seed
 from engine.overlapped import engine_over
 from engine.pages import BlockPool
+from engine.parallel.followers import threads_of
+from engine.parallel.shard import Shard
 from engine.prepare import ModelOptions, PreparedModel, prepare_model
 from engine.quantization.formats import WeightFormat
 from engine.runner import Runner
@@ -64,6 +68,8 @@ class OfflineEngine:
         self._caches_prefixes = args.enable_prefix_caching
         self._roots: dict[int, bytes] = {}  # of the prefix cache, by number of the adapter
         self._engine = engine_over(self.runner, self.scheduler)
+        self.close = weakref.finalize(self, self.runner.close)
+        """Ends the other ranks, if there are any; at the latest when this engine is given up."""
         self._seed = args.seed
         self._requests = 0
 
@@ -114,27 +120,37 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
         args.max_model_len,
         args.kv_cache_dtype,
         args.quantization or WeightFormat.PLAIN,
+        args.tensor_parallel_size,
+        linear=PrimitiveChoice.of_user(args.linear),
     )
-    if args.stated_kv_bytes is None:
-        # The configuration is needed for the size of a step; with a whole pool it is read without complaint.
-        roomy = prepare_model(replace(asked, kv_memory_bytes=1 << 50, max_model_len=None))
-        kv_bytes = default_kv_bytes(
-            device,
-            roomy.config,
-            roomy.weight_bytes + (set_aside_bytes(args, roomy) if adapters is not None else 0),
-            args.step_tokens(device),
-            args.max_num_seqs,
-            args.gpu_memory_utilization,
-        )
-        asked = replace(asked, kv_memory_bytes=kv_bytes)
-    prepared = prepare_model(asked)
     started = time.monotonic()
-    storage = torch.empty(prepared.pool_bytes, dtype=torch.uint8, device=device)
-    runner = prepared.load(storage, progress=False, adapters=None if adapters is None else adapters.adapters)
+    prepared = _prepared(args, asked, adapters)
+    storage = torch.empty(prepared.storage_bytes, dtype=torch.uint8, device=device)
+    runner = prepared.load(
+        storage,
+        progress=False,
+        adapters=None if adapters is None else adapters.adapters,
+        decode_rows=0 if args.enforce_eager else args.max_num_seqs,
+    )
+    if args.tensor_parallel_size > 1 and device.type == "cpu":
+        torch.set_num_threads(threads_of(Shard(0, args.tensor_parallel_size), None))  # the rest is for the other ranks
     if not args.quiet:
         sys.stderr.write(summary(prepared, time.monotonic() - started))
         sys.stderr.flush()
     return LoadedModel(prepared, runner)
+
+
+def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:
+    """With the stated pool, else with one by device. Raises: ModelError."""
+    if args.stated_kv_bytes is not None:
+        return prepare_model(asked)
+    if asked.device.type == "cpu":
+        return prepare_model(replace(asked, kv_memory_bytes=cpu_kv_bytes()))
+    step = LargestStep(args.step_tokens(asked.device), args.max_num_seqs)
+    if adapters is None:
+        return prepare_with_spare_memory(asked, step, args.gpu_memory_utilization)
+    set_aside = set_aside_bytes(args, prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES)))
+    return prepare_with_spare_memory(asked, step, args.gpu_memory_utilization, adapters.adapters, set_aside)
 
 
 def set_aside_bytes(args: EngineArgs, prepared: PreparedModel) -> int:

@@ -31,6 +31,10 @@ class LLM:
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._engine.runner.warm_up()
 
+    def shutdown(self) -> None:
+        """Ends the other ranks of an engine that has several; otherwise they end when it is given up."""
+        self._engine.close()
+
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],

@@ -31,6 +31,8 @@ class Group(Protocol):
 
     def shutdown(self) -> None: ...
 
+    def abort(self) -> None: ...
+
 
 class Collectives:
     """Every rank makes the same calls in the same order. One thread at a time."""
@@ -38,9 +40,10 @@ class Collectives:
     def __init__(self, shard: Shard, meeting: Path, device: torch.device) -> None:
         """Returns when all ranks are here. `meeting`: a file that is not there yet. Raises: RankLost."""
         self.shard = shard
+        self._on_gpu = device.type == "cuda"
         try:
             store = FileStore(str(meeting), shard.degree)
-            self._group = _nccl(store, shard) if device.type == "cuda" else _gloo(store, shard)
+            self._group = _nccl(store, shard) if self._on_gpu else _gloo(store, shard)
         except RuntimeError as error:
             raise RankLost(f"rank {shard.rank} did not meet the others: {error}") from error
 
@@ -67,6 +70,11 @@ class Collectives:
 
     def close(self) -> None:
         self._group.shutdown()
+
+    def abort(self) -> None:
+        """On any thread, when a rank is lost: whoever waits for it need not. Gloo finds out by itself."""
+        if self._on_gpu:
+            self._group.abort()
 
     def _wait(self, work: Work) -> None:
         try:

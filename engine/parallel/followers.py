@@ -1,10 +1,14 @@
 """The leader's side: starts the other ranks' processes, tells them every plan, and ends them."""
 
+import contextlib
 import json
+import os
+import select
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,13 +18,25 @@ from typing import TypeVar
 
 from engine.model_config import ModelError
 from engine.parallel import wire
-from engine.parallel.collectives import RankLost
+from engine.parallel.collectives import TIMEOUT, RankLost
 from engine.parallel.shard import Shard
 from engine.plan import Plan
 
+ROOT = Path(__file__).parents[2]  # where our packages are found
 LOAD_TIMEOUT_S = 900.0  # of a follower that reads its part of a large checkpoint
 STOP_TIMEOUT_S = 5.0
+EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
 Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """How the other ranks' processes run, and where they have their parts of the pool."""
+
+    storage_fd: int | None = None  # of all ranks' parts, one after the other
+    part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
+    entry: str = "engine.parallel.follower"  # the module that such a process runs
+    nice: int = 0  # how far they stand back behind whatever else wants their cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +52,7 @@ class FollowerStart:
     total_blocks: int
     host_slots: int
     degree: int
-    storage_fd: int | None  # of all ranks' parts of the pool, one after the other; None: each makes its own
+    options: RankOptions
     cores: tuple[int, ...] | None  # of the whole worker
     rank: int = 0
     meeting: str = ""  # path where the ranks find each other
@@ -50,6 +66,9 @@ class Followers:
         self._start = replace(start, meeting=str(Path(self._folder.name) / "meeting"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._closing = False
+        self.abort: Callable[[], None] = lambda: None
+        """Frees our own threads that wait for a rank that is lost."""
 
     def load(self, load_own: Callable[[Path], Loaded]) -> Loaded:
         """Loads every rank's part at once, the leader's by `load_own`, which is given the place to meet.
@@ -71,22 +90,40 @@ class Followers:
         """Tells all of them to compute their part. Raises: RankLost."""
         self._tell(wire.PLAN, wire.plan_bytes(plan))
 
+    def wait_moved(self) -> None:
+        """After a plan of no chunks: until all have moved its blocks, since no sum waits for them. Raises: RankLost."""
+        for rank, connection in enumerate(self._connections, start=1):
+            _receive(rank, connection, TIMEOUT.total_seconds())
+
+    def watch(self, on_lost: Callable[[RankLost], None]) -> None:
+        """`on_lost` is called once, on a thread of its own, as soon as one has ended without being told to."""
+        threading.Thread(target=self._watch, args=(on_lost,), name="ranks", daemon=True).start()
+
     def announce_logits(self, rows: int) -> None:
         """Raises: RankLost."""
         self._tell(wire.LOGITS, rows.to_bytes(8, "little"))
 
     def close(self) -> None:
         """They end when their connection does; one that does not is killed."""
+        self._closing = True
         for connection in self._connections:
-            connection.close()
+            with contextlib.suppress(OSError):  # its other end is gone already
+                connection.shutdown(socket.SHUT_RDWR)
         for process in self._processes:
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for connection in self._connections:
+            connection.close()
         self._connections, self._processes = [], []
         self._folder.cleanup()
+
+    @property
+    def degree(self) -> int:
+        """Ranks in all, the leader included."""
+        return self._start.degree
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -94,22 +131,38 @@ class Followers:
 
     def _spawn(self, start: FollowerStart) -> None:
         ours, theirs = socket.socketpair()
-        passed = [theirs.fileno(), *([] if start.storage_fd is None else [start.storage_fd])]
+        fd = start.options.storage_fd
         with theirs:
-            command = [sys.executable, "-m", "engine.parallel.follower", str(theirs.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL))
+            command = [sys.executable, "-m", start.options.entry, str(theirs.fileno())]
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno(), *([] if fd is None else [fd])],
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+                process_group=0,  # Ctrl-C is for the leader, which may go on for a while
+            )
+            self._processes.append(process)
         self._connections.append(ours)
         wire.send(ours, wire.START, json.dumps(asdict(start)).encode())
 
     def _wait_ready(self, rank: int, connection: socket.socket, deadline: float) -> None:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            frame = wire.receive(connection)
-        except (wire.Closed, TimeoutError) as error:
-            raise RankLost(f"rank {rank} did not load its part of the model: {error}") from error
-        connection.settimeout(None)
+        frame = _receive(rank, connection, max(0.001, deadline - time.monotonic()))
         if frame.kind == wire.FAILED:
             raise ModelError(f"rank {rank}: {frame.payload.decode()}")
+
+    def _watch(self, on_lost: Callable[[RankLost], None]) -> None:
+        poll = select.poll()
+        ranks = {connection.fileno(): rank for rank, connection in enumerate(self._connections, start=1)}
+        for descriptor in ranks:
+            poll.register(descriptor, 0)  # for its end alone, which is always reported
+        descriptor, _ = poll.poll()[0]
+        if self._closing:
+            return
+        process = self._processes[ranks[descriptor] - 1]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_TIMEOUT_S)
+        self.abort()
+        on_lost(RankLost(f"rank {ranks[descriptor]}, process {process.pid}, ended: exit code {process.returncode}"))
 
     def _tell(self, kind: int, payload: bytes) -> None:
         for rank, connection in enumerate(self._connections, start=1):
@@ -119,9 +172,25 @@ class Followers:
                 raise RankLost(f"rank {rank} is gone: {error}") from error
 
 
+def _receive(rank: int, connection: socket.socket, timeout_s: float) -> wire.Frame:
+    connection.settimeout(timeout_s)
+    try:
+        return wire.receive(connection)
+    except (wire.Closed, TimeoutError) as error:
+        raise RankLost(f"rank {rank} did not answer: {error}") from error
+    finally:
+        connection.settimeout(None)
+
+
 def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """This rank's share of the worker's cores: as even as can be, and at least one."""
     if cores is None:
         return None
     share = tuple(cores[place] for place in shard.vocabulary(len(cores)))
     return share or (cores[shard.rank % len(cores)],)
+
+
+def threads_of(shard: Shard, cores: tuple[int, ...] | None) -> int:
+    """Of this rank's arithmetic on a CPU: one for each of its cores, or its share of all where none were named."""
+    own = cores_of(shard, cores)
+    return max(1, len(os.sched_getaffinity(0)) // shard.degree) if own is None else len(own)

@@ -8,7 +8,7 @@ import torch
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
 from engine.parallel.collectives import Collectives
-from engine.parallel.followers import Followers, FollowerStart
+from engine.parallel.followers import Followers, FollowerStart, RankOptions
 from engine.parallel.load import load_part
 from engine.parallel.model import ParallelModel
 from engine.parallel.shard import Shard, shard_layout
@@ -28,14 +28,14 @@ class Prepared(Protocol):
     @property
     def total_blocks(self) -> int: ...
 
-    def follower_start(self, host_slots: int, storage_fd: int | None) -> FollowerStart: ...
+    def follower_start(self, host_slots: int, ranks: RankOptions) -> FollowerStart: ...
 
 
 def load_parallel(
-    prepared: Prepared, storage: torch.Tensor, progress: bool, host_slots: int, storage_fd: int | None
+    prepared: Prepared, storage: torch.Tensor, progress: bool, host_slots: int, ranks: RankOptions
 ) -> Runner:
     """See PreparedModel.load. Raises: ModelError, RankLost."""
-    start = prepared.follower_start(host_slots, storage_fd)
+    start = prepared.follower_start(host_slots, ranks)
     followers = Followers(start)
 
     def load_own(meeting: Path) -> ParallelModel:
@@ -44,6 +44,7 @@ def load_parallel(
         return ParallelModel(part, collectives, followers.announce_logits)
 
     model = followers.load(load_own)
+    followers.abort = model.collectives.abort
     layout = shard_layout(prepared.layout, start.degree)
     own = storage[: prepared.total_blocks * layout.block_bytes]
     host = HostPool(own.view(prepared.total_blocks, layout.block_bytes), host_slots)

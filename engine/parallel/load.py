@@ -51,6 +51,12 @@ def check_weights(folder: Path, quantize: str, degree: int) -> WeightFormat:
     return format
 
 
+def check_gpus(first: int, degree: int, count: int) -> None:
+    """Ranks take GPUs side by side, from `first` on. Raises: ModelError."""
+    if first + degree > count:
+        raise ModelError(f"tensor-parallel is {degree}; from GPU {first} on there are {max(0, count - first)}")
+
+
 def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:
     """What each rank would compute. Raises: ModelError where the model cannot be computed by `degree` ranks."""
     check_weights(folder, quantize, degree)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.plan import BlockCopy, BlockSwap, Chunk, Plan
 
 HEADER = struct.Struct("<BQ")  # kind, bytes that follow
-START, PLAN, LOGITS, READY, FAILED = range(1, 6)
+START, PLAN, LOGITS, READY, FAILED, MOVED = range(1, 7)
 
 
 class Closed(Exception):

@@ -130,7 +130,8 @@ def test_too_little_memory_says_what_would_do(tiny: Path) -> None:
     ("options", "message"),
     [
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+        ({"tensor_parallel_size": 2, "enable_lora": True}, "enable_lora is True"),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype"),
         ({"kv_memory": 1, "kv_cache_memory_bytes": 1}, "given under one name"),
         ({"block_size": 0}, "block_size is 0"),

@@ -48,13 +48,14 @@ def test_each_sample_is_told_as_many_as_it_asks_for() -> None:
 def test_equal_logprobs_stand_in_order_of_id_also_at_the_end() -> None:
     logits = torch.zeros(2, 50)
     logits[0, 44] = logits[0, 7] = 1.0
-    [first, second] = described(logits, rows=[0, 1], token_ids=[0, 0], counts=[4, 3])
+    [first, second] = described(logits, logits.logsumexp(-1), rows=[0, 1], token_ids=[0, 0], counts=[4, 3])
     assert [each.token_id for each in first.top] == [7, 44, 0, 1]
     assert [each.token_id for each in second.top] == [0, 1, 2]
 
 
 def test_no_more_are_told_than_there_are() -> None:
-    [only] = described(random_logits(1, 3), rows=[0], token_ids=[1], counts=[10])
+    logits = random_logits(1, 3)
+    [only] = described(logits, logits.logsumexp(-1), rows=[0], token_ids=[1], counts=[10])
     assert len(only.top) == 3
 
 
@@ -62,7 +63,7 @@ def test_a_prompt_is_scored_by_the_logits_before_each_token() -> None:
     """One row per prompt token; the token at p + 1 is scored by row p, the last row scores nothing."""
     logits = random_logits(6)
     prompt = [8, 250, 3, 17, 4, 99]
-    scored = described(logits, rows=range(5), token_ids=prompt[1:], counts=[2] * 5)
+    scored = described(logits, logits.logsumexp(-1), rows=range(5), token_ids=prompt[1:], counts=[2] * 5)
     for position, token in enumerate(scored):
         expected = logits[position].log_softmax(-1)
         assert token.token_id == prompt[position + 1]

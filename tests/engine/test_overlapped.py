@@ -1,5 +1,6 @@
 """Steps that are planned and launched before the one before is known: the same answers, and as many steps ahead."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +10,20 @@ import torch
 
 from engine.engine import Engine
 from engine.hashing import cache_root
-from engine.launched import Launched, launch_greedy
+from engine.launched import Launched, draws_on_device, launch_draws
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import TokenMade
 from engine.overlapped import OverlappedEngine
 from engine.pages import BlockPool
-from engine.plan import Computed, NonFinite, Plan
+from engine.plan import Chunk, Computed, NonFinite, Plan, Sample
 from engine.runner import Runner
+from engine.sampler import Row, sample
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
 from engine.swap_space import SwapSpace
+from engine.to_device import to_device
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, random_prompt
+from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
 BLOCK, BLOCKS = 8, 24
 GREEDY = SamplingParams(max_tokens=24)
@@ -85,22 +88,54 @@ def test_most_steps_of_running_answers_are_launched_ahead(checkpoint: Path) -> N
     assert ahead >= 36, "of the 39 steps that one answer or both of them take after their prompts"
 
 
-def test_greedy_draws_without_the_host_are_those_of_the_logits() -> None:
-    hidden, logits = torch.randn(5, 8), torch.randn(3, 50)
-    launched = launch_greedy(hidden, logits, [0, 0, 1, 2, 2])
-    for row, result in enumerate(launched.results()):
+CHUNKS = (
+    Chunk(0, [1, 2], 0, [0], (Sample(0, GREEDY),)),
+    Chunk(1, [3], 6, [1], tuple(Sample(choice, SAMPLED) for choice in range(3))),
+    Chunk(2, [4, 5], 8, [2]),
+    Chunk(3, [6], 2, [3], (Sample(0, replace(SAMPLED, top_k=5, top_p=0.7)),)),
+)
+CHUNK_ROWS = (slice(2, 4), slice(0, 1), slice(4, 6), slice(1, 2))  # tokens alone come first
+
+
+def test_draws_without_the_host_are_those_with_it() -> None:
+    hidden, head = torch.randn(6, 8), torch.randn(8, 50)
+    launched = launch_draws(hidden, lambda rows: rows @ head, CHUNKS, CHUNK_ROWS)
+    drawing = [(chunk, rows.stop - 1) for chunk, rows in zip(CHUNKS, CHUNK_ROWS, strict=True) if chunk.samples]
+    logits = hidden[[row for _, row in drawing]] @ head
+    expected = iter(sample(logits, [Row(chunk.samples, chunk.end) for chunk, _ in drawing]))
+    for index, (chunk, result) in enumerate(zip(CHUNKS, launched.results(), strict=True)):
         assert isinstance(result, Computed)
-        [drawn] = result.drawn
-        assert drawn.token_id == logits[row].argmax() == launched.tokens[row]
-        assert drawn.logprob == pytest.approx(logits.log_softmax(-1)[row, drawn.token_id].item(), abs=1e-6)
+        wanted = drawn(next(expected)) if chunk.samples else ()
+        assert [each.token_id for each in result.drawn] == [each.token_id for each in wanted]
+        assert [each.logprob for each in result.drawn] == pytest.approx([each.logprob for each in wanted], abs=1e-5)
+        assert not wanted or launched.tokens[index] == wanted[0].token_id
 
 
-@pytest.mark.parametrize("spoilt", ["hidden", "logits"])
-def test_a_chunk_that_is_not_finite_spoils_no_other(spoilt: str) -> None:
-    hidden, logits = torch.randn(5, 8), torch.randn(3, 50)
-    if spoilt == "hidden":
-        hidden[3, 2] = torch.nan
-    else:
-        logits[2, 7] = torch.inf
-    kinds = [type(result) for result in launch_greedy(hidden, logits, [0, 0, 1, 2, 2]).results()]
-    assert kinds == [Computed, Computed, NonFinite]
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", ["hidden", "logits"])
+def test_a_chunk_that_is_not_finite_spoils_no_other(spoilt: float, place: str) -> None:
+    hidden = torch.randn(6, 8)
+    if place == "hidden":
+        hidden[2, 2] = hidden[4, 1] = spoilt
+
+    def head(rows: torch.Tensor) -> torch.Tensor:
+        logits = torch.randn(len(rows), 50)
+        if place == "logits":
+            logits[0, 7] = spoilt
+        return logits
+
+    kinds = [type(result) for result in launch_draws(hidden, head, CHUNKS, CHUNK_ROWS).results()]
+    third = NonFinite if place == "hidden" else Computed
+    assert kinds == [NonFinite, Computed, third, Computed]
+
+
+@pytest.mark.parametrize("change", [{"min_p": 0.1}, {"typical_p": 0.5}, {"logprobs": 1}, {"presence_penalty": 1.0}])
+def test_tokens_that_need_more_than_their_logits_are_not_drawn_on_the_device(change: dict[str, float]) -> None:
+    asked = replace(SAMPLED, **change)  # type: ignore[arg-type]
+    assert draws_on_device(CHUNKS)
+    assert not draws_on_device([*CHUNKS, Chunk(4, [1], 0, [0], (Sample(0, asked),))])
+
+
+def test_numbers_of_all_kinds_come_to_a_device_in_one_piece() -> None:
+    columns = (array("q", [-1, 2**40]), array("d"), array("d", [0.1]), array("f", [0.5, 2, 3]), array("f", [7]))
+    assert [part.tolist() for part in to_device(columns, torch.device("cpu"))] == [list(each) for each in columns]

@@ -1,6 +1,8 @@
 """A model on two ranks, over gloo: the same answers as transformers, and an end in bounded time when a rank dies."""
 
+import mmap
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +18,12 @@ from engine.engine import Engine
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import TokenMade
 from engine.model_config import ModelError
+from engine.offline import params
+from engine.offline.llm import LLM
 from engine.pages import BlockPool
 from engine.parallel.collectives import RankLost
+from engine.parallel.followers import RankOptions
+from engine.plan import BlockCopy, BlockSwap, Plan
 from engine.prepare import ModelOptions, prepare_model
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
@@ -36,23 +42,24 @@ MIXED = [
     Request(2, tuple(random_prompt(21)), replace(SAMPLED, n=3), ()),
     Request(3, tuple(random_prompt(30)), replace(SAMPLED, top_p=0.9, prompt_logprobs=2), ()),
 ]
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "tied_head_of_odd_size_and_biases": ("llama", {"vocab_size": 511, "attention_bias": True}),
-    "own_head_and_experts": ("mixtral", {}),
-}
 Answers = dict[tuple[int, int], list[int]]
 
 
 @contextmanager
-def loaded(folder: Path, ranks: int, **others: Any) -> Iterator[Runner]:
+def loaded(folder: Path, ranks: int, **others: Any) -> Iterator[tuple[Runner, torch.Tensor]]:
+    """A runner, and its pool as `[rank][block][bytes]`."""
     values: dict[str, Any] = {"dtype": "float32", "tensor_parallel": ranks, **others}
     options = ModelOptions(
         folder, torch.device("cpu"), block_tokens=BLOCK_TOKENS, kv_memory_bytes=1 << 22, max_model_len=256, **values
     )
     prepared = prepare_model(options)
-    runner = prepared.load(torch.zeros(prepared.pool_bytes, dtype=torch.uint8), progress=False, host_slots=ROOMY)
+    fd = os.memfd_create("pool")
+    os.ftruncate(fd, prepared.pool_bytes)
+    storage = torch.frombuffer(mmap.mmap(fd, prepared.pool_bytes), dtype=torch.uint8)
+    runner = prepared.load(storage, progress=False, host_slots=ROOMY, ranks=RankOptions(storage_fd=fd))
+    os.close(fd)
     try:
-        yield runner
+        yield runner, storage.view(ranks, prepared.total_blocks, -1)
     finally:
         runner.close()
 
@@ -71,33 +78,65 @@ def answer(runner: Runner, requests: list[Request], blocks: int = ROOMY) -> Answ
     return answers
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_two_ranks_answer_as_transformers(variant: str, tmp_path: Path) -> None:
-    family, overrides = VARIANTS[variant]
-    folder = make_checkpoint(tmp_path, family, **overrides)
+def transformers_answers(folder: Path) -> Answers:
+    """To GREEDY."""
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with loaded(folder, ranks=2) as runner:
-        answers = answer(runner, GREEDY)
+    answers: Answers = {}
     for request in GREEDY:
         ids = torch.tensor([request.token_ids])
         made = reference.generate(ids, do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0)
-        assert answers[request.request_id, 0] == made[0, ids.shape[1] :].tolist()
+        answers[request.request_id, 0] = made[0, ids.shape[1] :].tolist()
+    return answers
+
+
+def test_two_ranks_with_a_tied_head_of_odd_size_and_biases_answer_as_transformers(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", vocab_size=511, attention_bias=True)
+    with loaded(folder, ranks=2) as (runner, _):
+        assert answer(runner, GREEDY) == transformers_answers(folder)
+
+
+def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "mixtral")
+    llm = LLM(str(folder), dtype="float32", tensor_parallel_size=2, kv_memory=1 << 22, quiet=True)
+    greedy = params.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, greedy, use_tqdm=False)
+    llm.shutdown()
+    made = {(index, 0): list(output.outputs[0].token_ids) for index, output in enumerate(outputs)}
+    assert made == transformers_answers(folder)
 
 
 def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3")
-    with loaded(folder, ranks=1) as runner:
+    with loaded(folder, ranks=1) as (runner, _):
         expected = answer(runner, MIXED)
-    with loaded(folder, ranks=2) as runner:
+    with loaded(folder, ranks=2) as (runner, parts):
         assert answer(runner, MIXED, blocks=TIGHT) == expected
+        check_moves(runner, parts)
 
 
-def test_a_killed_rank_ends_the_step_with_an_error(tmp_path: Path) -> None:
+def check_moves(runner: Runner, parts: torch.Tensor) -> None:
+    """Of plans that compute nothing: both ranks have carried them out when they return."""
+    parts[:, :4] = torch.randint(256, parts[:, :4].shape, dtype=torch.uint8)
+    before = parts.clone()
+    assert runner.run(Plan((), (BlockCopy(0, 5), BlockCopy(1, 6)))) == ()
+    assert torch.equal(parts[:, 5:7], before[:, 0:2])
+    runner.run(Plan((), swaps_out=(BlockSwap(2, 7), BlockSwap(3, 0))))
+    parts[:, 2:4] = 0
+    runner.run(Plan((), swaps_in=(BlockSwap(2, 0), BlockSwap(8, 7))))
+    assert torch.equal(parts[:, [2, 8]], before[:, [3, 2]])
+    assert not parts[:, 3].any()
+
+
+def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
-    with loaded(folder, ranks=2) as runner:
+    with loaded(folder, ranks=2) as (runner, _):
         runner.warm_up()
         assert runner.followers is not None
-        os.kill(runner.followers.process_ids[0], signal.SIGKILL)
+        lost: queue.SimpleQueue[RankLost] = queue.SimpleQueue()
+        runner.followers.watch(lost.put)
+        [process_id] = runner.followers.process_ids
+        os.kill(process_id, signal.SIGKILL)
+        assert str(lost.get(timeout=10.0)) == f"rank 1, process {process_id}, ended: exit code -9"
         with pytest.raises(RankLost):
             answer(runner, GREEDY)
 

@@ -1,0 +1,111 @@
+"""Recorded decode steps: the same answers as computed ones.
+
+On a host, what is replayed is the function itself, over the memory that it was recorded on.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.cuda_graphs import GraphedModel, GraphSizes, is_recordable
+from engine.engine import Engine
+from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import TokenMade
+from engine.overlapped import OverlappedEngine
+from engine.pages import BlockPool
+from engine.runner import Runner
+from engine.sampling_params import SamplingParams
+from engine.sequence import Request
+from engine.swap_space import SwapSpace
+from engine.weights import load_model
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import CPU, PagedModel, random_prompt
+
+BLOCK, BLOCKS = 8, 40
+GREEDY = SamplingParams(max_tokens=20)
+SAMPLED = replace(GREEDY, temperature=0.9, top_k=40, top_p=0.95, seed=3)
+REQUESTS = [
+    *(Request(number, tuple(random_prompt(7 + 5 * number)), GREEDY, ()) for number in range(3)),
+    Request(3, tuple(random_prompt(30)), replace(SAMPLED, n=3), ()),
+    *(Request(number, tuple(random_prompt(3 * number)), replace(SAMPLED, max_tokens=number), ()) for number in (4, 5)),
+]
+
+
+class HostRecorder:
+    """Runs the function again where a GPU replays what it launched; counts that."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        result = compute().clone()
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(compute())
+
+        return replay, result
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("graphed"), request.param)
+
+
+def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped: bool = False) -> tuple[object, int]:
+    """Tokens of every choice, and how many steps were replayed."""
+    paged, recorder = PagedModel(checkpoint, BLOCK, blocks), HostRecorder()
+    runner = paged.runner
+    if graphs is not None:
+        runner = Runner(GraphedModel(paged.model, paged.kv, recorder, graphs), paged.layout, paged.kv)
+    recorder.replays = 0
+    scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
+    engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(runner, scheduler)
+    for request in REQUESTS:
+        scheduler.add(request)
+    made: dict[tuple[int, int], list[int]] = {}
+    while (outcomes := engine.step()) is not None:
+        for outcome in outcomes:
+            if isinstance(outcome, TokenMade):
+                made.setdefault((outcome.request_id, outcome.choice), []).append(outcome.drawn.token_id)
+    assert (scheduler.counters.preemptions > 0) == (blocks < BLOCKS)
+    return made, recorder.replays
+
+
+@pytest.mark.parametrize("blocks", [BLOCKS, 12], ids=["roomy", "preempting"])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_answers_are_those_of_the_model_itself(checkpoint: Path, blocks: int, overlapped: bool) -> None:
+    expected, _ = answers(checkpoint, blocks, None)
+    found, replays = answers(checkpoint, blocks, GraphSizes(8, 8), overlapped)
+    assert found == expected
+    assert replays > 15
+
+
+def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(checkpoint: Path) -> None:
+    expected, _ = answers(checkpoint, BLOCKS, None)
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, blocks=2))[0] == expected
+
+
+def test_recording_writes_nothing_to_the_pool(checkpoint: Path) -> None:
+    paged = PagedModel(checkpoint, BLOCK, 4)
+    GraphedModel(paged.model, paged.kv, HostRecorder(), GraphSizes(4, 4))
+    assert (paged.kv.data.view(torch.uint8) == 0xFF).all()
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (5, [1, 2, 4, 5]), (24, [1, 2, 4, 8, 16, 24])])
+def test_sizes_end_with_the_largest_batch_there_may_be(checkpoint: Path, rows: int, sizes: list[int]) -> None:
+    paged = PagedModel(checkpoint, BLOCK, 4)
+    assert GraphedModel(paged.model, paged.kv, HostRecorder(), GraphSizes(rows, 1)).recorded_sizes == sizes
+
+
+def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> None:
+    paged = PagedModel(checkpoint, BLOCK, 4)
+    sizes = GraphedModel(paged.model, paged.kv, HostRecorder(), GraphSizes(1000, 1)).recorded_sizes
+    assert (sizes[-1], len(sizes)) == (256, 35)
+
+
+def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) -> None:
+    assert not is_recordable(load_model(make_checkpoint(tmp_path, "mixtral"), torch.float32, CPU, progress=False))

@@ -1,0 +1,52 @@
+"""What is left of a GPU for KV: arithmetic, and the step that is computed to find out."""
+
+import pytest
+
+from engine.batch import make_batch
+from engine.kv_memory import LargestStep, largest_plan
+from engine.sizing import GPU_RESERVE_BYTES, StepMemory, spare_kv_bytes
+from tests.fixtures.paged import CPU
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("memory", "utilization", "set_aside", "left"),
+    [
+        (StepMemory(100 * GIB, 90 * GIB, 9 * GIB, 15 * GIB, GIB), 0.9, 0, 90 * GIB - 14 * GIB - GPU_RESERVE_BYTES),
+        (StepMemory(100 * GIB, 90 * GIB, 9 * GIB, 15 * GIB, GIB), 0.5, 0, 50 * GIB - 14 * GIB - GPU_RESERVE_BYTES),
+        (StepMemory(100 * GIB, 90 * GIB, 9 * GIB, 15 * GIB, GIB), 0.5, GIB, 49 * GIB - 14 * GIB - GPU_RESERVE_BYTES),
+    ],
+    ids=["alone", "half", "adapters_to_come"],
+)
+def test_what_is_left_is_a_share_of_all_memory(
+    memory: StepMemory, utilization: float, set_aside: int, left: int
+) -> None:
+    assert spare_kv_bytes(memory, utilization, set_aside) == left
+
+
+def test_what_others_use_counts_where_it_leaves_less_than_the_share() -> None:
+    crowded = StepMemory(100 * GIB, 40 * GIB, 9 * GIB, 15 * GIB, GIB)
+    assert spare_kv_bytes(crowded, 0.9) == 41 * GIB - 6 * GIB - GPU_RESERVE_BYTES // 2
+    assert spare_kv_bytes(crowded, 0.3) == 30 * GIB - 14 * GIB - GPU_RESERVE_BYTES
+
+
+def test_nothing_is_left_where_the_weights_take_the_share() -> None:
+    assert spare_kv_bytes(StepMemory(24 * GIB, 3 * GIB, 20 * GIB, 22 * GIB, 0), 0.9) <= 0
+
+
+@pytest.mark.parametrize(
+    ("step", "longest", "lengths"),
+    [
+        (LargestStep(100, 4), 1000, [1, 1, 1, 97]),
+        (LargestStep(100, 1), 40, [40, 40, 20]),
+        (LargestStep(3, 8), 40, [1, 1, 1]),
+    ],
+)
+def test_the_step_that_is_measured_has_as_many_tokens_and_draws(
+    step: LargestStep, longest: int, lengths: list[int]
+) -> None:
+    plan = largest_plan(step, 16, longest)
+    assert [len(chunk.token_ids) for chunk in plan.chunks] == lengths
+    assert all(chunk.samples for chunk in plan.chunks)
+    assert len(make_batch(plan.chunks, 16, CPU).token_ids) == step.tokens

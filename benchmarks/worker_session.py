@@ -29,6 +29,7 @@ class WorkerSession:
         self.endpoint = endpoint
         self._heard: defaultdict[tuple[str, int], asyncio.Queue[Heard]] = defaultdict(asyncio.Queue)
         self._sent = self._received = 0
+        self._sending = asyncio.Lock()
 
     async def __aenter__(self) -> "WorkerSession":
         self._channel = grpc.aio.insecure_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS)
@@ -52,8 +53,10 @@ class WorkerSession:
         await self._channel.close()
 
     async def send(self, **command: Any) -> None:
-        self._sent += 1
-        await self._call.write(session_pb2.ConnectRequest(number=self._sent, acknowledged=self._received, **command))
+        async with self._sending:  # a call takes one message at a time
+            self._sent += 1
+            message = session_pb2.ConnectRequest(number=self._sent, acknowledged=self._received, **command)
+            await self._call.write(message)
 
     async def hear(self, kind: str, attempt_id: int) -> Heard:
         """The next event of that kind about an attempt; of a step's outputs, the one output."""

@@ -10,7 +10,9 @@ from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome
 from engine.overlapped import EitherRunner, engine_over
 from engine.pages import PageCounts, Watch
+from engine.plan import Plan
 from engine.sequence import FirstToken, Request, Reservation
+from engine.slow_down import SlowDown
 
 OutcomeHandler = Callable[[Sequence[MixedOutcome], StepTiming], None]
 
@@ -41,7 +43,8 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         prepare: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
-        engine = engine_over(runner, scheduler, lambda plan, seconds: scheduler.observe(plan.tokens, seconds))
+        self._steps = SlowDown()
+        engine = engine_over(runner, scheduler, self._computed)
         super().__init__(engine, on_outcomes, on_fault, self._observe, prepare)
 
     def add(self, request: Request, cache_root: bytes | None) -> Future[None]:
@@ -69,6 +72,16 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
 
     def unwatch(self, watch: Watch) -> None:
         self._thread.post(self._scheduler.pool.unwatch, watch)
+
+    @property
+    def slow_down(self) -> float:
+        """How many times as long steps take as at their best; 0: not known yet. On any thread."""
+        return self._steps.ratio
+
+    def _computed(self, plan: Plan, seconds: float) -> None:
+        self._scheduler.observe(plan.tokens, seconds)
+        if plan.tokens == len(plan.chunks):  # no chunk of a prompt
+            self._steps.observe(plan.tokens, seconds)
 
     def _observe(self) -> DecodeLoad:
         batch = self._scheduler.batch

@@ -32,6 +32,7 @@ from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
+from worker.gpu import gpu_id
 from worker.model import prepare
 from worker.peers import Peers
 from worker.pool import TransferOptions, make_host, make_pool
@@ -42,6 +43,7 @@ from worker.transfer_source import TransferSource
 logger = logging.getLogger(__name__)
 LOST, WRONG_CONFIGURATION = 1, 2
 STOP_TIMEOUT_S = 5.0
+HIGH_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
 TOMBSTONE_S = 60.0  # longer than anything of a fetch may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
 SERVICE_NAMES = (
@@ -79,7 +81,7 @@ class DecodeWorker:
             self._memory.groups,
             self._memory.nixl,
         )
-        self._reader = TransferReader(self._peers)
+        self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
         self._steps = None if config.step_file is None else StepFile(config.step_file)
         self._loop: DecodeLoop | None = None
         self._runner: Runner | None = None
@@ -123,7 +125,7 @@ class DecodeWorker:
             StepBudget(self._config.step_budget_ms / 1e3),
             SwapSpace(host_slots),
         )
-        ready = thread_preparation(self._config.cores, self._prepared.options.device, runner)
+        ready = thread_preparation(self._config.cores, self._prepared.options.device, runner, priority=HIGH_PRIORITY)
         on_outcomes: OutcomeHandler = self._service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)
@@ -133,6 +135,9 @@ class DecodeWorker:
         self._transfers.attach(self._loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
         end_on_error(self._sweep, on_fault)
+
+    def _slow_down(self) -> float:
+        return 0.0 if self._loop is None else self._loop.slow_down
 
     def report(self) -> None:
         self._service.report()

@@ -72,7 +72,7 @@ class PrefillScheduler:
     def __init__(self, pool: BlockPool, block_tokens: int, chunk_tokens: int) -> None:
         self.pool = pool
         self._block_tokens = block_tokens
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens  # may be changed between two plans
         self._waiting: dict[int, Request] = {}
         self._computing: dict[int, Prompt] = {}
         self._pinned: dict[int, BlockTable] = {}
@@ -92,7 +92,7 @@ class PrefillScheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None when nothing can run now: no work, or no room until something is released."""
-        budget_tokens = self._chunk_tokens
+        budget_tokens = self.chunk_tokens
         chunks: list[Chunk] = []
         for prompt in self._in_turn():
             chunk = next_chunk(prompt, budget_tokens)

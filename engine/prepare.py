@@ -248,12 +248,12 @@ def has_bf16_arithmetic() -> bool:
 
 
 def thread_preparation(
-    cores: frozenset[int] | None, device: torch.device, runner: Runner, nice: int = 0
+    cores: frozenset[int] | None, device: torch.device, runner: Runner, nice: int = 0, priority: int = 0
 ) -> Callable[[], None]:
     """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model.
 
     `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
-    it starts, stand back behind whatever else wants these cores.
+    it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
     """
     first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -268,6 +268,8 @@ def thread_preparation(
             os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels are launched on the thread's current device
+            torch.cuda.synchronize(device)  # weights and pool were made on another stream
+            torch.cuda.set_stream(torch.cuda.Stream(device, priority=priority))
         runner.warm_up()
 
     return prepare

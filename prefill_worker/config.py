@@ -18,4 +18,7 @@ class PrefillConfig(WorkerConfig):
         "auto", description="whether KV that another worker has is fetched; auto: where that is sooner than computing"
     )
     fetch_timeout_s: float = Field(1.0, gt=0, description="longest wait for a fetch before the prompt is computed")
+    decode_slow_down: float = Field(
+        1.5, ge=1, description="how many times as long steps of a decode worker on the same GPU may take, about"
+    )
     nice: int = Field(0, ge=0, le=19, description="how far computing stands back behind whatever shares its cores")

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from engine.device_share import DeviceShare
 from engine.engine import Engine, PlanRunner
 from engine.engine_loop import EngineLoop
 from engine.engine_thread import StepTiming
 from engine.pages import PageCounts, Watch
 from engine.prefill_scheduler import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
+from prefill_worker.pace import Pace
 
 ProgressHandler = Callable[[Sequence[PrefillProgress], StepTiming], None]
 
@@ -35,9 +37,15 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         on_progress: ProgressHandler,
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
+        share: DeviceShare,
     ) -> None:
         self._scheduler = scheduler
-        super().__init__(Engine(runner, scheduler), on_progress, on_fault, self._observe, prepare)
+        self._pace = Pace(runner, scheduler, share)
+        super().__init__(Engine(self._pace, scheduler), on_progress, on_fault, self._observe, prepare)
+
+    def hear(self, slow_down: float) -> None:
+        """A decode worker on the same GPU says how many times as long its steps take as at their best."""
+        self._thread.post(self._pace.hear, slow_down)
 
     def add(self, request: PrefillRequest) -> Future[None]:
         """Queues a prompt. The future raises RequestRefused, RequestTooLong."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import grpc
 
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
+from engine.device_share import DeviceShare
 from engine.kv_memory import LargestStep
 from engine.model_config import ModelError
 from engine.pages import BlockPool
@@ -30,6 +31,7 @@ from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
+from worker.gpu import gpu_id
 from worker.model import prepare
 from worker.peers import Peers
 from worker.pool import TransferOptions, make_host, make_pool
@@ -65,6 +67,7 @@ class PrefillWorker:
             self._memory.storage,
             self._service.on_transfer_ended,
             make_host(self._memory),
+            self._hear,
         )
         self._peers = Peers(
             self._memory.description,
@@ -75,6 +78,7 @@ class PrefillWorker:
             self._memory.groups,
             self._memory.nixl,
         )
+        self._gpu = gpu_id(prepared.options.device)
         self._loop: PrefillLoop | None = None
         self._runner: Runner | None = None
         self._fetcher: PrefixFetcher | None = None
@@ -106,7 +110,8 @@ class PrefillWorker:
         pool = BlockPool(self._prepared.total_blocks)
         scheduler = PrefillScheduler(pool, self._config.block_size, self._config.chunk_tokens)
         ready = thread_preparation(self._config.cores, self._prepared.options.device, runner, self._config.nice)
-        self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, ready)
+        share = DeviceShare(self._config.chunk_tokens, self._config.decode_slow_down)
+        self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, ready, share)
         await self._loop.start()
         self._fetcher = self._make_fetcher(self._loop)
         self._service.attach(self._loop, self._transfers, self._fetcher)
@@ -122,6 +127,10 @@ class PrefillWorker:
             config.block_size, self._prepared.layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
         )
         return PrefixFetcher(loop, self._peers, self._service.rate, options)
+
+    def _hear(self, gpu: str, slow_down: float) -> None:
+        if self._loop is not None and gpu == self._gpu:
+            self._loop.hear(slow_down)
 
     def report(self) -> None:
         self._service.report()

@@ -146,12 +146,16 @@ class ReadResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
-    __slots__ = ("transfer_id", "complete")
+    __slots__ = ("transfer_id", "complete", "gpu", "slow_down")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
     complete: bool
-    def __init__(self, transfer_id: _Optional[bytes] = ..., complete: bool = ...) -> None: ...
+    gpu: str
+    slow_down: float
+    def __init__(self, transfer_id: _Optional[bytes] = ..., complete: bool = ..., gpu: _Optional[str] = ..., slow_down: _Optional[float] = ...) -> None: ...
 
 class CloseResponse(_message.Message):
     __slots__ = ("valid",)

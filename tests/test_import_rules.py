@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
     "client": {"protos"},
-    "cli": {"client", "service", "engine"},
+    "cli": {"client", "service", "engine", "kernels"},  # kernels only where they are measured
     "router": {"protos", "service"},
     "prefill_worker": {"worker", "protos", "service", "engine", "kvtransfer"},
     "decode_worker": {"worker", "protos", "service", "engine", "kvtransfer"},

@@ -8,7 +8,7 @@ that its pages can be freed.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -88,8 +88,9 @@ class Arrival(NamedTuple):
 class TransferReader:
     """Pulls into the pool that `peers` was made for."""
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+    def __init__(self, peers: Peers, gpu: str = "", slow_down: Callable[[], float] = lambda: 0.0) -> None:
+        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources are told of both."""
+        self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -207,7 +208,9 @@ class TransferReader:
 
     async def _confirm(self, peer: Peer, transfer_id: bytes) -> bool:
         """Everything was read; was it pinned throughout? The answer also unpins it."""
-        request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=True)
+        request = kv_transfer_pb2.CloseRequest(
+            transfer_id=transfer_id, complete=True, gpu=self._gpu, slow_down=self._slow_down()
+        )
         return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:

@@ -48,6 +48,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     """Serves KvTransferService over the pool in `storage`.
 
     `on_ended` is told the request whose pages nobody will read any more; a worker that announces none needs none.
+    `on_slow_down` is told on which GPU a reader decodes, and how many times as long its steps take as at their best.
     Lives on the event loop.
     """
 
@@ -58,12 +59,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         storage: Storage,
         on_ended: Callable[[int], None] | None = None,
         groups: GroupHost | None = None,
+        on_slow_down: Callable[[str, float], None] = lambda gpu, slow_down: None,
     ) -> None:
         self._table = table
         self._description = description
         shape = description.shape
         self._parts = [part.view(shape.num_blocks, -1) for part in parts_of(storage, shape)]
         self._on_ended = on_ended
+        self._on_slow_down = on_slow_down
         self._groups = groups
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that somebody has open
         self._cache: WatchedCache | None = None
@@ -257,6 +260,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.CloseRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.CloseRequest, kv_transfer_pb2.CloseResponse]",
     ) -> kv_transfer_pb2.CloseResponse:
+        if request.gpu and request.slow_down:
+            self._on_slow_down(request.gpu, request.slow_down)
         verdict = self._table.close(request.transfer_id, request.complete, time.monotonic())
         overwritten = isinstance(verdict.owner, Watch) and verdict.owner.broken
         if verdict.owner is not None:

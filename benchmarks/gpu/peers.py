@@ -37,7 +37,8 @@ def theirs(folder: Path, work: Work, setting: Setting) -> tuple[float, str]:
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.bfloat16, attn_implementation=attention
-            ).to(setting.device)
+            )
+            model.to(setting.device)
             _generate(model, work.prompts[:2], plain, setting)
             took_s, tokens = _generate(model, work.prompts, plain, setting)
         except (ImportError, AttributeError, RuntimeError, ValueError, TypeError) as error:

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if row.name in wanted:
             found = measured(row, setting)
             failed += found["status"] == "failed"
-            report = {**found, "machine": machine, "command": "benchmarks/gpu.sh"}
+            report = {**found, "machine": machine, "command": "benchmarks/gpu.sh", "dry_run": setting.dry}
             (options.out / f"{row.name}.json").write_text(json.dumps(report, indent=1) + "\n")
             if setting.device.type == "cuda":
                 torch.cuda.empty_cache()

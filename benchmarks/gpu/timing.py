@@ -43,7 +43,8 @@ def seconds(call: Callable[[], object], setting: Setting) -> float:
         call()
     marks[-1].record()
     torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(then) for first, then in pairwise(marks)) / 1e3
+    between_ms: list[float] = [first.elapsed_time(then) for first, then in pairwise(marks)]
+    return statistics.median(between_ms) / 1e3
 
 
 def _on_host(call: Callable[[], object]) -> float:

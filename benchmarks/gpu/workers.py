@@ -4,6 +4,7 @@ The workers want all packages of the project (but no Redis); where those are mis
 """
 
 import asyncio
+import importlib
 import os
 import secrets
 import statistics
@@ -30,8 +31,8 @@ STOP_S = 30
 
 def require_packages() -> None:
     try:
-        import decode_worker.worker
-        import prefill_worker.worker  # noqa: F401
+        for role in ("prefill", "decode"):
+            importlib.import_module(f"{role}_worker.worker")
     except ImportError as error:
         raise AbsentError(f"the workers cannot be started here: {error}") from error
 
@@ -43,7 +44,7 @@ def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Ite
 
     port = free_port()
     command = [sys.executable, "-P", "-m", f"{role}_worker", "--worker-id", f"{role}-{port}", "--port", str(port)]
-    command += ["--model", str(model), "--device", str(setting.device), "--dtype", "bfloat16"]
+    command += ["--model", str(model), "--device", str(setting.device)]
     command += ["--block-size", str(BLOCK_TOKENS), "--kv-memory", setting.size("8GiB", "16MiB")]
     command += ["--log-level", "warning", "--chunk-tokens", setting.size("2048", "64"), *flags]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
@@ -56,6 +57,8 @@ def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class Answered:
+    prompt: list[int]
+    token_ids: list[int]
     first_s: float  # from sending the prompt to its first token
     times: list[float]  # of the tokens after it, on the monotonic clock
     landed: Any  # what was copied; None where nothing was
@@ -80,12 +83,19 @@ class Workers:
         if self._prefill is not None:
             await self._prefill.send(prefill=session_pb2.Prefill(**common))
         first = await (self._prefill or self._decode).hear("first_step", attempt_id)
+        token_ids, landed = list(first.event.outputs[0].token_ids), None
+        times: list[float] = []
         if not pulled and self._prefill is not None:
             await self._prefill.send(cancel=session_pb2.Cancel(attempt_id=attempt_id))
-            return Answered(first.at - sent, [], None)
-        landed = None if self._prefill is None else (await self._decode.hear("landed", attempt_id)).event
-        times = [(await self._decode.hear("output", attempt_id)).at for _ in range(answer_tokens - 1)]
-        return Answered(first.at - sent, times, landed)
+            return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
+        if self._prefill is not None:
+            landed = (await self._decode.hear("landed", attempt_id)).event
+        while len(token_ids) < answer_tokens:
+            heard = await self._decode.hear("output", attempt_id)
+            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode repeats the first
+            token_ids += fresh
+            times += [heard.at] * len(fresh)
+        return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
 
     def _command(self, tokens: int, answer_tokens: int) -> dict[str, Any]:
         from protos import sampling_pb2
@@ -95,13 +105,17 @@ class Workers:
             "attempt_id": next(self._attempts),
             "transfer_id": secrets.token_bytes(16),
             "token_ids": [3 + secrets.randbelow(vocab - 3) for _ in range(tokens)],
-            "sampling": sampling_pb2.Sampling(max_tokens=answer_tokens, n=1, top_p=1.0, ignore_eos=True),
+            "sampling": sampling_pb2.Sampling(max_tokens=answer_tokens, n=1, top_p=1.0),
             "time_left_ms": TIME_LEFT_MS,
         }
 
 
 def with_workers(
-    setting: Setting, roles: tuple[str, ...], measure: Callable[[Workers], Awaitable[Any]], model: Path
+    setting: Setting,
+    roles: tuple[str, ...],
+    measure: Callable[[Workers], Awaitable[Any]],
+    model: Path,
+    dtype: str = "bfloat16",
 ) -> Any:
     """What `measure` returns of workers that are started for it. The first role is decode."""
 
@@ -112,11 +126,9 @@ def with_workers(
             joined = [await sessions.enter_async_context(WorkerSession(endpoint)) for endpoint in endpoints]
             return await measure(Workers(joined[0], joined[1] if len(joined) > 1 else None))
 
-    transport = setting.size("cuda_ipc", "auto")
+    flags = ("--dtype", dtype, "--transport", setting.size("cuda_ipc", "auto"))
     with ExitStack() as undo:
-        endpoints = [
-            undo.enter_context(running_worker(role, model, setting, "--transport", transport)) for role in roles
-        ]
+        endpoints = [undo.enter_context(running_worker(role, model, setting, *flags)) for role in roles]
         return asyncio.run(run(endpoints))
 
 

@@ -22,7 +22,6 @@ from kernels.kv_pages import KvPages
 from kernels.native.library import native_library
 from kernels.packed_linear import packed_linear
 from kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
-from kernels.rotate_and_store import HeadNorms
 
 logger = logging.getLogger(__name__)
 

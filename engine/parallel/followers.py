@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from engine.model_config import ModelError
 from engine.parallel import wire
 from engine.parallel.collectives import TIMEOUT, RankLost
@@ -191,6 +193,8 @@ def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | N
 
 
 def threads_of(shard: Shard, cores: tuple[int, ...] | None) -> int:
-    """Of this rank's arithmetic on a CPU: one for each of its cores, or its share of all where none were named."""
+    """Of this rank's arithmetic on a CPU: one for each of its cores; else its share of all, and no more than it has."""
     own = cores_of(shard, cores)
-    return max(1, len(os.sched_getaffinity(0)) // shard.degree) if own is None else len(own)
+    if own is not None:
+        return len(own)
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // shard.degree))

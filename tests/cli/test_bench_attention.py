@@ -18,12 +18,13 @@ def test_both_sides_compute_the_same(
     monkeypatch: pytest.MonkeyPatch, kv_dtype: str, batch: int, context: int, tokens: int
 ) -> None:
     monkeypatch.setattr("cli.bench.attention_work.COLD_BYTES", 0)
+    torch.manual_seed(0)
     rounds = Case(SHAPE, kv_dtype, batch, context, tokens).make()
     ours, torchs = rounds.ours()(), rounds.torchs()()
     assert isinstance(ours, list) and isinstance(torchs, list)
     found = torch.stack(ours).float().view(-1, batch, tokens, 6, 32)
     expected = torch.stack(torchs).float().transpose(2, 3)
-    bound = {"float32": 1e-4, "bfloat16": 0.03}.get(kv_dtype, 0.2)
+    bound = {"float32": 1e-4, "bfloat16": 0.03, "fp8_e5m2": 0.5}.get(kv_dtype, 0.2)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=bound)
 
 

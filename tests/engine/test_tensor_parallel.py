@@ -23,7 +23,7 @@ from engine.offline.llm import LLM
 from engine.pages import BlockPool
 from engine.parallel.collectives import RankLost
 from engine.parallel.followers import RankOptions
-from engine.plan import BlockCopy, BlockSwap, Plan
+from engine.plan import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Sample
 from engine.prepare import ModelOptions, prepare_model
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
@@ -112,6 +112,7 @@ def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(tmp_path: Pat
     with loaded(folder, ranks=2) as (runner, parts):
         assert answer(runner, MIXED, blocks=TIGHT) == expected
         check_moves(runner, parts)
+        check_poison(runner, parts)
 
 
 def check_moves(runner: Runner, parts: torch.Tensor) -> None:
@@ -125,6 +126,18 @@ def check_moves(runner: Runner, parts: torch.Tensor) -> None:
     runner.run(Plan((), swaps_in=(BlockSwap(2, 0), BlockSwap(8, 7))))
     assert torch.equal(parts[:, [2, 8]], before[:, [3, 2]])
     assert not parts[:, 3].any()
+
+
+def check_poison(runner: Runner, parts: torch.Tensor) -> None:
+    """KV of the second rank that is not finite ends the chunks that read it, and no others."""
+    prompt, samples = random_prompt(BLOCK_TOKENS), (Sample(0, SAMPLED),)
+    blocks = ((1,), (2, 3))
+    runner.run(Plan(tuple(Chunk(number, prompt, 0, table[:1]) for number, table in enumerate(blocks))))
+    parts[1, 1] = 0xFF
+    clean = Chunk(1, [5], BLOCK_TOKENS, blocks[1], samples)
+    spoilt, sound = runner.run(Plan((Chunk(0, [5], BLOCK_TOKENS - 1, blocks[0], samples), clean)))
+    assert isinstance(spoilt, NonFinite)
+    assert isinstance(sound, Computed)
 
 
 def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(tmp_path: Path) -> None:

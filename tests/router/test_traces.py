@@ -23,9 +23,17 @@ async def spans_of(stack: Stack, count: int = 1) -> dict[str, FinishedSpan]:
 
 
 async def test_a_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=5))
     call = stack.stub.Generate(request, timeout=10, metadata=(("traceparent", PARENT),))
-    responses = [response async for response in call]
+    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    stack.pair.first_step(attempt_id, encode("h"))
+    incoming = aiter(call)
+    responses = [await anext(incoming)]
+    stack.pair.landed(attempt_id)
+    stack.pair.step(attempt_id, 0, encode("hello"), end=session_pb2.END_REASON_LENGTH)
+    responses += [response async for response in incoming]
     spans = await spans_of(stack)
     root = spans["generate tiny"]
     assert set(spans) == {

@@ -1,0 +1,72 @@
+"""Paged attention on the device against dense attention in float64, at sizes of real models."""
+
+import pytest
+import torch
+
+from kernels.kv_pages import QUANTISED, KvLayer
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.scoring import Scoring
+from tests.gpu.device import CUDA, needs_gpu
+from tests.kernels.triton.paged_pool import PagedPool, dense_attention
+
+pytestmark = needs_gpu
+HEADS, KV_HEADS = 8, 2
+SCORINGS = [Scoring(0.09), Scoring(0.09, window=100), Scoring(0.09, softcap=5.0)]
+FORMATS = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
+FORMATS += [(stored, torch.bfloat16) for stored in QUANTISED]
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02}
+
+
+def on_device(pool: PagedPool) -> KvLayer:
+    scales = pool.layer.scales
+    return KvLayer(pool.layer.data.to(CUDA), None if scales is None else scales.to(CUDA))
+
+
+@pytest.mark.parametrize("scoring", SCORINGS, ids=["plain", "window", "softcap"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize(("stored", "computed"), FORMATS)
+def test_decode(stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring) -> None:
+    torch.manual_seed(0)
+    pool, lengths = PagedPool(stored, KV_HEADS, 32, head_dim), [1, 32, 33, 600]
+    held = [pool.store(length) for length in lengths]
+    query = torch.randn(len(lengths) + 1, HEADS, head_dim).to(computed)
+    starts = torch.tensor([0, *(len(blocks) for blocks, _, _ in held), 0]).cumsum(0).to(CUDA)
+    ids = torch.tensor([block for blocks, _, _ in held for block in blocks]).to(CUDA)
+    contexts = torch.tensor([*lengths, 0]).to(CUDA)  # the last row is padding
+    attended = paged_decode(query.to(CUDA), on_device(pool), ids, starts, contexts, scoring).cpu()
+    for row, (length, (_, key, value)) in enumerate(zip(lengths, held, strict=True)):
+        expected = dense_attention(query[row : row + 1], key, value, length - 1, scoring)
+        torch.testing.assert_close(attended[row : row + 1].double(), expected, atol=TOLERANCE[computed], rtol=0.02)
+    assert not attended[-1].any()
+
+
+@pytest.mark.parametrize("scoring", SCORINGS, ids=["plain", "window", "softcap"])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 300), (77, 129), (500, 1)])
+@pytest.mark.parametrize(("stored", "computed"), FORMATS)
+def test_prefill(stored: torch.dtype, computed: torch.dtype, start: int, tokens: int, scoring: Scoring) -> None:
+    torch.manual_seed(0)
+    pool = PagedPool(stored, KV_HEADS, 32, 128)
+    blocks, key, value = pool.store(start + tokens)
+    query = torch.randn(tokens, HEADS, 128).to(computed)
+    block_ids = torch.tensor(blocks).to(CUDA)
+    attended = paged_prefill(query.to(CUDA), on_device(pool), block_ids, start, scoring).cpu()
+    expected = dense_attention(query, key, value, start, scoring)
+    torch.testing.assert_close(attended.double(), expected, atol=TOLERANCE[computed], rtol=0.02)
+
+
+def test_offsets_into_a_pool_past_2_31_numbers() -> None:
+    blocks, head_dim, tokens = 70_000, 128, 40
+    data = torch.full((blocks, 2, 2, 8, 32, head_dim), torch.nan, dtype=torch.bfloat16, device=CUDA)
+    layer = KvLayer(data[:, 1], None)
+    key, value = torch.randn(2, tokens, 8, head_dim).bfloat16()
+    ids = [blocks - 1, blocks - 2]
+    for position in range(tokens):
+        layer.data[ids[position // 32], 0, :, position % 32] = key[position].to(CUDA)
+        layer.data[ids[position // 32], 1, :, position % 32] = value[position].to(CUDA)
+    query = torch.randn(1, 8, head_dim).bfloat16()
+    starts, contexts = torch.tensor([0, 2], device=CUDA), torch.tensor([tokens], device=CUDA)
+    scoring = Scoring(head_dim**-0.5)
+    attended = paged_decode(query.to(CUDA), layer, torch.tensor(ids, device=CUDA), starts, contexts, scoring)
+    expected = dense_attention(query, key.double(), value.double(), tokens - 1, scoring)
+    torch.testing.assert_close(attended.cpu().double(), expected, atol=0.02, rtol=0.02)

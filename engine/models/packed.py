@@ -18,6 +18,7 @@ from engine.quantization.int4 import Int4Linear
 from engine.quantization.int8 import Int8Linear, quantise_int8
 from engine.rope import Rotation
 from kernels.decoder_layers import DecoderLayers, PackedDecoder, PackedLayer, runs_natively
+from kernels.huge_pages import move_to_huge_pages
 from kernels.kv_pages import KvPages
 from kernels.native.library import native_library
 from kernels.packed_linear import packed_linear
@@ -103,6 +104,10 @@ def with_native_layers(
     model = replace(model, head=head, embedding=embedding)
     if len(whole) < len(layers):
         return model
+    read_by_each_step = [weight for layer in whole for weight in _projections(layer)]
+    if isinstance(head, PackedLinear):
+        read_by_each_step.append(head.weight)
+    move_to_huge_pages([weight.data for weight in read_by_each_step])
     decoder = PackedDecoder(whole, model.config.num_heads, model.config.rms_norm_eps)
     rows = None if choice is None else onednn_from_rows(choice, _projections(whole[0]), len(whole), model.dtype)
     if rows is None:

@@ -31,7 +31,7 @@ def move_to_huge_pages(tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         own = memory[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         own.copy_(tensor)
-        tensor.set_(own)
+        tensor.set_(own.untyped_storage(), own.storage_offset(), own.shape, own.stride())
         place += _aligned(tensor.nbytes)
 
 

@@ -8,9 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, MutableMapping
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Literal, Protocol, cast
 
 import torch
@@ -68,7 +70,7 @@ class MessageGroup(Protocol):
         """Waits for the work put into `stream`. Raises: LinkBroken."""
 
     def close(self) -> None:
-        """Any thread. A wait of our own goes on until its bound or until the other end has dropped the group."""
+        """Any thread. Whoever waits is told at once that the group was dropped."""
 
 
 class ProcessGroup:
@@ -80,13 +82,17 @@ class ProcessGroup:
         self._store = store  # torch calls it for as long as the group lives
         self._peer = SOURCE + READER - rank
         self._lock = threading.Lock()
-        self._closed = self._waiting = False
+        self._closed = False
+        self._awaited: Future[None] | None = None
+        self._waits: SimpleQueue[tuple[Work, Future[None]] | None] = SimpleQueue()
         self._works: dict[int, Work] = {}  # those not waited for yet: they keep the group's sockets open
         self._side_stream = torch.cuda.Stream(options.device) if options.device.type == "cuda" else None
         try:
             self._group: Backend | None = _OPEN[options.backend](store, rank, options)
         except (RuntimeError, ImportError, ValueError) as error:
             raise LinkBroken(f"{options.backend} on {options.interface}: {error}") from error
+        if options.backend == "gloo":
+            threading.Thread(target=_wait_in_turn, args=(self._waits, options), name="kv-wait", daemon=True).start()
 
     def send(self, message: torch.Tensor, sequence: int) -> Pending:
         return self._start(sequence, lambda group: group.send([message], self._peer, sequence))
@@ -105,8 +111,9 @@ class ProcessGroup:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._waiting and self._options.backend == "gloo":
-                return  # a wait whose group is dropped would not hear of the other end; whoever waits drops it
+            if self._awaited is not None:
+                self._awaited.cancel()
+        self._waits.put(None)
         self._drop()
 
     def _drop(self) -> None:
@@ -130,19 +137,22 @@ class ProcessGroup:
             work = self._works.pop(sequence, None)
             if work is None or self._closed:
                 raise LinkBroken("the group was dropped")
-            self._waiting = True
+            awaited: Future[None] = Future()
+            self._awaited = awaited
         try:
             if self._options.backend == "nccl":
                 self._poll(work.is_completed)  # its wait() only orders streams
-            work.wait(timedelta(seconds=self._options.timeout_s))
+                work.wait(timedelta(seconds=self._options.timeout_s))
+            else:
+                self._waits.put((work, awaited))
+                awaited.result()
+        except CancelledError as error:
+            raise LinkBroken("the group was dropped") from error
         except RuntimeError as error:
             raise LinkBroken(str(error)) from error
         finally:
+            self._awaited = None
             del work  # a traceback would keep it
-            with self._lock:
-                self._waiting, closed = False, self._closed
-            if closed:
-                self._drop()
 
     def _poll(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._options.timeout_s
@@ -150,6 +160,26 @@ class ProcessGroup:
             if self._closed or time.monotonic() > deadline:
                 raise LinkBroken(f"no message within {self._options.timeout_s:g} s, or the group was dropped")
             time.sleep(POLL_S)
+
+
+def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
+    """Waits on a thread of its own, since gloo may say nothing of a peer that died just as a receive was posted.
+
+    So whoever hears of that elsewhere can give the wait up. The message's memory is kept until the bound has passed.
+    """
+    while (entry := waits.get()) is not None:
+        work, awaited = entry
+        error: RuntimeError | None = None
+        try:
+            work.wait(timedelta(seconds=options.timeout_s))
+        except RuntimeError as failure:
+            error = failure.with_traceback(None)
+        if awaited.set_running_or_notify_cancel():
+            if error is None:
+                awaited.set_result(None)
+            else:
+                awaited.set_exception(error)
+        del entry, work, awaited  # they keep the group's sockets open
 
 
 def prepare_environment(interface: str, timeout_s: float, environment: MutableMapping[str, str] = os.environ) -> None:

@@ -72,16 +72,16 @@ def test_dropping_one_end_wakes_the_other() -> None:
         groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 1)
 
 
-def test_a_group_closed_while_it_waits_still_hears_that_the_other_end_has_gone() -> None:
-    """The news of a dead peer may come by another way first, and must not hide the connection that breaks."""
+def test_a_wait_of_a_group_that_is_closed_ends_at_once_though_the_other_end_is_silent() -> None:
+    """The news of a dead peer may come by another way, and gloo may never hear of it."""
     groups = meet_both()
     pending = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
     threading.Timer(0.05, groups[READER].close).start()
-    threading.Timer(0.15, groups[SOURCE].close).start()
     started = time.monotonic()
-    with pytest.raises(LinkBroken, match="closed"):
+    with pytest.raises(LinkBroken, match="dropped"):
         pending.wait()
     assert time.monotonic() - started < GLOO.timeout_s / 2
+    groups[SOURCE].close()
 
 
 def test_nccl_is_told_not_to_end_the_process() -> None:

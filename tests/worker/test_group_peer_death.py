@@ -19,10 +19,7 @@ from tests.fixtures.sockets import tcp_sockets
 from worker.peers import PeerFailed, Peers
 
 PAIRS = [BlockPair(block, block, BLOCKS - 1 - block) for block in range(BLOCKS)]
-TIMEOUT_S = 5.0  # of one wait
-# Mostly at once, when the connection breaks. Seen once in about ten: gloo, whose receive was posted just as it broke,
-# says nothing, and the wait ends at its bound.
-NOTICED_S = TIMEOUT_S + 3.0
+NOTICED_S = 3.0  # at once, on a machine that may be busy
 
 
 class Source:
@@ -67,7 +64,7 @@ async def test_a_source_killed_in_mid_transfer_is_named_and_the_next_one_is_pair
 ) -> None:
     dying, living = sources
     expected = pool_bytes().view(BLOCKS, BLOCK_BYTES).flip(0)
-    async with reading(timeout_s=TIMEOUT_S) as (peers, pool):
+    async with reading(timeout_s=10.0) as (peers, pool):
         before = len(tcp_sockets(os.getpid()))
         peer = await peers.borrow(dying.endpoint)
         started = time.monotonic()

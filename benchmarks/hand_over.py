@@ -21,6 +21,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -97,7 +98,8 @@ def stages_of(prefill_marks: Marks, decode_marks: Marks, since: float) -> tuple[
 async def measure_time_between_tokens(pair: Pair, prompt_tokens: int, tokens: int) -> tuple[Between, Between, Between]:
     """One answer three times: beside nothing, beside prompts that nobody pulls, and beside such as are pulled."""
     found = []
-    for work in (None, pair.compute, pair.pull_only):
+    for name, work in (("nothing", None), ("prompts", pair.compute), ("prompts that are pulled", pair.pull_only)):
+        note(f"time between tokens beside {name}")
         ready = asyncio.Event()
         answer = asyncio.create_task(pair.long_answer(tokens, ready))
         await ready.wait()
@@ -108,6 +110,10 @@ async def measure_time_between_tokens(pair: Pair, prompt_tokens: int, tokens: in
         found.append(Between(*(float(ms) for ms in np.percentile(gaps_ms, (50, 99, 100)))))
     quiet, computing, pulling = found
     return quiet, computing, pulling
+
+
+def note(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
 
 
 def memcpy_gb_per_s(nbytes: int) -> float:
@@ -133,6 +139,7 @@ async def measure(pair: Pair, prompt_tokens: int, kv_cache_dtype: str, rounds: i
         alone.append(alone_s)
         ratios.append(pulled_s / alone_s)
         copied.append(landed.bytes / 1e6 / landed.copy_ms)
+        note(f"round {len(stages)} of {rounds}: {found.total:.2f} ms, TTFT {ratios[-1]:.4f} of that without a pull")
     middle = [statistics.median(getattr(one, name) for one in stages) for name in Stages.__slots__]
     between = await measure_time_between_tokens(pair, prompt_tokens, answer_tokens)
     return Result(

@@ -67,10 +67,15 @@ class Landing:
 
 
 class PrefillScheduler:
-    """Fills steps of at most `chunk_tokens` tokens with the oldest prompts."""
+    """Fills steps of at most `chunk_tokens` tokens with the oldest prompts.
 
-    def __init__(self, pool: BlockPool, block_tokens: int, chunk_tokens: int) -> None:
+    The last step of a prompt that takes several computes at most `tail_tokens` of it, where that is not 0: what was
+    computed before is carried away meanwhile, and little is left to wait for.
+    """
+
+    def __init__(self, pool: BlockPool, block_tokens: int, chunk_tokens: int, tail_tokens: int = 0) -> None:
         self.pool = pool
+        self._tail_tokens = tail_tokens
         self._block_tokens = block_tokens
         self.chunk_tokens = chunk_tokens  # may be changed between two plans
         self._waiting: dict[int, Request] = {}
@@ -95,7 +100,7 @@ class PrefillScheduler:
         budget_tokens = self.chunk_tokens
         chunks: list[Chunk] = []
         for prompt in self._in_turn():
-            chunk = next_chunk(prompt, budget_tokens)
+            chunk = next_chunk(prompt, self._without_tail(prompt, budget_tokens))
             chunks.append(chunk)
             budget_tokens -= len(chunk.token_ids)
             if budget_tokens == 0:
@@ -213,6 +218,14 @@ class PrefillScheduler:
         del self._waiting[request.request_id]
         self._computing[request.request_id] = prompt
         return prompt
+
+    def _without_tail(self, prompt: Prompt, budget_tokens: int) -> int:
+        """How much of the budget to spend on a prompt, in whole blocks where its tail is left for a step of its own."""
+        end = len(prompt.request.token_ids)
+        began, start = prompt.computed_tokens > prompt.cached_tokens, prompt.computed_tokens
+        if not began or not 0 < self._tail_tokens < end - start <= budget_tokens:
+            return budget_tokens
+        return blocks_for(end - self._tail_tokens, self._block_tokens) * self._block_tokens - start
 
     def _cacheable(self, request: Request) -> tuple[bytes, ...]:
         """Blocks that need no computing if they are here; none where the logits of all prompt tokens are asked for."""

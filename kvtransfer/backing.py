@@ -7,9 +7,11 @@ import logging
 import mmap
 import os
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-MADV_POPULATE_WRITE = 23  # linux/mman.h, kernel 5.14; Python has no name for it
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, kernel 5.14; Python has no names for them
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +22,18 @@ def back(storage: torch.Tensor) -> None:
     Before anything is served: meanwhile whoever maps or unmaps memory waits. Where the kernel refuses, pages come as
     they are used.
     """
-    first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (storage.data_ptr() + storage.numel() - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
+
+
+def map_in(memory: npt.NDArray[np.uint8]) -> None:
+    """Of memory that someone else has backed, enters what is mapped here before it is read. 0.1 s per GiB."""
+    _populate(memory.ctypes.data, memory.size, MADV_POPULATE_READ)
+
+
+def _populate(address: int, nbytes: int, advice: int) -> None:
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if length > 0 and madvise(first, length, MADV_POPULATE_WRITE) != 0:
+    if length > 0 and madvise(first, length, advice) != 0:
         logger.info("memory of the pool comes as it is used: madvise: %s", os.strerror(ctypes.get_errno()))

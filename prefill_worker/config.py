@@ -10,6 +10,11 @@ class PrefillConfig(WorkerConfig):
     """Computes prompts and keeps their KV until a decode worker has taken it."""
 
     chunk_tokens: int = Field(512, ge=1, description="most prompt tokens computed in one step")
+    tail_tokens: int = Field(
+        128,
+        ge=0,
+        description="on a CPU, most tokens of a prompt's last step of several: an answer waits for their KV; 0: any",
+    )
     lease_s: float = Field(5.0, gt=0, description="how long KV that nobody reads stays pinned")
     park_s: float = Field(10.0, gt=0, description="how long a reader may wait for a prompt that is not here yet")
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")

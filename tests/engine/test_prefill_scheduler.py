@@ -64,6 +64,26 @@ def test_a_long_prompt_is_computed_in_chunks(scheduler):
     assert seen == [(1, 0, 8), (1, 8, 16), (1, 16, 18)]
 
 
+def test_the_last_step_of_a_long_prompt_is_short_and_begins_with_a_block():
+    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
+    scheduler.add(prompt(1, 22))
+    scheduler.add(private_prompt(2, 6))
+    seen = []
+    while scheduler.has_work:
+        seen.append(spans(scheduler.plan()))
+        step(scheduler)
+    assert seen == [[(1, 0, 8)], [(1, 8, 16)], [(1, 16, 20), (2, 0, 4)], [(1, 20, 22), (2, 4, 6)]]
+    scheduler.release(1)
+    scheduler.release(2)
+    scheduler.pool.check_conservation()
+
+
+def test_a_prompt_of_one_step_has_no_step_for_its_tail():
+    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
+    scheduler.add(prompt(1, 8))
+    assert spans(scheduler.plan()) == [(1, 0, 8)]
+
+
 def test_a_chunk_carries_its_tokens_and_blocks(scheduler):
     scheduler.add(prompt(1, 10))
     step(scheduler)

@@ -14,10 +14,12 @@ BLOCK, TOTAL, CHUNK = 2, 6, 5
 
 
 class PrefillLives(RuleBasedStateMachine):
+    tail_tokens = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
-        self.scheduler = PrefillScheduler(self.pool, BLOCK, CHUNK)
+        self.scheduler = PrefillScheduler(self.pool, BLOCK, CHUNK, self.tail_tokens)
         self.unfinished: dict[int, PrefillRequest] = {}
         self.readable: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
@@ -139,5 +141,12 @@ class PrefillLives(RuleBasedStateMachine):
             assert scheduler.pending_tokens == 0
 
 
+class PrefillLivesWithTails(PrefillLives):
+    tail_tokens = 3
+
+
 TestPrefillLives = PrefillLives.TestCase
-TestPrefillLives.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestPrefillLivesWithTails = PrefillLivesWithTails.TestCase
+TestPrefillLivesWithTails.settings = TestPrefillLives.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None
+)

@@ -1,13 +1,15 @@
 """Memory behind a pool before its first use."""
 
 import mmap
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvtransfer.backing import back
+from kvtransfer.backing import back, map_in
 from kvtransfer.memory import SharedPool
+from kvtransfer.peer import open_peer
 
 NBYTES = 8 << 20
 
@@ -24,6 +26,22 @@ def test_all_of_a_pool_is_there_before_its_first_use_and_keeps_its_contents() ->
         back(pool.tensor)
         assert resident_shared_bytes() - before >= NBYTES
         assert int(pool.tensor.sum(dtype=torch.int64)) == 7
+    finally:
+        pool.close()
+
+
+def test_what_another_process_backed_is_mapped_in_before_it_is_read() -> None:
+    pool = SharedPool.create(NBYTES)
+    try:
+        back(pool.tensor)
+        peer = open_peer(pool.handle)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        map_in(peer.array)
+        in_advance = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        assert int(peer.array.sum(dtype="int64")) == 0
+        reading = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - in_advance
+        assert reading < NBYTES // mmap.PAGESIZE // 64, (before, in_advance, reading)
+        peer.close()
     finally:
         pool.close()
 

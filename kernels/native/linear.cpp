@@ -10,7 +10,7 @@
 #include "arguments.h"
 #include "inputs.h"
 #include "layer.h"
-#include "multiply.h"
+#include "stream.h"
 
 namespace baton {
 namespace {
@@ -40,6 +40,7 @@ class Product {
           strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated ? 2 : 1)) {}
 
     void run() {
+        if (STREAMS && rows_ <= MOST_STREAMED_ROWS) return stream_all();
         const int64_t blocks = (tiles_.count + BLOCK_TILES - 1) / BLOCK_TILES, strip_bytes = steps_ * STRIP * 4;
         const int64_t most = tiles_.count > 1 ? BLOCK_STRIPS : STREAM_BYTES / strip_bytes;
         const int64_t even = threads_ == 1 ? most : strips_ * blocks / (4 * threads_);
@@ -60,6 +61,27 @@ class Product {
     };
     static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
     static constexpr bool UNFOLDS = Format::PARTS > 1;
+    static constexpr bool STREAMS = !Format::IS_GROUPED;
+
+    void stream_all() {
+        const int64_t kinds = is_gated_ ? 2 : 1, width = streams_at_once(strips_, MOST_STREAMS / kinds, threads_);
+        share((strips_ + width - 1) / width, threads_, [&](int64_t task) {
+            if constexpr (STREAMS) stream_some(task * width, std::min(strips_, (task + 1) * width));
+        });
+    }
+
+    // Some strips, and where gates are made, before them those that gate them.
+    void stream_some(int64_t first, int64_t end) const {
+        Pair sums[MOST_STREAMS * MOST_STREAMED_ROWS];
+        const void* columns[MOST_STREAMS];
+        int64_t streams = 0;
+        for (int64_t strip = first; strip < end; ++strip) columns[streams++] = numbers(strip, 0);
+        for (int64_t strip = first; is_gated_ && strip < end; ++strip) columns[streams++] = numbers(strips_ + strip, 0);
+        STREAM<Format, PANEL>[rows_ - 1][streams - 1](inputs_.tile(0), columns, steps_, sums);
+        const Pair* made = is_gated_ ? sums + (end - first) * rows_ : sums;
+        for (int64_t n = 0; n < end - first; ++n)
+            finish(0, is_gated_ ? strips_ + first + n : first + n, made + n * rows_, sums + n * rows_);
+    }
 
     // Some tiles of some strips, and where gates are made of the strips that these gate.
     void compute(int64_t first_tile, int64_t end_tile, int64_t first_strip, int64_t end_strip) const {

@@ -16,13 +16,15 @@ RUN python deploy/requirements.py pyproject.toml > /tmp/requirements.txt \
 FROM base AS router
 COPY protos protos
 COPY service service
+COPY structured structured
 COPY client client
 COPY cli cli
 COPY router router
+COPY gateway gateway
 USER baton
-EXPOSE 50051
+EXPOSE 50051 8000
 ENTRYPOINT ["python", "-m"]
-CMD ["router"]
+CMD ["gateway"]
 
 FROM base AS worker
 ARG TORCH=cuda
@@ -39,6 +41,7 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/triton
 COPY protos protos
 COPY service service
+COPY structured structured
 COPY client client
 COPY cli cli
 COPY kernels kernels
@@ -52,6 +55,7 @@ COPY engine engine
 COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker
 COPY decode_worker decode_worker
+COPY elastic_worker elastic_worker
 COPY worker worker
 USER baton
 EXPOSE 50061

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,24 +49,27 @@ class Compiled:
     registers: int
     spilled_bytes: int
     shared_bytes: int
+    seconds: float  # to compile it, on one core
 
     def __str__(self) -> str:
         return (
             f"sm_{self.arch} {self.case:40} {self.kernel:20} {self.registers:4} registers "
-            f"{self.spilled_bytes:6} B spilled {self.shared_bytes:7} B shared"
+            f"{self.spilled_bytes:6} B spilled {self.shared_bytes:7} B shared {self.seconds:5.1f} s"
         )
 
 
 def compiled(case: Case, arch: int) -> Iterator[Compiled]:
     """Every kernel that the case starts, to cubin."""
     for call in case.calls(Device(arch, MULTIPROCESSORS[arch])):
+        started = time.perf_counter()
         binary = triton.compile(
             _source(call),
             target=GPUTarget("cuda", arch, 32),
             options={"num_warps": call.warps, "num_stages": call.stages},
         )
+        took_s = time.perf_counter() - started
         registers, spilled = _resources(binary.asm["ptx"], arch)
-        yield Compiled(case.name, binary.metadata.name, arch, registers, spilled, binary.metadata.shared)
+        yield Compiled(case.name, binary.metadata.name, arch, registers, spilled, binary.metadata.shared, took_s)
 
 
 def _source(call: KernelCall) -> ASTSource:
@@ -121,10 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in compiled(case, arch):
                 print(row, flush=True)
                 rows.append(row)
+    print(f"{len(rows)} kernels, {sum(row.seconds for row in rows):.0f} s of compiling", flush=True)
     if options.json:
-        options.json.write_text(
-            json.dumps({"triton": triton.__version__, "rows": [asdict(row) for row in rows]}, indent=1)
-        )
+        found = {"triton": triton.__version__, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
     bad = [row for row in rows if row.spilled_bytes and row.kernel in NEVER_SPILLS]
     for row in bad:
         print(f"spills: {row}", file=sys.stderr)

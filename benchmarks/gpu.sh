@@ -3,8 +3,8 @@
 #
 #   benchmarks/gpu.sh [--rows decode_attention,step_llama8b] [--no-tests] [--out FOLDER] [--dry-run]
 #
-# Needs torch, triton, transformers, grpcio and safetensors; PYTHON names another interpreter than the project's own.
-# Rows that start worker processes need the rest of the project's packages, and say so where those are missing.
+# Needs torch, triton, transformers, grpcio, protobuf, safetensors and, for the tests, pytest: what CUDA images of PyTorch
+# have. PYTHON names another interpreter than the project's own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.kv_layout import KvLayout
+from kernels.expert_weight import ExpertWeight, SortedPairs
 from kernels.kv_pages import QUANTISED, KvPages
 from kernels.quantised_weight import QuantisedWeight
 from kernels.rotate_and_store import HeadNorms
@@ -16,6 +17,7 @@ from kernels.sampled import Sampled
 from kernels.scoring import Scoring
 from kernels.triton.call import KernelCall
 from kernels.triton.copy_rows import copy_call
+from kernels.triton.expert_linear import expert_call
 from kernels.triton.launch import Device
 from kernels.triton.paged_decode import decode_calls
 from kernels.triton.paged_prefill import prefill_call
@@ -108,6 +110,25 @@ def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | No
     return Case(f"linear {_name(data.dtype)}/{_name(dtype)}", calls)
 
 
+def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
+    """Of 128 experts each row goes through 8 (Qwen3-30B-A3B), and back from what they made of it."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        many, per_row, hidden, inner = 128, 8, 2048, 768
+        pairs = SortedPairs(indices(rows * per_row), indices(many + 1))
+        found = []
+        for inputs, outputs, count in ((hidden, 2 * inner, rows), (inner, hidden, rows * per_row)):
+            data = tensor(many * outputs, inputs, dtype=stored)
+            plain = data if stored == dtype else QuantisedWeight(data, tensor(len(data), dtype=torch.float32))
+            made = tensor(rows * per_row, outputs, dtype=dtype)
+            found.append(
+                expert_call(tensor(count, inputs, dtype=dtype), ExpertWeight(plain, many), pairs, made, device)
+            )
+        return found
+
+    return Case(f"experts {_name(stored)}/{_name(dtype)} x{rows}", calls)
+
+
 def sample() -> Case:
     def calls(_: Device) -> list[KernelCall]:
         column = tensor(64, dtype=torch.float32)
@@ -163,6 +184,9 @@ CASES = [
         )
         for dtype in FLOATS
     ),
+    *(experts(rows, torch.bfloat16, torch.bfloat16) for rows in (1, 4096)),
+    experts(1, torch.float8_e4m3fn, torch.bfloat16),
+    experts(1, torch.float32, torch.float32),
     sample(),
     copies(),
 ]

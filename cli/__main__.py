@@ -24,6 +24,8 @@ for command in (
     ask.chat,
     inspect.status,
     inspect.health,
+    inspect.explain,
+    inspect.role,
     offline.plan,
     offline.batch,
     inspect.trace,

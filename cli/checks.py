@@ -15,13 +15,16 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 END_TO_END = "tests/e2e"
 TYPED = [
     "router",
+    "gateway",
     "prefill_worker",
     "decode_worker",
+    "elastic_worker",
     "worker",
     "kvtransfer",
     "kernels",
     "engine",
     "service",
+    "structured",
     "client",
     "cli",
 ]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -30,6 +31,9 @@ SAMPLING_FLAGS = (
     "best_of",
     "beam_width",
     "length_penalty",
+    "json_object",
+    "regex",
+    "choice",
     "model",
 )
 
@@ -114,6 +118,17 @@ BeamWidth = Annotated[
     typer.Option(help="Search the likeliest sequences with so many beams, show the --n best at the end."),
 ]
 LengthPenalty = Annotated[float | None, typer.Option(help="Of --beam-width; above 0 favours long answers.")]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="File with a JSON schema; the answer is JSON that meets it."),
+]
+JsonObject = Annotated[bool | None, typer.Option("--json-object", help="The answer is a JSON object.")]
+Regex = Annotated[str | None, typer.Option(help="All of the answer matches this regular expression.")]
+Grammar = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="File with a grammar in Lark; the answer is what `start` makes."),
+]
+Choice = Annotated[list[str] | None, typer.Option(help="The answer is one of these texts; may be repeated.")]
 TimeoutS = Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")]
 Quantize = Annotated[
     Literal["none", "int8", "int4", "fp8"],
@@ -180,6 +195,9 @@ def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
         given["stop"] = list(flags["stop"])
     if flags["ignore_eos"]:
         given["ignore_eos"] = True
+    for name in ("json_schema", "grammar"):
+        if flags[name] is not None:
+            given[name] = flags[name].read_text(encoding="utf-8")
     if flags["timeout"] is not None:
         given["timeout_s"] = flags["timeout"]
     return cast("GenerateOptions", given)

@@ -34,6 +34,8 @@ class UpSettings:
     host: str
     port: int
     admin_port: int
+    more_ports: tuple[tuple[int, int], ...]  # public and admin, of each router beside the first
+    http_ports: tuple[int, ...]  # of all routers
     dtype: str
     adapters: tuple[AdapterFolder, ...]
     kv_cache_dtype: str
@@ -45,6 +47,8 @@ class UpSettings:
     step_budget_ms: float | None
     transport: str
     tensor_parallel: int
+    placement: str
+    planner: str
     log_format: str
     redis_url: str
     namespace: str
@@ -55,7 +59,7 @@ def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
     """Router and workers; Redis is added by whoever owns one."""
     on_cpu = not settings.machine.gpu_free_bytes
     cores = plan_cores(settings.machine.cores, settings.prefill, settings.decode) if on_cpu else None
-    router = _router(settings, cores)
+    routers = [_router(settings, cores, number) for number in range(1 + len(settings.more_ports))]
     decode = [
         _worker(settings, "decode", number, number, cores.decode[number] if cores else (), cores)
         for number in range(settings.decode)
@@ -64,15 +68,24 @@ def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
         _worker(settings, "prefill", number, settings.decode + number, cores.prefill[number] if cores else (), cores)
         for number in range(settings.prefill)
     ]
-    return [router, *prefill, *decode]
+    return [*routers, *prefill, *decode]
 
 
-def _router(settings: UpSettings, cores: CorePlan | None) -> ProcessSpec:
-    arguments = ["--host", settings.host, "--port", settings.port, "--admin-port", settings.admin_port]
+def router_ports(settings: UpSettings) -> tuple[tuple[int, int], ...]:
+    """Public and admin port of each router."""
+    return ((settings.port, settings.admin_port), *settings.more_ports)
+
+
+def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> ProcessSpec:
+    port, admin_port = router_ports(settings)[number]
+    arguments = ["--host", settings.host, "--port", port, "--admin-port", admin_port]
+    arguments += ["--http-host", settings.host, "--http-port", settings.http_ports[number]]
+    arguments += ["--placement", settings.placement, "--planner", settings.planner]
     arguments += ["--model", settings.model_folder, "--trace-file", settings.trace_file, *_shared(settings)]
     if cores:
         arguments += ["--cores", write_cores(cores.router)]
-    return ProcessSpec("router", _python("router", arguments), Stage.ROUTER, ROUTER_GRACE_S, OUR_CODE)
+    name = f"router-{number}" if number else "router"
+    return ProcessSpec(name, _python("gateway", arguments), Stage.ROUTER, ROUTER_GRACE_S, OUR_CODE)
 
 
 def _worker(
@@ -80,7 +93,7 @@ def _worker(
 ) -> ProcessSpec:
     """`position` counts over all workers: it picks the GPUs."""
     name = f"{role}-{number}"
-    arguments = ["--worker-id", name, "--host", LOOPBACK, "--port", 0]
+    arguments = ["--role", role, "--worker-id", name, "--host", LOOPBACK, "--port", 0]
     arguments += ["--model", settings.model_folder, "--model-name", settings.model_name]
     arguments += ["--device", settings.machine.device(position, settings.tensor_parallel), "--dtype", settings.dtype]
     for adapter in settings.adapters:
@@ -96,9 +109,9 @@ def _worker(
         arguments += ["--tensor-parallel", settings.tensor_parallel]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", settings.max_model_len]
-    if role == "decode" and settings.swap_memory_bytes is not None:
+    if settings.swap_memory_bytes is not None:
         arguments += ["--swap-memory", settings.swap_memory_bytes]
-    if role == "decode" and settings.step_budget_ms is not None:
+    if settings.step_budget_ms is not None:
         arguments += ["--step-budget-ms", settings.step_budget_ms]
     environment = dict(OUR_CODE)
     if cores:
@@ -106,7 +119,7 @@ def _worker(
         environment["OMP_NUM_THREADS"] = str(len(own))
         if role == "prefill" and not set(own).isdisjoint(cores.router):
             arguments += ["--nice", PREFILL_NICE]
-    command = _python(f"{role}_worker", arguments)
+    command = _python("elastic_worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from cli.errors import CommandFailed
 from cli.failures import for_people
-from client import AdminClient, BatonClientError, ClusterStatus, Load, RetryPolicy, WorkerStatus
+from client import AdminClient, BatonClientError, CacheView, ClusterStatus, Load, RetryPolicy, WorkerStatus
 
 MIN_COLUMNS = 170
 
@@ -44,7 +44,7 @@ def _print_table(status: ClusterStatus) -> None:
     for worker in status.workers:
         table.add_row(*row(worker))
     console.print(table)
-    for line in link_lines(status):
+    for line in (*link_lines(status), *cache_lines(status), *cluster_lines(status)):
         console.print(line, highlight=False, markup=False)
 
 
@@ -58,6 +58,39 @@ def link_lines(status: ClusterStatus) -> list[str]:
         if worker.connected and worker.load is not None
         for link in worker.load.links
     ]
+
+
+def cache_lines(status: ClusterStatus) -> list[str]:
+    """How well the router knows the prefix cache of each worker, and how often it was right about a prompt."""
+    lines = []
+    for worker in status.workers:
+        view = worker.cache_view
+        if view is None or not worker.connected:
+            continue
+        known = f"cache of {worker.worker_id}: {view.blocks} blocks, {_knowledge(view)}"
+        if view.checked_requests:
+            share = view.equal_requests / view.checked_requests
+            known += f", {share:.1%} of {view.checked_requests} prompts as predicted, drift {view.drift:.1%}"
+        lines.append(known + (f", {view.resyncs} resyncs" if view.resyncs else ""))
+    return [f"index: {status.indexed_blocks} different blocks", *lines] if lines else []
+
+
+def _knowledge(view: CacheView) -> str:
+    if not view.follows:
+        return "guessed"
+    return "exact" if view.exact else "followed"
+
+
+def cluster_lines(status: ClusterStatus) -> list[str]:
+    """Other routers, and what the planner of roles thinks."""
+    others, planner = status.other_routers, status.planner
+    lines = [f"{others} other router{'s' if others > 1 else ''} of this cluster"] if others else []
+    if planner is not None:
+        lines.append(
+            f"planner ({planner.mode}): prefill at {planner.prefill_pressure:.2f} of what the SLOs allow, "
+            f"decode at {planner.decode_pressure:.2f}; {planner.verdict}; {planner.changes} changes"
+        )
+    return lines
 
 
 def headline(status: ClusterStatus) -> str:
@@ -74,7 +107,7 @@ def row(worker: WorkerStatus) -> tuple[str, ...]:
     Pages: free + cached + computing + in transfer. The hit rate of the prefix cache is in tokens; unfilled are tokens
     that held pages have room for.
     """
-    start = (worker.worker_id, _state(worker), worker.endpoint, str(worker.pid), str(worker.in_flight_requests))
+    start = (_name(worker), _state(worker), worker.endpoint, str(worker.pid), str(worker.in_flight_requests))
     load = worker.load
     if load is None or not worker.connected:
         return (*start, *("-",) * 11)
@@ -82,6 +115,11 @@ def row(worker: WorkerStatus) -> tuple[str, ...]:
     counts = (load.waiting_requests, load.running_sequences, load.pending_tokens, pages.total, pages.free, pages.cached)
     more = (pages.held_by_sequences, pages.held_by_transfers, _hit_rate(load), load.preemptions, load.unfilled_slots)
     return (*start, *map(str, (*counts, *more)))
+
+
+def _name(worker: WorkerStatus) -> str:
+    """With what it is now, where that is not what it was named for."""
+    return worker.worker_id if worker.worker_id.startswith(worker.role) else f"{worker.worker_id} ({worker.role})"
 
 
 def _hit_rate(load: Load) -> str:

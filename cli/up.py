@@ -13,10 +13,11 @@ from typing import Any
 from cli.core_plan import plan_cores
 from cli.devices import DeviceChoice, Machine, inspect_machine
 from cli.errors import CommandFailed
+from cli.http_ports import choose_http_ports, is_free
 from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from cli.options import DEFAULT_TARGET, admin_target_of
 from cli.paths import ROOT, RUNTIME
-from cli.process_plan import LOOPBACK, UpSettings, plan_processes
+from cli.process_plan import LOOPBACK, UpSettings, plan_processes, router_ports
 from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from cli.readiness import NotReady, wait_until_serving, waiting_for
 from cli.redis_source import RedisSource, choose_redis
@@ -39,6 +40,10 @@ class UpOptions:
     host: str
     port: int
     admin_port: int | None
+    http_port: int | None
+    routers: int
+    placement: str
+    planner: str
     device: DeviceChoice
     dtype: str
     adapters: tuple[str, ...]  # each NAME=FOLDER
@@ -67,8 +72,16 @@ def run_up(options: UpOptions) -> int:
     machine = inspect_machine(options.device)
     port = options.port or free_port()
     admin_port = free_port() if options.admin_port == 0 else options.admin_port or port + 1
-    for host, number in ((options.host, port), (LOOPBACK, admin_port)):
-        _require_free(host, number)
+    more_ports = _more_ports(options.port, admin_port, options.routers - 1)
+    for public, admin in ((port, admin_port), *more_ports):
+        _require_free(options.host, public)
+        _require_free(LOOPBACK, admin)
+    reserved = {number for pair in ((port, admin_port), *more_ports) for number in pair}
+    http_ports = choose_http_ports(
+        options.http_port, options.routers, reserved, lambda number: is_free(options.host, number)
+    )
+    for number in http_ports:
+        _require_free(options.host, number)
     cores = plan_cores(machine.cores, options.prefill, options.decode)
     redis = choose_redis(os.environ.get("REDIS_URL"), cores.router)
     workers = options.prefill + options.decode
@@ -81,6 +94,8 @@ def run_up(options: UpOptions) -> int:
         host=options.host,
         port=port,
         admin_port=admin_port,
+        more_ports=more_ports,
+        http_ports=http_ports,
         dtype=options.dtype,
         adapters=find_adapters(options.adapters, source.name),
         kv_cache_dtype=options.kv_cache_dtype,
@@ -92,12 +107,22 @@ def run_up(options: UpOptions) -> int:
         step_budget_ms=options.step_budget_ms,
         transport=options.transport,
         tensor_parallel=options.tensor_parallel,
+        placement=options.placement,
+        planner=options.planner,
         log_format=options.log_format,
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
         trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
     )
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
+
+
+def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int], ...]:
+    """Public and admin ports of routers beside the first: after its own, or free ones where it took a free one."""
+    if port == 0:
+        return tuple((free_port(), free_port()) for _ in range(count))
+    first = max(port, admin_port) + 1
+    return tuple((first + 2 * number, first + 2 * number + 1) for number in range(count))
 
 
 def _kv_bytes(machine: Machine, workers: int, tensor_parallel: int) -> int | None:
@@ -215,7 +240,12 @@ class _Up:
             question = "chat 'What is a block table?'"
         self._say(f"ready in {seconds:.1f} s")
         self._say(f"  endpoint  {target}   (gRPC, baton.v1.BatonService)")
+        self._say(f"  HTTP      http://{target.rpartition(':')[0]}:{settings.http_ports[0]}/v1   (OpenAI's API)")
         self._say(f"  admin     {admin}")
+        for number, (public_port, admin_port) in enumerate(router_ports(settings)[1:], 2):
+            host = target.rpartition(":")[0]
+            http_port = settings.http_ports[number - 1]
+            self._say(f"  router {number}  {host}:{public_port}, HTTP {http_port}, admin {LOOPBACK}:{admin_port}")
         self._say(f"  try       {_command()} {question}{elsewhere}")
         self._say(f"            {_command()} status{elsewhere if found else f' --admin {admin}'}")
 

@@ -10,7 +10,7 @@ Streams the same events whichever workers serve them; knows nothing of prefill, 
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import ClusterStatus, Link, Load, PageCounts, WorkerStatus
+from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, WorkerStatus
 from client.errors import (
     BatonClientError,
     Busy,
@@ -23,6 +23,7 @@ from client.errors import (
     ServerError,
     Unavailable,
 )
+from client.explanation import Candidate, ExplainedAttempt, RequestExplanation
 from client.options import GenerateOptions
 from client.retry import RetryPolicy
 from client.sync_client import AdminClient, BatonClient
@@ -52,7 +53,9 @@ __all__ = [
     "BatonClient",
     "BatonClientError",
     "Busy",
+    "CacheView",
     "Cancelled",
+    "Candidate",
     "Choice",
     "ClusterStatus",
     "Completion",
@@ -60,6 +63,7 @@ __all__ = [
     "Delta",
     "ErrorDetails",
     "Event",
+    "ExplainedAttempt",
     "FinishReason",
     "Finished",
     "GenerateOptions",
@@ -70,8 +74,10 @@ __all__ = [
     "Model",
     "ModelNotFound",
     "PageCounts",
+    "PlannerStatus",
     "PromptPart",
     "ProtocolError",
+    "RequestExplanation",
     "RetryPolicy",
     "ServerError",
     "Started",

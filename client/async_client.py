@@ -9,7 +9,8 @@ from client import requests, responses
 from client.answer import Continuity, completion_from
 from client.async_connection import AsyncConnection
 from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, metadata_from
-from client.cluster import ClusterStatus
+from client.cluster import ClusterStatus, Role
+from client.explanation import RequestExplanation, explanation_from, role_number
 from client.options import GenerateOptions
 from client.retry import RetryPolicy
 from client.types import Completion, Event, Message, Model
@@ -128,3 +129,15 @@ class AsyncAdminClient(_AsyncClient):
         stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
         response = await self._connection.unary(stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
         return responses.cluster_status_from(response)
+
+    async def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
+        """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
+        stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
+        message = admin_pb2.ExplainRequest(request_id=request_id)
+        return explanation_from(await self._connection.unary(stub.Explain, message, timeout_s))
+
+    async def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
+        """Has a worker drain and then serve in another role; `status` shows when it does."""
+        stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
+        message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=role_number(role))
+        await self._connection.unary(stub.ChangeRole, message, timeout_s)

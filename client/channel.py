@@ -19,5 +19,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def metadata_from(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
-    traceparent = options.get("traceparent")
-    return (("traceparent", traceparent),) if traceparent else ()
+    traceparent, api_key = options.get("traceparent"), options.get("api_key")
+    told = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))
+    return tuple((key, value) for key, value in told if value)

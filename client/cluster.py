@@ -50,6 +50,22 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheView:
+    """What a router knows of a worker's prefix cache, and how right it was about it."""
+
+    follows: bool  # the worker's own events; otherwise it is guessed from what the router sent there
+    exact: bool  # equal to the worker's own sum at its newest report
+    blocks: int  # that the worker has, as far as known
+    sequence: int  # of the newest events that are in it
+    resyncs: int  # snapshots that were asked for because something was missing or wrong
+    checked_requests: int  # of which the predicted and the actual cached tokens are known
+    equal_requests: int  # of those, where they are equal
+    missing_tokens: int  # predicted and not there
+    surplus_tokens: int  # there and not predicted
+    drift: float  # share of the newest requests, at most 64, where they differ
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     worker_id: str
     role: Role
@@ -64,6 +80,19 @@ class WorkerStatus:
     total_slots: int
     in_flight_requests: int  # of this router
     load: Load | None  # None: no report yet
+    roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
+    cache_view: CacheView | None = None  # None: it was never connected
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerStatus:
+    """What the planner of roles thinks. Pressures: 1 is as much as the SLOs allow."""
+
+    mode: str  # propose or act
+    prefill_pressure: float
+    decode_pressure: float
+    verdict: str
+    changes: int  # made since the router's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +103,6 @@ class ClusterStatus:
     active_requests: int
     queued_requests: int  # of the active ones
     workers: tuple[WorkerStatus, ...]
+    other_routers: int = 0  # whose load this router knows
+    planner: PlannerStatus | None = None  # None: there is none
+    indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker

@@ -1,7 +1,7 @@
 """What a caller may say about one request. What is left out is decided by the server and the model's own defaults."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -32,8 +32,15 @@ class GenerateOptions(TypedDict, total=False):
     beam_width: int  # beam search, from n to 16 wide; its n best sequences are the choices, at the end
     length_penalty: float  # of a beam search; above 0 favours long answers
     early_stopping: bool | Literal["never"]  # of a beam search, as in transformers
+    json_schema: str | Mapping[str, Any]  # the answer is JSON that meets it; one of these five at most
+    json_object: bool  # the answer is a JSON object
+    regex: str  # all of the answer matches it
+    grammar: str  # the answer is what its rule `start` makes; Lark, as llguidance reads it
+    choice: Sequence[str]  # the answer is one of them
     model: str  # the model's name, or that of one of its adapters; default: the model
     request_id: str  # appears in the server's traces and logs
+    priority: int  # lower goes earlier where requests wait for room; from -100 to 100
     cache_salt: str  # prompts share cached blocks only under the same salt
+    api_key: str  # who asks: those who wait for room share it by key
     timeout_s: float  # for the whole answer, retries included; default: the client's
     traceparent: str  # W3C trace context that the server's spans join

@@ -1,6 +1,7 @@
 """From a caller's arguments to protobuf requests. What protobuf cannot carry is refused here, with the field's name;
 everything else is for the server to judge."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -29,14 +30,15 @@ SAMPLING_SCALARS = (
     "beam_width",
     "length_penalty",
 )
+STRUCTURED = ("json_schema", "json_object", "regex", "grammar", "choice")
 SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
-REQUEST_SCALARS = ("model", "request_id", "cache_salt")
+REQUEST_SCALARS = ("model", "request_id", "cache_salt", "priority")
 EARLY_STOPPING = {
     False: baton_pb2.EARLY_STOPPING_UNSPECIFIED,
     True: baton_pb2.EARLY_STOPPING_FULL,
     "never": baton_pb2.EARLY_STOPPING_NEVER,
 }
-CALL_OPTIONS = ("timeout_s", "traceparent")
+CALL_OPTIONS = ("timeout_s", "traceparent", "api_key")
 
 
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> baton_pb2.GenerateRequest:
@@ -107,8 +109,21 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _update(sampling.logit_bias, value, "sampling.logit_bias")
         elif name == "bad_words":
             _add_bad_words(sampling, options["bad_words"])
+        elif name in STRUCTURED:
+            _set_structured(sampling, name, value)
         elif name not in CALL_OPTIONS:
             raise TypeError(f"unknown option {name!r}")
+
+
+def _set_structured(sampling: baton_pb2.SamplingParams, name: str, value: object) -> None:
+    path, before = f"sampling.{name}", sampling.WhichOneof("structured")
+    if before is not None:
+        raise InvalidRequest(f"{path}: {before} is given already", ErrorDetails(field=path))
+    if name == "choice":
+        sampling.choice.SetInParent()  # no texts are still a wish, for the server to refuse
+        _extend(sampling.choice.texts, value, path)
+    else:
+        _set(sampling, name, json.dumps(value) if isinstance(value, Mapping) else value, path)
 
 
 def _early_stopping(value: object) -> "baton_pb2.EarlyStopping":

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from client.cluster import ClusterStatus, Link, Load, PageCounts, Role, WorkerStatus
+from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, Role, WorkerStatus
 from client.errors import ProtocolError
 from client.types import (
     Alternative,
@@ -105,6 +105,15 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
         active_requests=response.active_requests,
         queued_requests=response.queued_requests,
         workers=tuple(_worker_from(worker) for worker in response.workers),
+        other_routers=response.other_routers,
+        indexed_blocks=response.indexed_blocks,
+        planner=_planner_from(response.planner) if response.HasField("planner") else None,
+    )
+
+
+def _planner_from(planner: admin_pb2.PlannerStatus) -> PlannerStatus:
+    return PlannerStatus(
+        planner.mode, planner.prefill_pressure, planner.decode_pressure, planner.verdict, planner.changes
     )
 
 
@@ -124,7 +133,13 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         total_slots=worker.total_slots,
         in_flight_requests=status.in_flight_requests,
         load=_load_from(status.report) if status.HasField("report") else None,
+        roles=tuple(ROLES.get(role, "unknown") for role in worker.roles),
+        cache_view=_cache_view_from(status.cache_view) if status.HasField("cache_view") else None,
     )
+
+
+def _cache_view_from(view: admin_pb2.CacheViewStatus) -> CacheView:
+    return CacheView(**{field.name: getattr(view, field.name) for field in fields(CacheView)})
 
 
 def _load_from(report: report_pb2.Report) -> Load:

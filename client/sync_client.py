@@ -8,7 +8,8 @@ from typing import Any, Self, Unpack
 from client import requests, responses
 from client.answer import Continuity, completion_from
 from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, metadata_from
-from client.cluster import ClusterStatus
+from client.cluster import ClusterStatus, Role
+from client.explanation import RequestExplanation, explanation_from, role_number
 from client.options import GenerateOptions
 from client.retry import RetryPolicy
 from client.sync_connection import SyncConnection
@@ -117,3 +118,13 @@ class AdminClient(_Client):
         """Workers, pages and load as that router sees them."""
         response = self._connection.unary(self._stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
         return responses.cluster_status_from(response)
+
+    def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
+        """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
+        message = admin_pb2.ExplainRequest(request_id=request_id)
+        return explanation_from(self._connection.unary(self._stub.Explain, message, timeout_s))
+
+    def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
+        """Has a worker drain and then serve in another role; `status` shows when it does."""
+        message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=role_number(role))
+        self._connection.unary(self._stub.ChangeRole, message, timeout_s)

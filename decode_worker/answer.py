@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from decode_worker.credits import Charge
 from engine.engine_thread import StepTiming
 from engine.mixed_state import PromptComputed, TokenMade
 from engine.sequence import FirstToken
@@ -54,6 +55,7 @@ class Answer:
     with_logprobs: bool  # whether the router wants to be told
     running_choices: set[int]
     searches: bool  # with beams: nothing is told before all is
+    charge: Charge  # what its router counts it for
     task: "asyncio.Task[None] | None" = None
     deadline: asyncio.TimerHandle | None = None
     landing: Landing | None = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.engine_loop import EngineLoop
+from engine.engine_loop import CacheHandler, EngineLoop
 from engine.engine_thread import StepTiming
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome
@@ -41,11 +41,12 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         on_outcomes: OutcomeHandler,
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
+        on_cache: CacheHandler | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._steps = SlowDown()
         engine = engine_over(runner, scheduler, self._computed)
-        super().__init__(engine, on_outcomes, on_fault, self._observe, prepare)
+        super().__init__(engine, on_outcomes, on_fault, self._observe, prepare, scheduler.pool, on_cache)
 
     def add(self, request: Request, cache_root: bytes | None) -> Future[None]:
         """Queues a prompt to be computed here, within the step budget. The future raises RequestRefused."""

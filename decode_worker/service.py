@@ -19,8 +19,10 @@ import grpc
 
 from decode_worker.admission import Admission
 from decode_worker.answer import Answer, Landing, LocalPrefill, Session
+from decode_worker.credits import Charge, WorkerCredits
 from decode_worker.loop import DecodeLoop
 from engine.engine_thread import StepTiming
+from engine.grammars import Grammars
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
 from engine.sequence import Request, RequestRefused
 from protos import report_pb2, session_pb2, session_pb2_grpc
@@ -28,8 +30,11 @@ from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import SessionHub
 from worker.adapters import adapter_number
+from worker.cache_teller import CacheTeller
+from worker.drain import Departing
+from worker.structured import constraint_of
 from worker.transfer_reader import TransferFailed, TransferReader
-from worker.wire import link_reports, page_counts, sampling_params
+from worker.wire import failure_of, link_reports, page_counts, sampling_params
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -37,28 +42,30 @@ CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 
 
-class DecodeService(session_pb2_grpc.SessionServiceServicer):
+class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     """Serves SessionService and keeps the book of answers. Lives on the event loop."""
 
     def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
-        self._worker = worker
+        self.worker = self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
             session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
         )
+        self.cache = CacheTeller(self._hub, epoch)
+        self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._answers: dict[int, Answer] = {}
         self._by_attempt: dict[tuple[bytes, int], Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # those of `_answers`, and cancelled ones that wait out a copy
         self._request_ids = itertools.count(1)
         self._attached = False
-        self.draining = False
 
-    def attach(self, loop: DecodeLoop, reader: TransferReader) -> None:
+    def attach(self, loop: DecodeLoop, reader: TransferReader, grammars: Grammars | None = None) -> None:
         """The engine calls back into this object, so it is given to it after it is made."""
         self._loop = loop
         self._attached = True
         self._admission = Admission(loop)
         self._reader = reader
+        self._grammars = grammars
 
     @property
     def busy(self) -> bool:
@@ -90,10 +97,14 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
         match command.WhichOneof("command"):
             case "start":
                 self._on_start(session, command.start)
+            case "snapshot_request":
+                self.cache.send_snapshot(session)
             case "cancel":
                 answer = self._by_attempt.get((session.router_id, command.cancel.attempt_id))
                 if answer is not None:
                     self._abandon(answer)
+            case "change_role":
+                self.on_change_role(command.change_role.role)
             case other:
                 logger.warning("a router sent %s to a decode worker", other)
 
@@ -108,6 +119,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             with_logprobs=command.sampling.HasField("logprobs"),
             running_choices=set(range(command.sampling.n)),
             searches=command.sampling.beam_width > 0,
+            charge=self._charge(command),
         )
         self._answers[answer.request_id] = answer
         self._by_attempt[session.router_id, answer.attempt_id] = answer
@@ -128,6 +140,11 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             answer.task.add_done_callback(self._tasks.discard)
             answer.task.add_done_callback(partial(self._on_run_ended, answer))
 
+    def _charge(self, command: session_pb2.Start) -> Charge:
+        sampling, block_tokens = command.sampling, self._worker.model.block_size
+        places = max(sampling.n, sampling.beam_width)
+        return Charge.of(len(command.token_ids), sampling.max_tokens, places, block_tokens)
+
     def _fits(self, command: session_pb2.Start) -> bool:
         model = self._worker.model
         length = len(command.token_ids) + command.sampling.max_tokens
@@ -140,7 +157,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             request = Request(
                 answer.request_id,
                 tuple(command.token_ids),
-                sampling_params(command.sampling),
+                sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling)),
                 tuple(command.block_hashes),
                 adapter_number(self._worker, command.adapter),
             )
@@ -191,7 +208,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
             if answer is None:
                 continue  # cancelled while this step ran
             if isinstance(outcome, RequestFailed):
-                self._fail(answer, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this request are not finite")
+                self._fail(answer, *failure_of(outcome))
             elif isinstance(outcome, PromptComputed):
                 scores = answer.take_chunk(outcome, timing)
                 if scores is not None:
@@ -258,21 +275,23 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer):
     def report(self) -> None:
         """Tells every router how things stand, and how much of this worker is its own."""
         load = self._loop.load
-        shares = max(1, len(self._hub.sessions))
-        for session in self._hub.sessions:
+        open_here = ((answer.session, answer.charge) for answer in self._answers.values())
+        present = [session for session in self._hub.sessions if session.outbox is not None]
+        for session, limit in self._credits.deal(open_here, present).items():
             report = report_pb2.Report(
-                limit_blocks=load.pages.total // shares,
-                limit_slots=self._worker.total_slots // shares,
+                limit_blocks=limit.blocks,
+                limit_slots=limit.slots,
                 pages=page_counts(load),
                 waiting_requests=self._admission.waiting + load.waiting_sequences,
                 running_sequences=load.running_sequences,
                 pending_tokens=load.pending_tokens,
-                draining=self.draining,
+                draining=self.leaving or self.draining,
                 steps=self._loop.steps,
                 cache_query_tokens=load.cache_query_tokens,
                 cache_hit_tokens=load.cache_hit_tokens,
                 preemptions=load.preemptions,
                 unfilled_slots=load.unfilled_slots,
                 links=link_reports(self._reader.links),
+                cache=self.cache.sum,
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

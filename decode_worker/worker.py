@@ -16,10 +16,8 @@ from engine.check_kernels import ForeignKernelsError, require_own_kernels
 from engine.kv_memory import LargestStep
 from engine.mixed_scheduler import MixedScheduler
 from engine.model_config import ModelError
-from engine.pages import BlockPool
 from engine.parallel.collectives import RankLost
 from engine.prepare import PreparedModel, thread_preparation
-from engine.runner import Runner
 from engine.step_budget import StepBudget
 from engine.swap_space import SwapSpace
 from kvtransfer.puller import PullThread
@@ -32,11 +30,12 @@ from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
+from worker.drain import Drain
 from worker.gpu import gpu_id
+from worker.host import EngineHost
 from worker.model import prepare
 from worker.peers import Peers
-from worker.pool import TransferOptions, make_host, make_pool
-from worker.ranks import load_runner, watch_ranks
+from worker.pool import TransferOptions, make_host
 from worker.transfer_reader import TransferReader
 from worker.transfer_source import TransferSource
 
@@ -53,19 +52,30 @@ SERVICE_NAMES = (
 
 
 class DecodeWorker:
-    """A `service.worker_process.Worker`: owns the pool, the engine's thread, the pull thread and the servicer."""
+    """A `service.worker_process.Worker`: owns the engine's thread, the pull thread and the servicers, and the
+    host unless given one.
+    """
 
     role = WorkerRole.DECODE
 
     def __init__(
-        self, config: DecodeConfig, prepared: PreparedModel, epoch: int, pulls: PullThread | None = None
+        self,
+        config: DecodeConfig,
+        prepared: PreparedModel,
+        epoch: int,
+        pulls: PullThread | None = None,
+        host: EngineHost | None = None,
     ) -> None:
-        """`pulls`: who copies KV; None: a thread on the configured cores."""
+        """`pulls`: who copies KV; None: a thread on the configured cores. `host`: with whose weights and pool; it stays
+        its owner's.
+        """
         self._config = config
         self._prepared = prepared
-        transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
-        self._memory = make_pool(prepared, transfers)
-        self._service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
+        self._owns_host = host is None
+        self._host = host or make_engine_host(config, prepared)
+        self._memory = self._host.memory
+        self.service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
+        self.drain = Drain(self.service)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # nothing is announced: nobody is parked
             self._memory.description,
@@ -84,13 +94,12 @@ class DecodeWorker:
         self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
         self._steps = None if config.step_file is None else StepFile(config.step_file)
         self._loop: DecodeLoop | None = None
-        self._runner: Runner | None = None
         self._sweep: asyncio.Task[None] | None = None
 
     @property
     def listener(self) -> Listener:
         config = self._config
-        return Listener(config.host, config.port, self._register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
 
     @property
     def fingerprint(self) -> bytes:
@@ -98,40 +107,30 @@ class DecodeWorker:
 
     @property
     def busy(self) -> bool:
-        return self._service.busy
+        return self.drain.busy
 
-    def _register(self, server: grpc.aio.Server) -> None:
-        session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
+    def register(self, server: grpc.aio.Server) -> None:
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self.service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        await asyncio.to_thread(self._memory.back)
-        host_slots = int(self._config.swap_memory) // self._prepared.layout.block_bytes
-        runner = self._runner = await asyncio.to_thread(
-            load_runner,
-            self._prepared,
-            self._memory,
-            self._config.adapter,
-            host_slots,
-            decode_rows=self._config.max_sequences if self._config.graphs else 0,
-        )
-        watch_ranks(runner, on_fault)
-        pool = BlockPool(self._prepared.total_blocks)
+        runner = await self._host.load(on_fault)
         scheduler = MixedScheduler(
-            pool,
+            self._host.blocks,
             self._config.block_size,
             self._config.chunk_tokens,
             self._config.max_sequences,
             StepBudget(self._config.step_budget_ms / 1e3),
-            SwapSpace(host_slots),
+            SwapSpace(swap_slots(self._config, self._prepared)),
         )
-        ready = thread_preparation(self._config.cores, self._prepared.options.device, runner, priority=HIGH_PRIORITY)
-        on_outcomes: OutcomeHandler = self._service.on_outcomes
+        device, warm = self._prepared.options.device, self._host.used
+        ready = thread_preparation(self._config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm)
+        on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)
-        self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready)
+        self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready, self.service.cache.on_changes)
         await self._loop.start()
-        self._service.attach(self._loop, self._reader)
+        self.service.attach(self._loop, self._reader, self._host.grammars)
         self._transfers.attach(self._loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
         end_on_error(self._sweep, on_fault)
@@ -140,14 +139,14 @@ class DecodeWorker:
         return 0.0 if self._loop is None else self._loop.slow_down
 
     def report(self) -> None:
-        self._service.report()
+        self.service.report()
 
     def begin_drain(self) -> None:
-        self._service.draining = True
+        self.drain.begin()
 
     async def stop(self) -> None:
         """Sessions first, whose requests and copies go with them; then the links; the engine and its memory last."""
-        await self._service.close()
+        await self.service.close()
         self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -158,9 +157,19 @@ class DecodeWorker:
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:
             self._steps.close()
-        if self._runner is not None:
-            await asyncio.to_thread(self._runner.close)
-        self._memory.close()
+        if self._owns_host:
+            await self._host.close()
+
+
+def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
+    """Blocks of host memory for KV of preempted sequences."""
+    return int(config.swap_memory) // prepared.layout.block_bytes
+
+
+def make_engine_host(config: DecodeConfig, prepared: PreparedModel) -> EngineHost:
+    transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
+    rows = config.max_sequences if config.graphs else 0
+    return EngineHost(config, prepared, transfers, swap_slots(config, prepared), decode_rows=rows)
 
 
 def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:

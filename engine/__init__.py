@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from engine.offline.lora import LoRARequest
     from engine.offline.params import SamplingParams
     from engine.offline.request_output import CompletionOutput, RequestOutput
+    from engine.offline.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -23,6 +24,7 @@ __all__ = [
     "LoRARequest",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "SamplingParams": "engine.offline.params",
     "CompletionOutput": "engine.offline.request_output",
     "RequestOutput": "engine.offline.request_output",
+    "StructuredOutputsParams": "engine.offline.structured",
 }
 
 

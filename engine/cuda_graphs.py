@@ -17,8 +17,10 @@ import torch
 from engine.batch import Batch, DecodeRows
 from engine.model_config import ModelConfig
 from engine.models.decoder import DecoderModel
-from engine.models.feed_forward import Gated
+from engine.models.expert_stack import ExpertStack
+from engine.models.feed_forward import FeedForward, Gated
 from engine.models.model import Model
+from engine.parallel.model import ParallelModel, SummedFeedForward
 from kernels.kv_pages import KvPages
 
 logger = logging.getLogger(__name__)
@@ -161,9 +163,22 @@ class GraphedModel:
         return RecordedStep(numbers, decode, replay, hidden)
 
 
-def is_recordable(model: Model) -> bool:
-    """Whether nothing in a decode step waits for the host: experts are chosen there, others are not our code."""
-    return isinstance(model, DecoderModel) and all(isinstance(layer.feed_forward, Gated) for layer in model.layers)
+def why_not_recorded(model: Model) -> str | None:
+    """What in a decode step waits for the host, or is not ours to know; None where nothing does."""
+    if isinstance(model, ParallelModel):
+        if not model.collectives.can_be_recorded:
+            return f"sums over {model.collectives.backend} are no part of a graph"
+        model = model.part
+    if not isinstance(model, DecoderModel):
+        return f"{model.config.family} runs in transformers' own code"
+    if not all(_is_recordable(layer.feed_forward) for layer in model.layers):
+        return "its experts are chosen on the host"
+    return None
+
+
+def _is_recordable(feed_forward: FeedForward) -> bool:
+    part = feed_forward.part if isinstance(feed_forward, SummedFeedForward) else feed_forward
+    return isinstance(part, Gated | ExpertStack)
 
 
 def _padding(rows: int, blocks: int, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -5,17 +5,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from engine.cache_journal import CacheChanges
 from engine.engine_thread import EngineThread, Steps, StepTiming
+from engine.pages import BlockPool
 
 Outcome = TypeVar("Outcome")
 Load = TypeVar("Load")
+CacheHandler = Callable[[CacheChanges], None]
 logger = logging.getLogger(__name__)
 
 
 class EngineLoop(Generic[Outcome, Load]):
     """Base of the workers' loops, which add the calls of their scheduler.
 
-    `on_outcomes` and `on_fault` are called on the event loop that builds this object. `observe` makes, on the engine's
+    `on_outcomes` and `on_fault` are called on the event loop that builds this object, and so is `on_cache`, if given:
+    of what a step did to the prefix cache it is told before the step's outcomes. `observe` makes, on the engine's
     thread, what `load` then shows.
     """
 
@@ -26,7 +30,10 @@ class EngineLoop(Generic[Outcome, Load]):
         on_fault: Callable[[BaseException], None],
         observe: Callable[[], Load],
         prepare: Callable[[], None],
+        pool: BlockPool | None = None,
+        on_cache: CacheHandler | None = None,
     ) -> None:
+        """`pool`: the one whose cache `on_cache` is told of."""
         events = asyncio.get_running_loop()
 
         def hand_over(outcomes: Sequence[Outcome], timing: StepTiming) -> None:
@@ -43,6 +50,8 @@ class EngineLoop(Generic[Outcome, Load]):
             observe=observe,
             prepare=prepare,
         )
+        if pool is not None and on_cache is not None:
+            _tell_of_cache(pool, events, on_cache)
 
     async def start(self) -> None:
         """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
@@ -61,6 +70,17 @@ class EngineLoop(Generic[Outcome, Load]):
     def load(self) -> Load:
         """The engine as it was between its last two steps."""
         return self._thread.observed
+
+
+def _tell_of_cache(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
+    """At once, not after the step: whoever places prompts by it should know of an eviction before it is filled anew."""
+
+    def tell() -> None:
+        changes = journal.take()
+        if changes is not None:
+            on_cache(changes)
+
+    journal = pool.keep_journal(lambda: _post(events, tell))
 
 
 def _post(events: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:

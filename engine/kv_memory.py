@@ -1,13 +1,19 @@
 """How large the KV pool is where nobody said: on a GPU what the largest step leaves, which is found by computing it."""
 
 import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
+from engine.kv_layout import KvLayout
 from engine.lora.adapters import AdapterSet
-from engine.model_config import ModelConfig, ModelError
+from engine.model_config import ModelError
 from engine.models.model import Model
+from engine.parallel.orders import RankOptions, StepToMeasure
+from engine.parallel.shard import shard_layout
 from engine.plan import Chunk, Plan, Sample
 from engine.prepare import ModelOptions, PreparedModel, prepare_model
 from engine.runner import Runner
@@ -16,7 +22,6 @@ from engine.sizing import StepMemory, spare_kv_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
-LOGITS_COPIES = 4  # float32 logits, and what sampling makes of them
 ANY_BYTES = 1 << 50  # a pool that is never made, but larger than any request
 DRAWN = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
 
@@ -33,47 +38,110 @@ def cpu_kv_bytes() -> int:
     return min(CPU_KV_BYTES, int(memory_bytes * CPU_KV_SHARE))
 
 
+class MemoryMeter(Protocol):
+    """Reads what a device's memory is used for."""
+
+    def begin(self) -> None:
+        """Forgets what was used at most before."""
+
+    def read(self, pool_bytes: int) -> StepMemory:
+        """Since `begin`; so much of it is a pool."""
+
+
+class CudaMeter:
+    """Waits for the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def begin(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def read(self, pool_bytes: int) -> StepMemory:
+        torch.cuda.synchronize(self._device)
+        peak, allocated = torch.cuda.max_memory_allocated(self._device), torch.cuda.memory_allocated(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return StepMemory(total, free, allocated, peak, pool_bytes)
+
+
 def prepare_with_spare_memory(
     asked: ModelOptions,
     step: LargestStep,
     utilization: float,
     adapters: AdapterSet | None = None,
     set_aside_bytes: int = 0,
+    ranks: RankOptions | None = None,
+    meter: Callable[[torch.device], MemoryMeter] = CudaMeter,
 ) -> PreparedModel:
     """On a GPU: with the weights loaded, and a pool of what they and a step leave. `asked.kv_memory_bytes` is not read.
 
     `utilization`: share of the GPU's memory for this process; `adapters`, `set_aside_bytes`: may be loaded into it
-    later. Raises: ModelError, naming the amounts, where nothing is left.
+    later. With several ranks, each computes the step over its part, and the one with least left decides for all;
+    `ranks` says how the others run. Raises: ModelError, naming the amounts, where nothing is left; RankLost.
     """
     roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
-    if asked.tensor_parallel > 1:  # each rank would have to be measured
-        return roomy.resized(_estimated_kv_bytes(roomy, step, utilization))
+    if asked.tensor_parallel > 1:
+        return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter)
     model = roomy.load_model(progress=False, adapters=adapters)
-    memory = step_memory(roomy, model, step)
-    left = spare_kv_bytes(memory, utilization, set_aside_bytes)
-    if left < roomy.layout.block_bytes:
+    plan = largest_plan(step, asked.block_tokens, roomy.max_model_len)
+    trial = StepTrial(model, roomy.layout, plan, meter(model.device))
+    trial.runner.run(plan)
+    pool_bytes = kv_bytes_left([trial.memory()], utilization, roomy.layout.block_bytes, set_aside_bytes)
+    return replace(roomy.resized(pool_bytes), model=model, adapters=adapters)
+
+
+def _prepare_ranks(
+    roomy: PreparedModel,
+    step: LargestStep,
+    utilization: float,
+    options: RankOptions,
+    meter: Callable[[torch.device], MemoryMeter],
+) -> PreparedModel:
+    degree, block_tokens = roomy.options.tensor_parallel, roomy.options.block_tokens
+    ranks = roomy.load_ranks(progress=False, options=options)
+    with ExitStack() as undo:
+        undo.callback(ranks.followers.close)
+        plan = largest_plan(step, block_tokens, roomy.max_model_len)
+        asked = StepToMeasure(roomy.kv_dtype_name, block_tokens, step.tokens, step.sequences, roomy.max_model_len)
+        ranks.followers.measure(asked)
+        trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
+        trial.runner.run(plan)
+        memories = [trial.memory(), *ranks.followers.memories()]
+        left = kv_bytes_left(memories, utilization, roomy.layout.block_bytes // degree)
+        prepared = replace(roomy.resized(left * degree), ranks=ranks)
+        undo.pop_all()
+    return prepared
+
+
+class StepTrial:
+    """A step over blocks of its own, to find out what it takes; those are given back with it."""
+
+    def __init__(self, model: Model, layout: KvLayout, plan: Plan, meter: MemoryMeter) -> None:
+        blocks = 1 + max(block for chunk in plan.chunks for block in chunk.block_table)
+        self._pool = torch.zeros(blocks * layout.block_bytes, dtype=torch.uint8, device=model.device)
+        self._meter = meter
+        self.runner = Runner(model, layout, layout.view(self._pool, blocks))
+        meter.begin()
+
+    def memory(self) -> StepMemory:
+        """After `runner` has computed the step."""
+        return self._meter.read(len(self._pool))
+
+
+def kv_bytes_left(
+    memories: Sequence[StepMemory], utilization: float, block_bytes: int, set_aside_bytes: int = 0
+) -> int:
+    """For the part of the pool of every rank: what the one with least left has. Raises: ModelError."""
+    left, rank = min((spare_kv_bytes(each, utilization, set_aside_bytes), rank) for rank, each in enumerate(memories))
+    if left < block_bytes:
+        memory, where = memories[rank], f" (rank {rank})" if len(memories) > 1 else ""
         raise ModelError(
-            f"gpu-memory-utilization {utilization} of {memory.total} bytes leaves no room for KV: {memory.free} are "
-            f"free, the weights take {memory.allocated - memory.pool} and a step {memory.peak - memory.allocated}"
+            f"gpu-memory-utilization {utilization} of {memory.total} bytes leaves no room for KV{where}: {memory.free} "
+            f"are free, the weights take {memory.allocated - memory.pool} and a step {memory.peak - memory.allocated}"
         )
-    return replace(roomy.resized(left), model=model, adapters=adapters)
-
-
-def step_memory(prepared: PreparedModel, model: Model, step: LargestStep) -> StepMemory:
-    """Computes the step, and reads what it took. Waits for the GPU."""
-    device = model.device
-    plan = largest_plan(step, prepared.options.block_tokens, prepared.max_model_len)
-    blocks = 1 + max(block for chunk in plan.chunks for block in chunk.block_table)
-    storage = torch.zeros(blocks * prepared.layout.block_bytes, dtype=torch.uint8, device=device)
-    runner = Runner(model, prepared.layout, prepared.layout.view(storage, blocks))
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    runner.run(plan)
-    torch.cuda.synchronize(device)
-    peak, allocated = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return StepMemory(total, free, allocated, peak, len(storage))
+    return left
 
 
 def largest_plan(step: LargestStep, block_tokens: int, longest: int) -> Plan:
@@ -91,24 +159,3 @@ def largest_plan(step: LargestStep, block_tokens: int, longest: int) -> Plan:
         chunks.append(Chunk(len(chunks), [0] * tokens, 0, table, sample))
         left -= tokens
     return Plan(tuple(chunks))
-
-
-def _estimated_kv_bytes(prepared: PreparedModel, step: LargestStep, utilization: float) -> int:
-    """Of all ranks together. Raises: ModelError."""
-    device, ranks = prepared.options.device, prepared.options.tensor_parallel
-    free, total = torch.cuda.mem_get_info(device)
-    weights, working = prepared.weight_bytes // ranks, activation_bytes(prepared.config, step)
-    memory = StepMemory(total, free - weights, allocated=weights, peak=weights + working, pool=0)
-    left = spare_kv_bytes(memory, utilization)
-    if left <= 0:
-        raise ModelError(
-            f"gpu-memory-utilization {utilization} of {total} bytes leaves no room for KV: {free} are free, the "
-            f"weights of a rank take {weights} and a step up to {working}"
-        )
-    return left * ranks
-
-
-def activation_bytes(config: ModelConfig, step: LargestStep) -> int:
-    """An upper estimate of what one step allocates, in float32 throughout."""
-    per_token = 4 * config.hidden_size + 3 * config.intermediate_size + 4 * config.num_heads * config.head_dim
-    return 4 * (step.tokens * per_token + LOGITS_COPIES * step.sequences * config.vocab_size)

@@ -29,6 +29,24 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device) -> Lau
     return Launched(torch.tensor(first, device=device), lambda: results)
 
 
+def launched_moves(device: torch.device) -> Launched:
+    """Of a step that only moves blocks, on the current stream, and computes nothing.
+
+    It too ends when its moves have: what it has carried out is given to others then, and a pull, which comes by another
+    stream, waits for no event of this one.
+    """
+    done = torch.cuda.Event() if device.type == "cuda" else None
+    if done is not None:
+        done.record()
+    return Launched(torch.zeros(0, dtype=torch.int64, device=device), lambda: _when(done))
+
+
+def _when(done: torch.cuda.Event | None) -> tuple[ChunkResult, ...]:
+    if done is not None:
+        done.synchronize()
+    return ()
+
+
 def draws_on_device(chunks: Sequence[Chunk]) -> bool:
     """Whether each token needs nothing but its own logits, its number, temperature, top-k and top-p."""
     return all(

@@ -100,6 +100,7 @@ class MixedBatch:
 
     def wait(self, sequence: MixedSequence) -> None:
         self.waiting.add(sequence)
+        self.pool.touch(sequence.reusable_hashes(self._block_tokens))  # what it will be given: others go first
         self.requests.setdefault(sequence.request.request_id, {})[sequence.turn.choice] = sequence
 
     def reserve(self, sequence: MixedSequence, blocks: int) -> bool:
@@ -116,6 +117,15 @@ class MixedBatch:
         self.running.add(sequence)
         sequence.computed_tokens = len(sequence.token_ids)
         return self.split(sequence)
+
+    def is_coming(self, sequence: MixedSequence) -> bool:
+        """Whether a prompt that runs is about to publish the first block that the cache lacks of a sequence that waits:
+        worth the wait, of a few steps.
+        """
+        hashes = sequence.reusable_hashes(self._block_tokens)
+        known = len(self.pool.touch(hashes))
+        missing = tuple(hashes[known : known + 1])
+        return bool(missing) and any(other.makes(known, missing) for other in self.running)
 
     def admit(self, sequence: MixedSequence) -> list[BlockSwap] | None:
         """Lets a waiting sequence run. Returns what to bring back from host memory; None: no room, nothing is taken."""

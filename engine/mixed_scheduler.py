@@ -139,7 +139,10 @@ class MixedScheduler:
                 continue  # ended since the plan was made, or failed in an earlier choice
             if isinstance(result, NonFinite):
                 self.abort(chunk.request_id)
-                outcomes.append(RequestFailed(chunk.request_id))
+                outcomes.append(RequestFailed(chunk.request_id, result.cause))
+                continue
+            if result.late:
+                sequence.computed_tokens = chunk.end - 1
                 continue
             if not sequence.answer_tokens:
                 outcomes.append(sequence.prompt_computed(chunk, result))
@@ -251,7 +254,7 @@ class MixedScheduler:
         yield from [sequence for sequence in batch.running if sequence.uncomputed_tokens > 1]
         while batch.waiting:
             sequence = batch.waiting.oldest
-            if batch.used_slots + sequence.choices > self._max_sequences:
+            if batch.used_slots + sequence.choices > self._max_sequences or batch.is_coming(sequence):
                 return
             swaps = batch.admit(sequence)
             if swaps is None:

@@ -38,6 +38,7 @@ class RequestFailed:
     """The logits were not finite: the request is forgotten with all its choices."""
 
     request_id: int
+    cause: str = ""  # as in NonFinite
 
 
 MixedOutcome = TokenMade | PromptComputed | RequestFailed
@@ -128,6 +129,11 @@ class MixedSequence:
         if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.answer_tokens):
             return []
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
+
+    def makes(self, first: int, hashes: tuple[bytes, ...]) -> bool:
+        """Whether it computes these blocks of its prompt, from number `first` on, and has not published them yet."""
+        own = self.request.block_hashes[first : first + len(hashes)]
+        return self.uncomputed_tokens > 1 and own == hashes and self.published_blocks <= first
 
     def samples(self) -> tuple[Sample, ...]:
         """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""

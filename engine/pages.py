@@ -1,12 +1,15 @@
 """Who owns which block of the KV pool, and which blocks are kept as prefix cache. Knows ids and hashes, not memory.
 
-A block is free, held (by one or more references) or cached: held by nobody, complete, and found under its hash.
+A block is free, held (by one or more references) or cached: held by nobody, complete, and found under its hash. What
+can be found is closed under parents: with a block its whole prefix can be found too.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+
+from engine.cache_journal import CacheJournal
 
 
 class PageError(Exception):
@@ -60,8 +63,9 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._published: dict[int, Published] = {}
         self._by_hash: dict[bytes, int] = {}
-        self._cached_children: Counter[bytes] = Counter()  # cached blocks by the hash of their parent
+        self._children: Counter[bytes] = Counter()  # published blocks by the hash of their parent
         self._watches: dict[int, set[Watch]] = {}  # by block
+        self._journal: CacheJournal | None = None  # nobody wants to know
 
     @property
     def total_blocks(self) -> int:
@@ -101,23 +105,27 @@ class BlockPool:
         self._references[block] -= 1
         if self._references[block] > 0:
             return
-        published = self._published.get(block)
-        if published is None:
+        if block in self._published:
+            self._cached[block] = None
+        else:
             self._free.append(block)
-            return
-        self._cached[block] = None
-        if published.parent_hash is not None:
-            self._cached_children[published.parent_hash] += 1
 
     def publish(self, block: int, block_hash: bytes, parent_hash: bytes | None) -> None:
-        """Names a held block whose KV is written for all its tokens. A hash that has a block already keeps it."""
+        """Names a held block whose KV is written for all its tokens. A hash that has a block already keeps it.
+
+        A block whose parent cannot be found gets no name: nor could it be.
+        """
         self._require_held(block)
-        if block_hash in self._by_hash:
+        if block_hash in self._by_hash or (parent_hash is not None and parent_hash not in self._by_hash):
             return
         if block in self._published:
             raise PageError(f"block {block} is published under another hash")
         self._published[block] = Published(block_hash, parent_hash)
         self._by_hash[block_hash] = block
+        if parent_hash is not None:
+            self._children[parent_hash] += 1
+        if self._journal is not None:
+            self._journal.store(block_hash)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `hashes`, with a reference taken on each."""
@@ -127,20 +135,36 @@ class BlockPool:
             if block is None:
                 break
             if self._references[block] == 0:
-                self._leave_cache(block)
+                del self._cached[block]
             self._references[block] += 1
             blocks.append(block)
         return blocks
 
     def watch(self, hashes: Sequence[bytes]) -> Watch:
         """The blocks of the longest known prefix of `hashes`, which count as just used; to be ended by `unwatch`."""
-        known = takewhile(lambda block: block is not None, map(self._by_hash.get, hashes))
-        watch = Watch(tuple(block for block in known if block is not None))
-        for block in reversed(watch.blocks):  # the first one last: it is evicted after those that follow it
+        watch = Watch(self.touch(hashes))
+        for block in watch.blocks:
             self._watches.setdefault(block, set()).add(watch)
+        return watch
+
+    def keep_journal(self, notify: Callable[[], None] = lambda: None) -> CacheJournal:
+        """Notes down from now on which hashes can be found and which no longer, beginning with those that can be now.
+
+        There is one journal at a time: an earlier one hears no more. For `notify` see there.
+        """
+        journal = self._journal = CacheJournal(notify)
+        for block_hash in self._by_hash:
+            journal.store(block_hash)
+        return journal
+
+    def touch(self, hashes: Sequence[bytes]) -> tuple[int, ...]:
+        """The blocks of the longest known prefix of `hashes`, which count as just used. No reference is taken."""
+        known = takewhile(lambda block: block is not None, map(self._by_hash.get, hashes))
+        blocks = tuple(block for block in known if block is not None)
+        for block in reversed(blocks):  # the first one last: it is evicted after those that follow it
             if block in self._cached:
                 self._cached.move_to_end(block)
-        return watch
+        return blocks
 
     def unwatch(self, watch: Watch) -> None:
         """Nobody reads these blocks any more. A second time it changes nothing."""
@@ -168,39 +192,57 @@ class BlockPool:
         assert self._watches.keys() <= self._published.keys(), "a block without a hash is watched"
         named = {published.block_hash: block for block, published in self._published.items()}
         assert named == self._by_hash, "hashes and blocks disagree"
-        parents = Counter(self._published[block].parent_hash for block in cached)
+        parents = Counter(published.parent_hash for published in self._published.values())
         del parents[None]
-        assert parents == self._cached_children, "counts of cached children are wrong"
+        assert parents == self._children, "counts of children are wrong"
+        assert parents.keys() <= named.keys(), "a block can be found and its parent cannot"
 
     def _evict_one(self) -> None:
-        """Frees the least recently used cached block without cached children.
+        """Frees the least recently used cached block without children.
 
         Tables are released from their end, so the oldest block is nearly always such a leaf; it is not where two
         sequences computed the same parent and only one copy was published. Watched blocks go only where nothing else is
         left, and who watches them knows it first.
         """
-        oldest = next(iter(self._cached))
         leaves = filter(self._is_leaf, self._cached)
         block = next((leaf for leaf in leaves if leaf not in self._watches), None)
         if block is None:
-            block = next(filter(self._is_leaf, self._cached), oldest)
-        for watch in self._watches.pop(block, ()):
-            watch.broken = True
-        self._leave_cache(block)
-        published = self._published.pop(block)
-        del self._by_hash[published.block_hash]
-        self._free.append(block)
+            block = next(filter(self._is_leaf, self._cached), None)
+        if block is None:
+            block = next(iter(self._cached))
+            self._forget_below(block)
+        self._forget(block)
 
     def _is_leaf(self, block: int) -> bool:
-        return self._cached_children[self._published[block].block_hash] == 0
+        return self._published[block].block_hash not in self._children
 
-    def _leave_cache(self, block: int) -> None:
-        del self._cached[block]
-        parent_hash = self._published[block].parent_hash
+    def _forget_below(self, block: int) -> None:
+        """Every cached block has a child that is held, in a table with a copy of its own of what is cached. Rare."""
+        below: dict[bytes | None, list[int]] = {}
+        for other, published in self._published.items():
+            below.setdefault(published.parent_hash, []).append(other)
+        doomed = [block]
+        for parent in doomed:
+            doomed += below.get(self._published[parent].block_hash, [])
+        for other in reversed(doomed[1:]):
+            self._forget(other)
+
+    def _forget(self, block: int) -> None:
+        """Takes a block's name, and frees it if that was all that kept it."""
+        for watch in self._watches.pop(block, ()):
+            watch.broken = True
+        published = self._published.pop(block)
+        block_hash, parent_hash = published.block_hash, published.parent_hash
+        del self._by_hash[block_hash]
+        if self._journal is not None:
+            self._journal.evict(block_hash)
         if parent_hash is not None:
-            self._cached_children[parent_hash] -= 1
-            if self._cached_children[parent_hash] == 0:
-                del self._cached_children[parent_hash]
+            self._children[parent_hash] -= 1
+            if self._children[parent_hash] == 0:
+                del self._children[parent_hash]
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
 
     def _require_held(self, block: int) -> None:
         if self._references[block] == 0:

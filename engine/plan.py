@@ -113,6 +113,8 @@ class NonFinite:
     applied: its request fails, its KV is never published.
     """
 
+    cause: str = ""  # where it was not the model: why the form of the answer could not be followed
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:
@@ -120,6 +122,7 @@ class Computed:
 
     drawn: tuple[Drawn, ...] = ()  # one per sample of the chunk, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
+    late: bool = False  # it was not known in time what may be drawn: nothing was, and its last token is computed again
 
 
 ChunkResult = Computed | NonFinite

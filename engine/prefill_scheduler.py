@@ -5,7 +5,7 @@ Pure: a prompt waits, is computed, and then is pinned until `release`. Plans are
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from engine.block_table import BlockTable, acquire
 from engine.pages import BlockPool, OutOfBlocks
@@ -23,6 +23,8 @@ from engine.sequence import (
 )
 
 PrefillRequest = Request
+
+LOOKAHEAD = 64  # so many of the oldest waiting prompts are looked at in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class PrefillScheduler:
         if needed > self.pool.total_blocks:
             raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {self.pool.total_blocks}")
         self._waiting[request.request_id] = request
+        self.pool.touch(self._cacheable(request))  # what it will be given: others go first while it waits
 
     def plan(self) -> Plan | None:
         """The next step, or None when nothing can run now: no work, or no room until something is released."""
@@ -198,8 +201,10 @@ class PrefillScheduler:
     def _in_turn(self) -> Iterator[Prompt]:
         """Prompts in order of arrival. Asking for one more admits it, if there is room for all of it."""
         yield from tuple(self._computing.values())
-        while self._waiting:
-            prompt = self._admit(next(iter(self._waiting.values())))
+        for request in tuple(islice(self._waiting.values(), LOOKAHEAD)):
+            if self._is_coming(request):
+                continue
+            prompt = self._admit(request)
             if prompt is None:
                 return
             yield prompt
@@ -226,6 +231,13 @@ class PrefillScheduler:
         if not began or not 0 < self._tail_tokens < end - start <= budget_tokens:
             return budget_tokens
         return blocks_for(end - self._tail_tokens, self._block_tokens) * self._block_tokens - start
+
+    def _is_coming(self, request: Request) -> bool:
+        """Whether a prompt before it will publish the first block that the cache lacks of it: worth a wait of steps."""
+        hashes = self._cacheable(request)
+        known = len(self.pool.touch(hashes))
+        missing, others = hashes[known : known + 1], self._computing.values()
+        return bool(missing) and any(each.request.block_hashes[known : known + 1] == missing for each in others)
 
     def _cacheable(self, request: Request) -> tuple[bytes, ...]:
         """Blocks that need no computing if they are here; none where the logits of all prompt tokens are asked for."""

@@ -22,9 +22,10 @@ from engine.model_config import DecoderConfig, ModelConfig, ModelError
 from engine.models.model import Model
 from engine.models.packed import packs
 from engine.models.primitive import PrimitiveChoice
-from engine.parallel.followers import FollowerStart, RankOptions, cores_of, threads_of
-from engine.parallel.leader import load_parallel
+from engine.parallel.followers import cores_of, threads_of
+from engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
 from engine.parallel.load import check_gpus, check_parallel
+from engine.parallel.orders import FollowerPool, FollowerStart, LinearChoice, RankOptions
 from engine.parallel.shard import Shard
 from engine.pool_size import size_pool
 from engine.quantization.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
@@ -71,6 +72,7 @@ class PreparedModel:
     fingerprint: bytes  # 32 bytes over everything that two pools must share to exchange blocks
     model: Model | None = None  # where its weights are loaded already, see engine/kv_memory.py
     adapters: AdapterSet | None = None  # that `model` was loaded with
+    ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
 
     @property
     def pool_bytes(self) -> int:
@@ -106,21 +108,22 @@ class PreparedModel:
         kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
         return f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
 
-    def follower_start(self, host_slots: int, ranks: RankOptions) -> FollowerStart:
+    def follower_start(self, ranks: RankOptions) -> FollowerStart:
         options = self.options
         return FollowerStart(
             folder=str(options.folder.resolve()),
             device=str(options.device),
             dtype=self.dtype_name,
             quantize=options.quantize,
-            kv_dtype=self.kv_dtype_name,
-            block_tokens=options.block_tokens,
-            total_blocks=self.total_blocks,
-            host_slots=host_slots,
             degree=options.tensor_parallel,
-            options=ranks,
             cores=options.cores,
+            linear=None if options.linear is None else LinearChoice.of(options.linear),
+            entry=ranks.entry,
+            nice=ranks.nice,
         )
+
+    def follower_pool(self, host_slots: int) -> FollowerPool:
+        return FollowerPool(self.kv_dtype_name, self.options.block_tokens, self.total_blocks, host_slots)
 
     def load(
         self,
@@ -139,16 +142,21 @@ class PreparedModel:
         Raises: ModelError, RankLost.
         """
         options = self.options
+        table_blocks = -(-self.max_model_len // options.block_tokens)
+        graphs = GraphSizes(decode_rows, table_blocks) if decode_rows else None
         if options.tensor_parallel > 1:
             if adapters is not None:
                 raise ModelError(f"tensor-parallel is {options.tensor_parallel}; adapters are computed on one rank")
-            return load_parallel(self, storage, progress, host_slots, ranks or RankOptions())
+            how = ranks or RankOptions()
+            return parallel_runner(self, self.ranks or self.load_ranks(progress, how), storage, host_slots, how, graphs)
         model = self.model or self.load_model(progress, adapters)
         blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
         kv, host = self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots)
-        table_blocks = -(-self.max_model_len // options.block_tokens)
-        graphs = GraphSizes(decode_rows, table_blocks) if decode_rows else None
         return Runner(model, self.layout, kv, host, graphs=graphs)
+
+    def load_ranks(self, progress: bool, options: RankOptions) -> LoadedRanks:
+        """Blocks. Raises: ModelError, RankLost."""
+        return load_ranks(self.follower_start(options), self.dtype, self.options.device, progress)
 
     def load_model(self, progress: bool, adapters: AdapterSet | None = None) -> Model:
         """On one rank. Raises: ModelError."""
@@ -248,12 +256,18 @@ def has_bf16_arithmetic() -> bool:
 
 
 def thread_preparation(
-    cores: frozenset[int] | None, device: torch.device, runner: Runner, nice: int = 0, priority: int = 0
+    cores: frozenset[int] | None,
+    device: torch.device,
+    runner: Runner,
+    nice: int = 0,
+    priority: int = 0,
+    warm: bool = False,
 ) -> Callable[[], None]:
     """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model.
 
     `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
     it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
+    `warm`: another thread has warmed this model up before, and by now somebody owns blocks.
     """
     first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -270,6 +284,7 @@ def thread_preparation(
             torch.cuda.set_device(device)  # kernels are launched on the thread's current device
             torch.cuda.synchronize(device)  # weights and pool were made on another stream
             torch.cuda.set_stream(torch.cuda.Stream(device, priority=priority))
-        runner.warm_up()
+        if not warm:
+            runner.warm_up()
 
     return prepare

@@ -1,16 +1,19 @@
 """Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing."""
 
+import logging
 import math
+import time
 from array import array
 
 import torch
 
 from engine.batch import Batch, make_batch
-from engine.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, is_recordable
+from engine.constraint_rows import ask_for_masks
+from engine.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
 from engine.finite import finite_rows
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
-from engine.launched import Launched, draws_on_device, launch_draws, launched_with
+from engine.launched import Launched, draws_on_device, launch_draws, launched_moves, launched_with
 from engine.models.model import Model
 from engine.parallel.followers import Followers
 from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
@@ -20,6 +23,8 @@ from engine.sampling_params import SamplingParams
 from engine.to_device import to_device
 from kernels.copy_blocks import copy_blocks
 from kernels.kv_pages import KvPages
+
+logger = logging.getLogger(__name__)
 
 
 class Runner:
@@ -52,6 +57,7 @@ class Runner:
         self._host = host
         self.followers = followers
         self._graphs = graphs
+        self._began_s = 0.0  # monotonic, of the last step in which some answer has a form
 
     @property
     def launches_ahead(self) -> bool:
@@ -80,7 +86,7 @@ class Runner:
         with torch.inference_mode():
             batch = self._begin(plan)
             if batch is None:
-                return launched_with((), self._model.device)
+                return launched_moves(self._model.device)
             if after is not None:
                 _fill_in(batch, plan.chunks, after)
             hidden = self._model.hidden(batch, self._kv)
@@ -98,6 +104,8 @@ class Runner:
         self._move(plan)
         if not plan.chunks and self.followers is not None:
             self.followers.wait_moved()
+        if ask_for_masks(plan.chunks):
+            self._began_s = time.monotonic()
         return make_batch(plan.chunks, self._block_tokens, self._model.device) if plan.chunks else None
 
     def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
@@ -116,6 +124,10 @@ class Runner:
             if plan.chunks:
                 self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
 
+    def settle(self) -> None:
+        """Waits until the device has done what it was told."""
+        launched_moves(self._model.device).results()
+
     def close(self) -> None:
         """Ends the other ranks, if there are any. They also end with this process."""
         if self.followers is not None:
@@ -129,9 +141,19 @@ class Runner:
         tokens = min(2, self._block_tokens)
         self.run(Plan((Chunk(0, [0] * tokens, 0, [0]),)))
         self.run(Plan((Chunk(0, [0], tokens - 1, [0], (Sample(0, SamplingParams(max_tokens=1)),)),)))
-        if self._graphs is not None and self._model.device.type == "cuda" and is_recordable(self._model):
-            self._model = GraphedModel(self._model, self._kv, GraphRecorder(), self._graphs)
-            self._graphs = None
+        if self._graphs is None or self._model.device.type != "cuda":
+            return
+        if reason := why_not_recorded(self._model):
+            logger.info("decode steps are launched kernel by kernel: %s", reason)
+        else:
+            if self.followers is not None:
+                self.followers.record(*self._graphs)
+            self.record(self._graphs)
+        self._graphs = None
+
+    def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
+        """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
+        self._model = GraphedModel(self._model, self._kv, recorder or GraphRecorder(), sizes)
 
     def _move(self, plan: Plan) -> None:
         if plan.swaps_out or plan.swaps_in:
@@ -144,8 +166,8 @@ class Runner:
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         if not copies:
             return
-        sources = torch.tensor([copy.source for copy in copies], device=self._kv.device)
-        destinations = torch.tensor([copy.destination for copy in copies], device=self._kv.device)
+        columns = (array("q", [copy.source for copy in copies]), array("q", [copy.destination for copy in copies]))
+        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for what is under way
         copy_blocks(self._kv, sources, destinations)
 
     def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:
@@ -155,12 +177,14 @@ class Runner:
             return []
         last = [place.stop - 1 for chunk, place in zip(chunks, batch.chunk_rows, strict=True) if chunk.samples]
         chosen = hidden if last == list(range(len(hidden))) else hidden[last]
-        return sample(self._model.logits(chosen), rows)
+        return sample(self._model.logits(chosen), rows, self._began_s)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
         """`rows` are those of this chunk."""
         if isinstance(drawn, NonFinite):
             return drawn
+        if drawn is None:
+            return Computed(late=True)
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
         return NonFinite() if prompt is None else Computed(drawn, prompt)
 

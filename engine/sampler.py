@@ -1,10 +1,13 @@
 """Tokens from logits, for a whole batch at once. A row's tokens do not depend on the rows beside it."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from engine.constraint_rows import keep_formed, settle
+from engine.distribution import Distribution
 from engine.logits_processors import adjust
 from engine.logprobs import described
 from engine.plan import Drawn, NonFinite, Sample
@@ -26,24 +29,14 @@ class Row:
     position: int
 
 
-RowResult = tuple[Drawn, ...] | NonFinite
-"""One entry per sample of the row, in order."""
+RowResult = tuple[Drawn, ...] | NonFinite | None
+"""One entry per sample of the row, in order; None where it was not known in time what may be drawn."""
 
 
-@dataclass(slots=True)
-class Distribution:
-    """Samples of one row that are drawn from the same distribution: same parameters, same tokens before."""
-
-    row: int
-    sample: Sample  # one of them
-    places: list[int] = field(default_factory=list)  # in the row's samples
-    numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
-    token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
-
-
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
+def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf) -> list[RowResult]:
     """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other.
 
+    `began_s`: when the step began, monotonic; answers that have a form may hold it up by a share of the time since.
     Raises: HistoryMissing for a sample whose scheduler left it out.
     """
     surveyed = survey_rows(logits)
@@ -52,6 +45,11 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
     drawn = [[best[index]] * len(row.samples) if finite[index] else None for index, row in enumerate(rows)]
 
     special = [each for index, row in enumerate(rows) if finite[index] for each in _distributions(index, row)]
+    undrawn = settle(special, any(_draws_freely(row) for row in rows), began_s)
+    if undrawn:
+        special = [each for each in special if each.row not in undrawn]
+        for index in undrawn:
+            drawn[index] = None
     _draw(logits, special)
     for distribution in special:
         token_ids = drawn[distribution.row]
@@ -60,7 +58,12 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[RowResult]:
         elif token_ids is not None:
             for place, token_id in zip(distribution.places, distribution.token_ids, strict=True):
                 token_ids[place] = token_id
-    return _results(logits, surveyed.log_totals, rows, drawn)
+    results = _results(logits, surveyed.log_totals, rows, drawn)
+    return [undrawn.get(index, result) for index, result in enumerate(results)] if undrawn else results
+
+
+def _draws_freely(row: Row) -> bool:
+    return any(wanted.params.constraint is None for wanted in row.samples)
 
 
 def _distributions(index: int, row: Row) -> Iterator[Distribution]:
@@ -97,6 +100,7 @@ def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
 def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
     adjusted = logits[[each.row for each in distributions]]  # a copy
     adjust(adjusted, [each.sample for each in distributions])
+    keep_formed(adjusted, logits, distributions)
     largest = adjusted.max(-1)
     alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
     if distributions[0].sample.params.greedy:

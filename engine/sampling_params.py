@@ -3,8 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.beam_params import BeamParams, candidates_per_beam
+
+if TYPE_CHECKING:
+    from engine.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class SamplingParams:
     logprobs: int = 0  # likeliest tokens told with each token of the answer
     prompt_logprobs: int | None = None  # the same of the prompt; 0 tells only the prompt's own tokens
     beam: BeamParams | None = None  # None: each choice is drawn on its own
+    constraint: "Constraint | None" = field(default=None, compare=False)  # what the answers must look like; not shared
     adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether logits change before temperature
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
 
@@ -43,6 +48,7 @@ class SamplingParams:
         _check(self)
         penalises = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         needs_history = penalises or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
+        needs_history = needs_history or self.constraint is not None
         masks = bool(self.bad_words) or self.allowed_token_ids is not None
         object.__setattr__(self, "needs_history", needs_history)
         object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))

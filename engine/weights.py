@@ -26,6 +26,7 @@ from engine.quantization.formats import (
     weight_format,
 )
 from engine.quantization.gguf_source import GgufTensors
+from engine.quantization.on_kernels import KernelTensors, has_kernels
 from engine.quantization.sources import DenseTensors, PackedTensors, QuantisingTensors
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -77,7 +78,7 @@ def load_model(
         packing, int8_head = packed and packs(device), format in WITH_INT8_HEAD
         # Packed weights of 4 bits take activations of any dtype; those for torch's kernel could not be packed any more.
         activations = torch.float32 if packing else dtype
-        kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, folder, format, activations)
+        kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, folder, format, activations, device)
         source: TensorSource = PackingTensors(kept, int8_head) if packing else kept
         model = build_decoder(config, source if adapters is None else adapters.adaptable(source, dtype, device), device)
         bar.update(total - bar.n)  # headers
@@ -85,12 +86,18 @@ def load_model(
     return with_native_layers(model, int8_head, choice) if packing else model
 
 
-def as_kept(stored: DenseTensors, folder: Path, format: WeightFormat, dtype: torch.dtype) -> TensorSource:
+def as_kept(
+    stored: DenseTensors, folder: Path, format: WeightFormat, dtype: torch.dtype, device: torch.device
+) -> TensorSource:
     """The same tensors, with projections in the form that they will have in memory."""
+    kept: QuantisingTensors | PackedTensors
     if format in MADE_WHILE_LOADING:
-        return QuantisingTensors(stored, format, dtype)
-    packed = packed_format(read_json(folder / "config.json"))
-    return stored if packed is None else PackedTensors(stored, packed, dtype)
+        kept = QuantisingTensors(stored, format, dtype)
+    elif (packed := packed_format(read_json(folder / "config.json"))) is not None:
+        kept = PackedTensors(stored, packed, dtype)
+    else:
+        return stored
+    return KernelTensors(kept) if has_kernels(device) else kept
 
 
 class CheckpointTensors:

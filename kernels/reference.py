@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from kernels.expert_weight import ExpertWeight, SortedPairs
 from kernels.kv_pages import KvLayer, KvPages
 from kernels.packed_weight import PackedWeight, Stored, unpacked
 from kernels.quantise_kv import dequantise, quantise
@@ -96,6 +97,18 @@ def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tens
     codes = torch.cat((weight.data & 15, weight.data >> 4), 1).float().unflatten(1, (weight.scales.shape[1], -1))
     wide: torch.Tensor = (codes - weight.zeros[..., None].float()) * weight.scales[..., None].float()
     return wide.flatten(1).to(dtype)
+
+
+def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
+    """Spells out the weight of every pair by itself."""
+    count = len(pairs.order)
+    experts = torch.searchsorted(pairs.starts[1:], torch.arange(count, device=x.device), right=True)
+    rows, plain = x[pairs.order // (count // len(x))].float(), weight.rows
+    wide = plain.float() if isinstance(plain, torch.Tensor) else dequantise_weight(plain, torch.float32)
+    products = wide.view(weight.experts, weight.outputs, -1)[experts] @ rows[:, :, None]
+    out = x.new_empty(count, weight.outputs)
+    out[pairs.order] = products[..., 0].to(x.dtype)
+    return out
 
 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:

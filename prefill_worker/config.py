@@ -11,7 +11,7 @@ class PrefillConfig(WorkerConfig):
 
     chunk_tokens: int = Field(512, ge=1, description="most prompt tokens computed in one step")
     tail_tokens: int = Field(
-        128,
+        64,
         ge=0,
         description="on a CPU, most tokens of a prompt's last step of several: an answer waits for their KV; 0: any",
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.device_share import DeviceShare
 from engine.engine import Engine, PlanRunner
-from engine.engine_loop import EngineLoop
+from engine.engine_loop import CacheHandler, EngineLoop
 from engine.engine_thread import StepTiming
 from engine.pages import PageCounts, Watch
 from engine.prefill_scheduler import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
@@ -38,10 +38,13 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
         share: DeviceShare,
+        on_cache: CacheHandler | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pace = Pace(runner, scheduler, share)
-        super().__init__(Engine(self._pace, scheduler), on_progress, on_fault, self._observe, prepare)
+        super().__init__(
+            Engine(self._pace, scheduler), on_progress, on_fault, self._observe, prepare, scheduler.pool, on_cache
+        )
 
     def hear(self, slow_down: float) -> None:
         """A decode worker on the same GPU says how many times as long its steps take as at their best."""

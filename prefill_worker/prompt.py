@@ -26,6 +26,7 @@ class Prompt:
     with_logprobs: bool  # whether the router wants to be told
     searches: bool  # with beams, whose first tokens are no one's answer yet
     deadline: asyncio.TimerHandle | None = None
+    compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
     fetched: Fetched = NOTHING_FETCHED
     computed_tokens: int = 0  # cached ones included
@@ -67,8 +68,9 @@ class Prompt:
         return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
 
     def let_go(self) -> None:
-        """Nothing is to come of it any more: neither its deadline nor its fetch."""
+        """Nothing is to come of it any more: neither its deadline nor what it waits for."""
         if self.deadline is not None:
             self.deadline.cancel()
-        if self.fetching is not None:
-            self.fetching.cancel()
+        for task in (self.compiling, self.fetching):
+            if task is not None:
+                task.cancel()

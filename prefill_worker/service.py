@@ -15,7 +15,9 @@ from functools import partial
 
 import grpc
 
+from engine.constraint import Constraint
 from engine.engine_thread import StepTiming
+from engine.grammars import Grammars
 from engine.prefill_scheduler import PrefillProgress, PrefillRequest
 from engine.sequence import RequestRefused, reusable_hashes
 from prefill_worker.fetch import FetchHint, PrefixFetcher
@@ -27,6 +29,9 @@ from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import SessionHub
 from worker.adapters import adapter_number
+from worker.cache_teller import CacheTeller
+from worker.drain import Departing
+from worker.structured import constraint_of
 from worker.transfer_source import TRANSFER_ID_BYTES, TransferSource
 from worker.wire import link_reports, page_counts, sampling_params
 
@@ -36,29 +41,36 @@ CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 
 
-class PrefillService(session_pb2_grpc.SessionServiceServicer):
+class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
     """Serves SessionService and keeps the book of prompts. Lives on the event loop."""
 
     def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
-        self._worker = worker
+        self.worker = self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
             session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
         )
+        self.cache = CacheTeller(self._hub, epoch)
         self._prompts: dict[int, Prompt] = {}
         self._by_attempt: dict[tuple[bytes, int], Prompt] = {}
         self._request_ids = itertools.count(1)
         self._attached = False
-        self.draining = False
         self.rate = PrefillRate()
 
-    def attach(self, loop: PrefillLoop, transfers: TransferSource, fetcher: PrefixFetcher | None) -> None:
+    def attach(
+        self,
+        loop: PrefillLoop,
+        transfers: TransferSource,
+        fetcher: PrefixFetcher | None,
+        grammars: Grammars | None = None,
+    ) -> None:
         """The engine and the transfers call back into this object, so they are given to it after it is made.
 
         Without `fetcher` whatever is not in the cache is computed.
         """
         self._loop = loop
         self._fetcher = fetcher
+        self._grammars = grammars
         self._attached = True
         self._transfers = transfers
 
@@ -90,10 +102,14 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         match command.WhichOneof("command"):
             case "prefill":
                 self._on_prefill(session, command.prefill)
+            case "snapshot_request":
+                self.cache.send_snapshot(session)
             case "cancel":
                 prompt = self._by_attempt.get((session.router_id, command.cancel.attempt_id))
                 if prompt is not None:
                     self._abandon(prompt)
+            case "change_role":
+                self.on_change_role(command.change_role.role)
             case other:
                 logger.warning("a router sent %s to a prefill worker", other)
 
@@ -120,15 +136,31 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
         if refusal is not None:
             self._fail(prompt, refusal, "the prefill worker cannot take this prompt")
             return
+        prompt.deadline = asyncio.get_running_loop().call_later(
+            command.time_left_ms / 1e3, self._fail, prompt, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
+        )
+        if command.sampling.HasField("structured"):
+            prompt.compiling = asyncio.create_task(self._compile_then_queue(prompt, command))
+            prompt.compiling.add_done_callback(partial(self._on_added, prompt))
+        else:
+            self._queue(prompt, command, None)
+
+    async def _compile_then_queue(self, prompt: Prompt, command: session_pb2.Prefill) -> None:
         try:
-            params = sampling_params(command.sampling)
+            constraint = await constraint_of(self._grammars, command.sampling)
+        except ValueError as error:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
+        if prompt.request_id in self._prompts:
+            self._queue(prompt, command, constraint)
+
+    def _queue(self, prompt: Prompt, command: session_pb2.Prefill, constraint: Constraint | None) -> None:
+        try:
+            params = sampling_params(command.sampling, constraint)
             adapter = adapter_number(self._worker, command.adapter)
         except ValueError as error:
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
-        prompt.deadline = asyncio.get_running_loop().call_later(
-            command.time_left_ms / 1e3, self._fail, prompt, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
-        )
         request = PrefillRequest(
             prompt.request_id, tuple(command.token_ids), params, tuple(command.block_hashes), adapter
         )
@@ -242,10 +274,11 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer):
                 waiting_requests=load.waiting_requests,
                 running_sequences=load.running_sequences,
                 pending_tokens=load.pending_tokens,
-                draining=self.draining,
+                draining=self.leaving or self.draining,
                 steps=self._loop.steps,
                 cache_query_tokens=load.cache_query_tokens,
                 cache_hit_tokens=load.cache_hit_tokens,
                 links=link_reports(self._fetcher.links if self._fetcher else ()),
+                cache=self.cache.sum,
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -12,11 +12,9 @@ from engine.check_kernels import ForeignKernelsError, require_own_kernels
 from engine.device_share import DeviceShare
 from engine.kv_memory import LargestStep
 from engine.model_config import ModelError
-from engine.pages import BlockPool
 from engine.parallel.collectives import RankLost
 from engine.prefill_scheduler import PrefillScheduler
 from engine.prepare import PreparedModel, thread_preparation
-from engine.runner import Runner
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
@@ -31,11 +29,12 @@ from service.server import Listener, run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
+from worker.drain import Drain
 from worker.gpu import gpu_id
+from worker.host import EngineHost
 from worker.model import prepare
 from worker.peers import Peers
-from worker.pool import TransferOptions, make_host, make_pool
-from worker.ranks import load_runner, watch_ranks
+from worker.pool import TransferOptions, make_host
 from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
@@ -51,21 +50,26 @@ SERVICE_NAMES = (
 
 
 class PrefillWorker:
-    """A `service.worker_process.Worker`: owns the pool, the engine's thread and both servicers."""
+    """A `service.worker_process.Worker`: owns the engine's thread and both servicers, and the host unless given one."""
 
     role = WorkerRole.PREFILL
 
-    def __init__(self, config: PrefillConfig, prepared: PreparedModel, epoch: int) -> None:
+    def __init__(
+        self, config: PrefillConfig, prepared: PreparedModel, epoch: int, host: EngineHost | None = None
+    ) -> None:
+        """`host`: with whose weights and pool; it stays its owner's."""
         self._config = config
         self._prepared = prepared
-        transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
-        self._memory = make_pool(prepared, transfers)
-        self._service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
+        self._owns_host = host is None
+        self._host = host or EngineHost(config, prepared, transfer_options(config), nice=config.nice)
+        self._memory = self._host.memory
+        self.service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
+        self.drain = Drain(self.service)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, config.park_s, TOMBSTONE_S),
             self._memory.description,
             self._memory.storage,
-            self._service.on_transfer_ended,
+            self.service.on_transfer_ended,
             make_host(self._memory),
             self._hear,
         )
@@ -80,14 +84,13 @@ class PrefillWorker:
         )
         self._gpu = gpu_id(prepared.options.device)
         self._loop: PrefillLoop | None = None
-        self._runner: Runner | None = None
         self._fetcher: PrefixFetcher | None = None
         self._sweep: asyncio.Task[None] | None = None
 
     @property
     def listener(self) -> Listener:
         config = self._config
-        return Listener(config.host, config.port, self._register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
 
     @property
     def fingerprint(self) -> bytes:
@@ -95,26 +98,25 @@ class PrefillWorker:
 
     @property
     def busy(self) -> bool:
-        return self._service.busy
+        return self.drain.busy
 
-    def _register(self, server: grpc.aio.Server) -> None:
-        session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
+    def register(self, server: grpc.aio.Server) -> None:
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self.service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        await asyncio.to_thread(self._memory.back)
-        runner = self._runner = await asyncio.to_thread(
-            load_runner, self._prepared, self._memory, self._config.adapter, nice=self._config.nice
-        )
-        watch_ranks(runner, on_fault)
-        pool = BlockPool(self._prepared.total_blocks)
-        scheduler = PrefillScheduler(pool, self._config.block_size, self._config.chunk_tokens)
-        ready = thread_preparation(self._config.cores, self._prepared.options.device, runner, self._config.nice)
+        runner = await self._host.load(on_fault)
+        tail_tokens = self._config.tail_tokens if self._prepared.options.device.type == "cpu" else 0
+        scheduler = PrefillScheduler(self._host.blocks, self._config.block_size, self._config.chunk_tokens, tail_tokens)
+        device, warm = self._prepared.options.device, self._host.used
+        ready = thread_preparation(self._config.cores, device, runner, self._config.nice, warm=warm)
         share = DeviceShare(self._config.chunk_tokens, self._config.decode_slow_down)
-        self._loop = PrefillLoop(runner, scheduler, self._service.on_progress, on_fault, ready, share)
+        self._loop = PrefillLoop(
+            runner, scheduler, self.service.on_progress, on_fault, ready, share, self.service.cache.on_changes
+        )
         await self._loop.start()
         self._fetcher = self._make_fetcher(self._loop)
-        self._service.attach(self._loop, self._transfers, self._fetcher)
+        self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)
         self._transfers.attach(self._loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
         end_on_error(self._sweep, on_fault)
@@ -126,21 +128,21 @@ class PrefillWorker:
         options = FetchOptions(
             config.block_size, self._prepared.layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
         )
-        return PrefixFetcher(loop, self._peers, self._service.rate, options)
+        return PrefixFetcher(loop, self._peers, self.service.rate, options)
 
     def _hear(self, gpu: str, slow_down: float) -> None:
         if self._loop is not None and gpu == self._gpu:
             self._loop.hear(slow_down)
 
     def report(self) -> None:
-        self._service.report()
+        self.service.report()
 
     def begin_drain(self) -> None:
-        self._service.draining = True
+        self.drain.begin()
 
     async def stop(self) -> None:
         """Sessions first, whose prompts go with them; then readers and links; the engine and its memory last."""
-        await self._service.close()
+        await self.service.close()
         self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -150,9 +152,12 @@ class PrefillWorker:
             await self._fetcher.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
-        if self._runner is not None:
-            await asyncio.to_thread(self._runner.close)
-        self._memory.close()
+        if self._owns_host:
+            await self._host.close()
+
+
+def transfer_options(config: PrefillConfig) -> TransferOptions:
+    return TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
 
 
 def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
@@ -200,7 +205,7 @@ def _run(config: PrefillConfig) -> int:
 
 async def _main(config: PrefillConfig) -> int:
     step = LargestStep(config.chunk_tokens, min(config.chunk_tokens, PROMPTS_AT_ONCE))
-    prepared = await asyncio.to_thread(prepare, config, step)
+    prepared = await asyncio.to_thread(prepare, config, step, config.nice)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
     return await serve(WorkerProcess(config, PrefillWorker(config, prepared, epoch), epoch))

@@ -12,33 +12,178 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests")
+    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks")
     READY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
+    INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     detail: str
     registry_connected: bool
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     active_requests: int
     queued_requests: int
-    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ...) -> None: ...
+    other_routers: int
+    planner: PlannerStatus
+    indexed_blocks: int
+    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests")
+    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_VIEW_FIELD_NUMBER: _ClassVar[int]
     worker: _session_pb2.WorkerInfo
     endpoint: str
     connected: bool
     epoch: int
     report: _report_pb2.Report
     in_flight_requests: int
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ...) -> None: ...
+    cache_view: CacheViewStatus
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ...) -> None: ...
+
+class PlannerStatus(_message.Message):
+    __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    prefill_pressure: float
+    decode_pressure: float
+    verdict: str
+    changes: int
+    def __init__(self, mode: _Optional[str] = ..., prefill_pressure: _Optional[float] = ..., decode_pressure: _Optional[float] = ..., verdict: _Optional[str] = ..., changes: _Optional[int] = ...) -> None: ...
+
+class ChangeRoleRequest(_message.Message):
+    __slots__ = ("worker_id", "role")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: _session_pb2.Role
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ...) -> None: ...
+
+class ChangeRoleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "age_s", "prompt_tokens", "status", "attempts", "ttft_ms", "total_ms", "tbt_p50_ms", "tbt_p99_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    age_s: float
+    prompt_tokens: int
+    status: str
+    attempts: _containers.RepeatedCompositeFieldContainer[ExplainedAttempt]
+    ttft_ms: float
+    total_ms: float
+    tbt_p50_ms: float
+    tbt_p99_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., age_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., status: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[ExplainedAttempt, _Mapping]]] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., tbt_p50_ms: _Optional[float] = ..., tbt_p99_ms: _Optional[float] = ...) -> None: ...
+
+class ExplainedAttempt(_message.Message):
+    __slots__ = ("candidates", "policy", "reason", "queue_ms", "predicted", "actual", "transport", "failure", "failed_endpoint")
+    class PredictedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ActualEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    candidates: _containers.RepeatedCompositeFieldContainer[ExplainedCandidate]
+    policy: str
+    reason: str
+    queue_ms: float
+    predicted: _containers.ScalarMap[str, float]
+    actual: _containers.ScalarMap[str, float]
+    transport: str
+    failure: str
+    failed_endpoint: str
+    def __init__(self, candidates: _Optional[_Iterable[_Union[ExplainedCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., queue_ms: _Optional[float] = ..., predicted: _Optional[_Mapping[str, float]] = ..., actual: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., failure: _Optional[str] = ..., failed_endpoint: _Optional[str] = ...) -> None: ...
+
+class ExplainedCandidate(_message.Message):
+    __slots__ = ("worker_id", "endpoint", "role", "chosen", "excluded", "terms")
+    class TermsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    endpoint: str
+    role: _session_pb2.Role
+    chosen: bool
+    excluded: str
+    terms: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., chosen: bool = ..., excluded: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class CacheViewStatus(_message.Message):
+    __slots__ = ("follows", "exact", "blocks", "sequence", "resyncs", "checked_requests", "equal_requests", "missing_tokens", "surplus_tokens", "drift")
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESYNCS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EQUAL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    follows: bool
+    exact: bool
+    blocks: int
+    sequence: int
+    resyncs: int
+    checked_requests: int
+    equal_requests: int
+    missing_tokens: int
+    surplus_tokens: int
+    drift: float
+    def __init__(self, follows: bool = ..., exact: bool = ..., blocks: _Optional[int] = ..., sequence: _Optional[int] = ..., resyncs: _Optional[int] = ..., checked_requests: _Optional[int] = ..., equal_requests: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., surplus_tokens: _Optional[int] = ..., drift: _Optional[float] = ...) -> None: ...

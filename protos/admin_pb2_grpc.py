@@ -39,6 +39,16 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/baton.v1.AdminService/Explain',
+                request_serializer=protos_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.ChangeRole = channel.unary_unary(
+                '/baton.v1.AdminService/ChangeRole',
+                request_serializer=protos_dot_admin__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeRoleResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -51,6 +61,21 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a request went where it went, and what came of it. Of the newest requests of this router; NOT_FOUND for others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeRole(self, request, context):
+        """Has a worker drain and then serve in another role. Answers when the worker has been told: GetStatus shows the
+        change. NOT_FOUND, or FAILED_PRECONDITION where it cannot, or would leave a role to nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +83,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=protos_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=protos_dot_admin__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeRoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +122,60 @@ class AdminService(object):
             '/baton.v1.AdminService/GetStatus',
             protos_dot_admin__pb2.GetStatusRequest.SerializeToString,
             protos_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/Explain',
+            protos_dot_admin__pb2.ExplainRequest.SerializeToString,
+            protos_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/ChangeRole',
+            protos_dot_admin__pb2.ChangeRoleRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links")
+    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache")
     LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Report(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     UNFILLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     limit_blocks: int
     limit_slots: int
     pages: PageCounts
@@ -33,7 +34,8 @@ class Report(_message.Message):
     preemptions: int
     unfilled_slots: int
     links: _containers.RepeatedCompositeFieldContainer[LinkReport]
-    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ...) -> None: ...
+    cache: CacheSum
+    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("endpoint", "transport", "gb_per_s", "fallback")
@@ -62,3 +64,13 @@ class PageCounts(_message.Message):
     held_by_sequences: int
     held_by_transfers: int
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., held_by_sequences: _Optional[int] = ..., held_by_transfers: _Optional[int] = ...) -> None: ...
+
+class CacheSum(_message.Message):
+    __slots__ = ("sequence", "digest", "blocks")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    digest: int
+    blocks: int
+    def __init__(self, sequence: _Optional[int] = ..., digest: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...

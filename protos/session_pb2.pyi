@@ -44,23 +44,27 @@ FAILURE_REASON_DRAINING: FailureReason
 FAILURE_REASON_NO_ROOM: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ROLE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     hello: Hello
     prefill: Prefill
     start: Start
     cancel: Cancel
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    change_role: ChangeRole
+    snapshot_request: SnapshotRequest
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores")
+    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +75,8 @@ class ConnectResponse(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     epoch: int
@@ -81,7 +87,9 @@ class ConnectResponse(_message.Message):
     failed: Failed
     report: _report_pb2.Report
     prompt_scores: PromptScores
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ...) -> None: ...
+    cache_events: CacheEvents
+    cache_snapshot: CacheSnapshot
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "received", "resumes_epoch")
@@ -104,7 +112,7 @@ class Welcome(_message.Message):
     def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters")
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +121,7 @@ class WorkerInfo(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     pid: int
@@ -121,7 +130,8 @@ class WorkerInfo(_message.Message):
     total_blocks: int
     total_slots: int
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    roles: _containers.RepeatedScalarFieldContainer[Role]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest")
@@ -202,6 +212,12 @@ class Start(_message.Message):
     cache_root: bytes
     adapter: str
     def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class ChangeRole(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    def __init__(self, role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("attempt_id",)
@@ -308,3 +324,29 @@ class Failed(_message.Message):
     reason: FailureReason
     message: str
     def __init__(self, attempt_id: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CacheEvents(_message.Message):
+    __slots__ = ("sequence", "stored", "evicted")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    stored: bytes
+    evicted: bytes
+    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
+
+class CacheSnapshot(_message.Message):
+    __slots__ = ("sequence", "part", "parts", "hashes")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    part: int
+    parts: int
+    hashes: bytes
+    def __init__(self, sequence: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...

@@ -6,17 +6,21 @@ from typing import Any
 
 import grpc
 
-from protos import admin_pb2, report_pb2, session_pb2
+from protos import admin_pb2
+from router.admin_wire import ROLES, worker_status
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
+from router.explaining import Explainer
+from router.fleet import Fleet
 from router.malformed import service_handler
 from router.readiness import Readiness
-from router.worker import WorkerDescription, WorkerReport, WorkerRole
+from router.replicas import Replicas
+from router.role_planning import RolePlanning
+from router.worker import WorkerRole
+from service.errors import InvalidArgument
 
 SERVICE_NAME = "baton.v1.AdminService"
-
-_ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,10 @@ class AdminServicer:
     readiness: Readiness
     dispatcher: Dispatcher
     registry_connected: Callable[[], bool]
+    fleet: Fleet
+    explainer: Explainer
+    replicas: Replicas | None
+    planning: RolePlanning | None
 
     def register(self, server: grpc.aio.Server) -> None:
         service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -43,9 +51,40 @@ class AdminServicer:
             ready=self.readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),
             registry_connected=connected,
-            workers=[_worker_status(worker) for worker in self.cluster.workers],
+            workers=[
+                worker_status(worker, self.cluster.caches.status(worker.endpoint)) for worker in self.cluster.workers
+            ],
+            indexed_blocks=self.cluster.caches.indexed_blocks,
             active_requests=self.dispatcher.active,
             queued_requests=self.queue.waiting,
+            other_routers=self.replicas.others if self.replicas is not None else 0,
+            planner=self._planner(),
+        )
+
+    async def Explain(
+        self, message: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ExplainResponse:
+        return self.explainer.explain(message.request_id)
+
+    async def ChangeRole(
+        self, message: admin_pb2.ChangeRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ChangeRoleResponse:
+        role = next((role for role, number in ROLES.items() if number == message.role), None)
+        if role is None:
+            raise InvalidArgument("role", "neither prefill nor decode")
+        self.fleet.change_role(message.worker_id, role)
+        return admin_pb2.ChangeRoleResponse()
+
+    def _planner(self) -> admin_pb2.PlannerStatus | None:
+        if self.planning is None:
+            return None
+        verdict = self.planning.verdict
+        return admin_pb2.PlannerStatus(
+            mode=self.planning.mode,
+            prefill_pressure=verdict.prefill_pressure,
+            decode_pressure=verdict.decode_pressure,
+            verdict=verdict.why,
+            changes=self.planning.changes,
         )
 
 
@@ -54,69 +93,4 @@ def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
     decode workers may do without prefill workers for a while.
     """
     filled = {worker.role for worker in workers if worker.connected}
-    return [f"no {role.value} worker is connected" for role in _ROLES if role in needed and role not in filled]
-
-
-def _worker_status(worker: Worker) -> admin_pb2.WorkerStatus:
-    return admin_pb2.WorkerStatus(
-        worker=_worker_info(worker.description)
-        if worker.description is not None
-        else session_pb2.WorkerInfo(role=_ROLES[worker.role]),
-        endpoint=worker.endpoint,
-        connected=worker.connected,
-        epoch=worker.epoch,
-        report=_report(worker.report) if worker.report is not None else None,
-        in_flight_requests=len(worker.charges),
-    )
-
-
-def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
-    model = description.model
-    return session_pb2.WorkerInfo(
-        worker_id=description.worker_id,
-        role=_ROLES[description.role],
-        pid=description.pid,
-        fingerprint=description.fingerprint,
-        model=session_pb2.ModelInfo(
-            name=model.name,
-            path=model.path,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            dtype=model.dtype,
-            block_size=model.block_tokens,
-        ),
-        total_blocks=description.total_blocks,
-        total_slots=description.total_slots,
-        adapters=[session_pb2.Adapter(name=each.name, digest=each.digest) for each in description.adapters],
-    )
-
-
-def _report(report: WorkerReport) -> report_pb2.Report:
-    pages = report.pages
-    return report_pb2.Report(
-        limit_blocks=report.limit_blocks,
-        limit_slots=report.limit_slots,
-        pages=report_pb2.PageCounts(
-            total=pages.total,
-            free=pages.free,
-            cached=pages.cached,
-            held=pages.held,
-            held_by_sequences=pages.held_by_sequences,
-            held_by_transfers=pages.held_by_transfers,
-        ),
-        waiting_requests=report.waiting_requests,
-        running_sequences=report.running_sequences,
-        pending_tokens=report.pending_tokens,
-        draining=report.draining,
-        steps=report.steps,
-        cache_query_tokens=report.cache_query_tokens,
-        cache_hit_tokens=report.cache_hit_tokens,
-        preemptions=report.preemptions,
-        unfilled_slots=report.unfilled_slots,
-        links=[
-            report_pb2.LinkReport(
-                endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
-            )
-            for link in report.links
-        ],
-    )
+    return [f"no {role.value} worker is connected" for role in ROLES if role in needed and role not in filled]

@@ -1,20 +1,29 @@
-"""Requests that wait for room: first come first served, bounded in number and time.
+"""Requests that wait for room: whose turn it is says the fair queue, whether there is room says the placement.
 
-A placement is charged to the cluster the moment it is made; whoever gets it returns the charge.
+Who cannot be served in time is told at once when to come back, before anything was computed for it. A placement is
+charged to the cluster the moment it is made; whoever gets it returns the charge, and says here when it has ended.
 """
 
 import asyncio
+import math
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.cluster import Cluster
-from router.placement import NoPrefillWorker, NoRoom, Placement, PlacementPolicy, PlacementRequest, place
-from service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from router.fair_queue import Entry, FairQueue
+from router.placement import NoPrefillWorker, NoRoom, Placement, PlacementPolicy, PlacementRequest, WorkerView, place
+from router.refusals import RETRY_AFTER_S, never_fits, no_workers
+from router.turns import Turns, charged_tokens
+from router.wait_estimate import WaitEstimate
+from service.errors import BatonError, ResourceExhausted, Unavailable
 
-RETRY_AFTER_S = 1.0
-"""What RetryInfo says to a client that found no room or no workers."""
+PLANNED_SHARE = 0.8
+"""Of the time until a deadline: what may be planned for. The rest is for what estimates are wrong by."""
+SURE_SHARE = 0.8
+"""Of the time that such requests usually take: one that has less left does not go before others that wait."""
+BEGUN_PRIORITY = -1000
+"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,16 @@ class AdmissionLimits:
     max_waiting: int = 1024
     max_wait_s: float = 60.0
     without_workers_s: float = 10.0  # a role may be absent this long, while its workers restart
+    max_waiting_per_tenant: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who asks, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
+
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +49,18 @@ class Admitted:
 
     placement: Placement
     route_began_s: float
+    workers: Sequence[WorkerView] = ()  # as the placement saw them
 
 
 @dataclass(eq=False, slots=True)
-class _Ticket:
+class Ticket:
+    """One that waits, or has just been settled."""
+
     attempt_id: int
     request: PlacementRequest
     block_hashes: Sequence[bytes]
+    standing: Standing
+    overtaken_tokens: int = 0  # of those that went before it out of their turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Admitted | BatonError | None = None
 
@@ -45,40 +69,96 @@ class _Ticket:
         self.settled.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The workers for one request, as they are until another one is placed."""
+
+    ticket: Ticket
+    views: Sequence[WorkerView]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """A request that was dispatched and has not ended."""
+
+    tokens: int
+    since_s: float
+
+
 class AdmissionQueue:
     """`pump` is called whenever room may have become free."""
 
-    def __init__(self, cluster: Cluster, limits: AdmissionLimits, policy: PlacementPolicy) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: AdmissionLimits,
+        policy: PlacementPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster = cluster
         self._policy = policy
         self._limits = limits
-        self._waiting: deque[_Ticket] = deque()
+        self._clock = clock
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self._estimate = WaitEstimate()
+        self._stays: dict[int, _Stay] = {}  # by attempt id
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
-    async def admit(self, attempt_id: int, request: PlacementRequest, block_hashes: Sequence[bytes]) -> Admitted:
-        """Waits for its turn and for room; the attempt is charged on both workers when this returns.
+    def retry_after_s(self) -> float:
+        """For a request that is not even queued."""
+        ahead = self._queue.tokens_ahead("", 0) + self._estimate.usual_tokens
+        return self._estimate.retry_after_s(ahead, self._clock())
+
+    def refuse_hopeless(self, standing: Standing, tokens: int | None = None) -> None:
+        """Raises: ResourceExhausted for a request that came now and could not be served in time.
+
+        `tokens`: what it is charged; left out before that is known.
+        """
+        if not self._queue or standing.priority == BEGUN_PRIORITY:
+            return
+        own = self._queue.waiting_of(standing.tenant)
+        if own >= self._limits.max_waiting_per_tenant:
+            raise self._refusal(f"{own} requests of this caller are waiting already", standing)
+        now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
+        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + tokens
+        wait_s = self._estimate.wait_s(ahead, now)
+        time_left_s = PLANNED_SHARE * (standing.deadline_s - now)
+        longest_s = min(self._limits.max_wait_s, time_left_s - self._estimate.stay_s(tokens))
+        if wait_s is not None and wait_s > longest_s:
+            raise self._refusal(f"the wait for room would be {wait_s:.1f} s; there is time for less", standing)
+
+    async def admit(
+        self,
+        attempt_id: int,
+        request: PlacementRequest,
+        block_hashes: Sequence[bytes],
+        standing: Standing = Standing(),
+    ) -> Admitted:
+        """Waits for its turn and for room; the attempt is charged on its workers when this returns.
 
         Raises: ResourceExhausted (queue full, or no room in time), Unavailable (no workers), InvalidArgument (can
         never fit).
         """
-        if len(self._waiting) >= self._limits.max_waiting:
-            raise ResourceExhausted(f"{len(self._waiting)} requests are waiting already", RETRY_AFTER_S)
-        ticket = _Ticket(attempt_id, request, block_hashes)
-        self._waiting.append(ticket)
-        self.pump()
+        views = self._cluster.snapshot(block_hashes, request.turn)
+        tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
+        self.refuse_hopeless(standing, tokens)
+        if len(self._queue) >= self._limits.max_waiting:
+            self._make_place(standing)
+        ticket = Ticket(attempt_id, request, block_hashes, standing)
+        entry = self._queue.add(ticket, standing.tenant, standing.priority, tokens)
+        self._pump(_Seen(ticket, views))
         try:
             async with asyncio.timeout(self._limits.max_wait_s):
                 await ticket.settled.wait()
         except TimeoutError:
-            self._withdraw(ticket)
-            message = f"no room became free in {self._limits.max_wait_s:g} s"
-            raise ResourceExhausted(message, RETRY_AFTER_S) from None
+            self._withdraw(entry)
+            raise self._refusal(f"no room became free in {self._limits.max_wait_s:g} s", standing) from None
         except asyncio.CancelledError:
-            self._withdraw(ticket)
+            self._withdraw(entry)
             raise
         if isinstance(ticket.outcome, Admitted):
             return ticket.outcome
@@ -86,68 +166,115 @@ class AdmissionQueue:
             raise RuntimeError("a settled ticket has an outcome")
         raise ticket.outcome
 
+    def ended(self, attempt_id: int, answered: bool) -> None:
+        """An admitted attempt takes up no room any more. `answered`: to its end."""
+        stay, now = self._stays.pop(attempt_id), self._clock()
+        self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
+
     def pump(self) -> None:
-        """Places requests from the head of the queue until one must wait."""
-        while self._waiting:
-            ticket = self._waiting[0]
-            began_s = time.monotonic()
-            outcome = place(ticket.request, self._cluster.snapshot(ticket.block_hashes), self._policy)
+        """Places those whose turn it is, until the next must wait."""
+        self._pump(None)
+
+    def _pump(self, seen: _Seen | None) -> None:
+        turns = Turns(self._queue)
+        while (entry := turns.next()) is not None:
+            ticket, began_s = entry.item, self._clock()
+            if self._is_hopeless(entry, began_s):
+                self._settle(entry, self._refusal("the deadline is too near by now", ticket.standing), served=False)
+                continue
+            current = seen is not None and seen.ticket is ticket
+            views, outcome = self._place(ticket, seen.views if current and seen is not None else None)
             match outcome:
                 case Placement():
-                    self._cluster.charge(ticket.attempt_id, outcome, ticket.request, ticket.block_hashes)
-                    self._waiting.popleft().settle(Admitted(outcome, began_s))
+                    self._dispatch(entry, outcome, began_s, views)
+                    turns.served(entry)
+                    seen = None
                 case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
-                    self._waiting.popleft().settle(_never_fits(ticket.request, outcome))
-                case NoRoom.NO_CREDIT:
-                    self._stop_patience()
-                    return
+                    self._settle(entry, never_fits(ticket.request, outcome), served=False)
                 case NoRoom.NO_PREFILL_WORKER if self._policy.no_prefill_worker is NoPrefillWorker.REJECT:
-                    self._waiting.popleft().settle(_no_workers(outcome))
+                    self._settle(entry, no_workers(outcome), served=False)
                 case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_DECODE_WORKER:
-                    if self._patience is None:
-                        loop = asyncio.get_running_loop()
-                        self._patience = loop.call_later(self._limits.without_workers_s, self._give_up, outcome)
-                    return
-        self._stop_patience()
+                    turns.without_workers(entry)
+                case _:
+                    turns.without_room(entry)
+        self._be_patient(turns.some_without_workers)
+        self._estimate.some_wait(len(self._queue) > 0, self._clock())
+
+    def _place(
+        self, ticket: Ticket, views: Sequence[WorkerView] | None
+    ) -> tuple[Sequence[WorkerView], Placement | NoRoom]:
+        """The workers looked at, all of them where those worth a look have no room; and what came of it."""
+        request, hashes = ticket.request, ticket.block_hashes
+        views = self._cluster.snapshot(hashes, request.turn) if views is None else views
+        outcome = place(request, views, self._policy)
+        if isinstance(outcome, NoRoom) and len(views) < self._cluster.able:
+            views = self._cluster.snapshot(hashes)
+            outcome = place(request, views, self._policy)
+        return views, outcome
 
     def close(self) -> None:
         """Whoever still waits is told that the router is draining."""
-        self._stop_patience()
-        while self._waiting:
-            self._waiting.popleft().settle(Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S))
+        self._be_patient(False)
+        for entry in tuple(self._queue.order()):
+            self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
 
-    def _give_up(self, reason: NoRoom) -> None:
-        self._patience = None
-        while self._waiting:
-            self._waiting.popleft().settle(_no_workers(reason))
+    def _is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
+        """Its deadline will pass before it is answered, and others wait who can be."""
+        needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
+        return len(self._queue) > 1 and now + needed_s > entry.item.standing.deadline_s
 
-    def _stop_patience(self) -> None:
-        if self._patience is not None:
+    def _dispatch(
+        self, entry: Entry[Ticket], placement: Placement, began_s: float, workers: Sequence[WorkerView]
+    ) -> None:
+        ticket = entry.item
+        self._cluster.charge(ticket.attempt_id, placement, ticket.request, ticket.block_hashes)
+        self._stays[ticket.attempt_id] = _Stay(entry.tokens, began_s)
+        self._estimate.dispatched(entry.tokens)
+        self._settle(entry, Admitted(placement, began_s, workers), served=True)
+
+    def _settle(self, entry: Entry[Ticket], outcome: Admitted | BatonError, served: bool) -> None:
+        if served:
+            self._queue.take(entry)
+        else:
+            self._queue.withdraw(entry)
+        entry.item.settle(outcome)
+
+    def _make_place(self, standing: Standing) -> None:
+        """The queue is full: the tenant with most requests in it gives one up, unless that is who comes now."""
+        newest = self._queue.newest_of_largest()
+        message = f"{len(self._queue)} requests are waiting already"
+        if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
+            raise self._refusal(message, standing)
+        self._settle(newest, self._refusal(message, newest.item.standing), served=False)
+
+    def _refusal(self, message: str, standing: Standing) -> ResourceExhausted:
+        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + self._estimate.usual_tokens
+        return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()))
+
+    def _be_patient(self, some_without_workers: bool) -> None:
+        """While workers that some wait for are absent, a timer runs."""
+        if some_without_workers and self._patience is None:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(self._limits.without_workers_s, self._give_up)
+        elif not some_without_workers and self._patience is not None:
             self._patience.cancel()
             self._patience = None
 
-    def _withdraw(self, ticket: _Ticket) -> None:
+    def _give_up(self) -> None:
+        """Those that there are still no workers for wait no longer."""
+        self._patience = None
+        for entry in tuple(self._queue.order()):
+            outcome = place(entry.item.request, self._cluster.snapshot(()), self._policy)
+            if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER):
+                self._settle(entry, no_workers(outcome), served=False)
+
+    def _withdraw(self, entry: Entry[Ticket]) -> None:
         """Its owner has gone: out of the queue, or, if it was placed in the same moment, its charge returned."""
+        ticket = entry.item
         if isinstance(ticket.outcome, Admitted):
             for endpoint in ticket.outcome.placement.endpoints:
                 self._cluster.release(ticket.attempt_id, endpoint)
-        elif ticket in self._waiting:
-            self._waiting.remove(ticket)
+            self.ended(ticket.attempt_id, answered=False)
+        elif ticket.outcome is None:
+            self._queue.withdraw(entry)
         self.pump()
-
-
-def _no_workers(reason: NoRoom) -> Unavailable:
-    missing = "prefill" if reason is NoRoom.NO_PREFILL_WORKER else "decode"
-    return Unavailable(f"there is no {missing} worker", "NO_WORKERS", RETRY_AFTER_S)
-
-
-def _never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
-    if reason is NoRoom.TOO_MANY_CHOICES:
-        return InvalidArgument(
-            "sampling.n", f"no decode worker runs {request.choices} sequences at once", reason="NEVER_FITS"
-        )
-    return InvalidArgument(
-        "sampling.max_tokens",
-        f"prompt and answer take {request.longest_blocks} KV blocks at their longest; no decode worker has as many",
-        reason="NEVER_FITS",
-    )

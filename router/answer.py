@@ -1,7 +1,7 @@
 """The answer as a client sees it: contiguous tokens become text, cut at stop strings, with offsets and an end. Pure."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -16,10 +16,11 @@ class FinishReason(Enum):
     LENGTH = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
     """New tokens of one choice; `offset` is the position of the first of them. The text may lag the tokens.
 
+    Nobody changes one; it is not frozen because that takes twice as long to make, and nearly every token has one.
     `logprobs` has one entry per token, or none if they were not asked for.
     """
 
@@ -52,9 +53,19 @@ class _Choice:
         self._filter = stop_filter
         self._logprobs: deque[TokenLogprob] = deque()  # of tokens that the filter holds, if asked for
 
-    def take(self, released: Released) -> tuple[AnswerEvent, ...]:
+    def take(self, released: Released) -> Sequence[AnswerEvent]:
+        if self._filter.passes_all and released.end is None:  # as nearly all are
+            token_ids, begin = released.token_ids, self.tokens
+            self.tokens += len(token_ids)
+            return (Delta(self.index, begin, token_ids, self._detokenizer.push_all(token_ids), released.logprobs),)
+        return self._take(released)
+
+    def _take(self, released: Released) -> Sequence[AnswerEvent]:
         self._logprobs.extend(released.logprobs)
-        pieces = [self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in released.token_ids]
+        if self._filter.passes_all:
+            pieces = [Piece(released.token_ids, self._detokenizer.push_all(released.token_ids))]
+        else:
+            pieces = [self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in released.token_ids]
         if released.end is not None:
             pieces.append(self._filter.finish(self._detokenizer.finish()))
         events: list[AnswerEvent] = []
@@ -65,7 +76,7 @@ class _Choice:
         if finished is not None:
             self.finished = True
             events.append(finished)
-        return tuple(events)
+        return events
 
     def _delta(self, pieces: list[Piece]) -> Delta:
         token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
@@ -94,17 +105,22 @@ class Answer:
         self, choices: int, stops: tuple[str, ...], min_tokens: int, new_detokenizer: Callable[[], Detokenizer]
     ) -> None:
         self._choices = [_Choice(index, new_detokenizer(), StopFilter(stops, min_tokens)) for index in range(choices)]
+        self._unfinished = choices
 
     @property
     def done(self) -> bool:
-        return all(choice.finished for choice in self._choices)
+        return self._unfinished == 0
 
     @property
     def completion_tokens(self) -> int:
         """Tokens given out, over all choices. Those of a stop string, and beyond it, are not."""
         return sum(choice.tokens for choice in self._choices)
 
-    def take(self, released: Released) -> tuple[AnswerEvent, ...]:
+    def take(self, released: Released) -> Sequence[AnswerEvent]:
         """What goes out now. What a worker made beyond a stop string is dropped."""
         choice = self._choices[released.choice]
-        return () if choice.finished else choice.take(released)
+        if choice.finished:
+            return ()
+        events = choice.take(released)
+        self._unfinished -= choice.finished
+        return events

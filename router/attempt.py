@@ -7,7 +7,7 @@ from typing import Self
 
 from router import session_wire
 from router.cluster import Cluster
-from router.events import Failed, FirstStep, Landed, PromptScores, SequenceOutput
+from router.events import Failed, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
 from router.failures import AttemptFailed
 from router.fleet import Fleet
 from router.inbox import Arrival
@@ -70,19 +70,27 @@ class Attempt:
         self._decode_holds = True
         self._fleet.dispatch(tag, self._request, self.placement)
 
-    async def next(self) -> PromptScores | Released:
-        """All scores of the prompt, where they are asked for; then the next tokens in order, of some choice.
+    def expire(self) -> None:
+        """The deadline has passed: `next` raises TimeoutError from now on."""
+        self._inbox.expire()
 
-        The caller bounds the wait. Raises: AttemptFailed, InconsistentOutput.
+    async def next(self) -> PromptScores | tuple[Released, ...]:
+        """All scores of the prompt, where they are asked for; then the next tokens in order, of some choices.
+
+        All that has come since the last call comes at once: whoever is slow to take it gets more at a time. Raises:
+        AttemptFailed, InconsistentOutput, TimeoutError.
         """
         while True:
             if self._scores:
                 return self._scores.popleft()
-            while self._outputs and not self._unscored:  # tokens from decode may overtake prefill's scores
-                released = self._lifecycle.take(self._outputs.popleft())
-                if released is not None:
+            if self._outputs and not self._unscored:  # tokens from decode may overtake prefill's scores
+                released = self._lifecycle.take_all(self._outputs)
+                if released:
                     return released
             self._take(await self._inbox.take())
+            # What came before a failure goes out before it.
+            while (first := self._inbox.first) is not None and not isinstance(first.event, Failed):
+                self._take(self._inbox.take_first())
 
     async def landing(self) -> None:
         """Waits a moment for Landed where it is still due: an answer that decode ended comes with its timings."""
@@ -97,16 +105,20 @@ class Attempt:
 
     def _take(self, arrival: Arrival) -> None:
         match arrival.event:
-            case PromptScores() as scores:
-                self._take_scores(scores)
-            case FirstStep() as first_step:
-                self._take_first_step(first_step, arrival.at_s)
             case SequenceOutput() as output:
                 self._timeline.take_decode_output(output.choice, output.offset, len(output.token_ids), arrival.at_s)
                 self._take_decode_end(output)
                 self._outputs.append(output)
+            case PromptScores() as scores:
+                self._take_scores(scores)
+            case FirstStep() as first_step:
+                self._take_first_step(first_step, arrival.at_s)
             case Landed() as landed:
-                self._timeline.landed = landed
+                self._timeline.take_landed(landed)
+                placement = self.placement
+                self._cluster.caches.audit(placement.decode, placement.decode_hit_tokens, landed.cached_tokens)
+                moved_tokens = len(self._request.token_ids) - landed.cached_tokens
+                self._cluster.rates.transferred(moved_tokens, landed.transferred_bytes)
                 self._prefill_holds = False
             case Failed() as failed:
                 self._take_failure(failed)
@@ -120,11 +132,26 @@ class Attempt:
     def _take_first_step(self, first_step: FirstStep, now: float) -> None:
         self._timeline.take_first_step(first_step, now)
         self._unfinished.difference_update(o.choice for o in first_step.outputs if o.end is not None)
+        self._audit(first_step.timings)
+        self._learn(first_step.timings)
         if self.placement.prefill is not None:
             self._cluster.release(self.attempt_id, self.placement.prefill)
         elif not self._unfinished:
             self._decode_holds = False  # it made this step, so it knows that the answer has ended
         self._outputs.extend(first_step.outputs)
+
+    def _learn(self, timings: PrefillTimings) -> None:
+        """How fast the worker that computed the prompt is."""
+        computed_tokens = len(self._request.token_ids) - timings.cached_tokens
+        endpoint = self.placement.prefill or self.placement.decode
+        self._cluster.rates.computed(endpoint, computed_tokens, sum(timings.chunk_ms))
+
+    def _audit(self, timings: PrefillTimings) -> None:
+        placement, found_tokens = self.placement, timings.cached_tokens - timings.fetched_tokens
+        if placement.prefill is not None:
+            self._cluster.caches.audit(placement.prefill, placement.prefill_hit_tokens, found_tokens)
+        else:
+            self._cluster.caches.audit(placement.decode, placement.decode_hit_tokens, found_tokens)
 
     def _take_decode_end(self, output: SequenceOutput) -> None:
         if output.end is not None:

@@ -31,7 +31,7 @@ class BestOf:
         """Of all choices that were made."""
         return self._made.completion_tokens
 
-    def take(self, released: Released) -> tuple[AnswerEvent, ...]:
+    def take(self, released: Released) -> Sequence[AnswerEvent]:
         """What goes out now: nothing, and everything with the last tokens."""
         for event in self._made.take(released):
             if isinstance(event, Delta):

@@ -25,6 +25,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises: ModelFolderError for a template that does not compile."""
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -36,15 +37,53 @@ class ChatTemplate:
             raise ModelFolderError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, up to where the assistant begins. Raises: TemplateRefused."""
-        conversation = [{"role": message.role, "content": message.content} for message in messages]
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused."""
+        names = {
+            **(options or {}),
+            **self._special_tokens,
+            "messages": [_conversation_entry(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools) or None,
+            "documents": None,
+        }
         try:
-            return self._template.render(
-                messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
-            )
+            return self._template.render(names)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateRefused(str(error)) from error
+
+
+def _conversation_entry(message: Message) -> dict[str, Any]:
+    """As transformers gives it to templates: arguments of calls are objects, and what is absent is not there."""
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        entry["name"] = message.name
+    if message.tool_call_id:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return entry
+
+
+def _arguments(text: str) -> Any:
+    """The object that the text is, or the text itself: what a model wrote need not be JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:

@@ -3,11 +3,18 @@
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from router.branching import Branching
+from router.caches import Caches
+from router.charges import Charge, Charges
 from router.placement import Placement, PlacementRequest, WorkerView
-from router.prefix_index import PrefixIndex
+from router.prefix_index import Hits
+from router.rates import RateLedger
+from router.recent_work import RecentWork
+from router.shared_view import NOTHING, ElsewhereLoad
+from router.shortlist import ALL_UP_TO, shortlist
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 
 
@@ -22,16 +29,24 @@ class Worker:
     description: WorkerDescription | None = None
     epoch: int = 0
     report: WorkerReport | None = None
-    charges: dict[int, "Charge"] = field(default_factory=dict)  # by attempt id
+    charges: Charges = field(default_factory=Charges)
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """What one attempt takes up on one worker."""
+class _Able:
+    """Endpoints of the workers that take work now; found out again when one comes, goes, or begins to drain."""
 
-    tokens: int
-    blocks: int = 0
-    slots: int = 0
+    roles: Mapping[str, WorkerRole]
+    alike: Mapping[WorkerRole, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, workers: Iterable[Worker]) -> "_Able":
+        roles = {worker.endpoint: worker.role for worker in workers}
+        return cls(roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole})
+
+    def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
+        known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}
+        return shortlist(self.alike[role], known, turn)
 
 
 class Cluster:
@@ -40,7 +55,14 @@ class Cluster:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._roles_seen: set[WorkerRole] = set()
-        self._prefixes = PrefixIndex()
+        self.caches = Caches()
+        self._elsewhere: Mapping[str, ElsewhereLoad] = {}
+        self.rates = RateLedger()
+        """What is measured of the workers goes here."""
+        self._able: _Able | None = None  # None: to be found out
+        self._recent, self._branching = RecentWork(), Branching()
+        self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
+        """Told the worker, the blocks of a prompt that was placed there, and how many of its tokens are computed."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -53,84 +75,174 @@ class Cluster:
 
     def add(self, endpoint: str, role: WorkerRole) -> None:
         self._roles_seen.add(role)
+        self._able = None
         self._workers[endpoint] = Worker(endpoint, role)
 
     def remove(self, endpoint: str) -> None:
+        self._able = None
         self._workers.pop(endpoint, None)
-        self._prefixes.forget(endpoint)
+        self._forget(endpoint)
 
     def connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None:
         worker = self._workers[endpoint]
         if epoch != worker.epoch:
-            self._prefixes.forget(endpoint)
+            self._forget(endpoint)
             worker.report = None
+        self.caches.connected(endpoint)
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
         worker.role = description.role
+        self._able = None
 
     def disconnected(self, endpoint: str) -> None:
         """The connection broke; the worker takes no new work until it is back."""
         if endpoint in self._workers:
             self._workers[endpoint].connected = False
+            self._able = None
+            self.caches.disconnected(endpoint)
 
     def lost(self, endpoint: str) -> None:
         """Nothing that was sent there will be answered."""
         worker = self._workers.get(endpoint)
         if worker is not None:
+            self._able = None
             worker.connected = worker.held = False
             worker.report = None
             worker.charges.clear()
 
     def reported(self, endpoint: str, report: WorkerReport) -> None:
-        self._workers[endpoint].report = report
+        worker = self._workers[endpoint]
+        if worker.report is None or worker.report.draining != report.draining:
+            self._able = None
+        worker.report = report
+
+    def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
+        """What a report tells of the worker's speed; `now` is when it came."""
+        worker = self._workers[endpoint]
+        self.rates.linked(endpoint, {link.endpoint: link.gb_per_s for link in report.links})
+        if worker.role is WorkerRole.DECODE:
+            tokens = worker.charges.tokens
+            self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
+
+    def name_of(self, endpoint: str) -> str:
+        """The worker's id; its endpoint where it has not told it, or is gone."""
+        worker = self._workers.get(endpoint)
+        return worker.description.worker_id if worker is not None and worker.description is not None else endpoint
 
     def find(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)
 
-    def snapshot(self, block_hashes: Sequence[bytes]) -> tuple[WorkerView, ...]:
-        """The workers that take work now, with what they probably hold of this prompt."""
-        return tuple(
-            self._view(worker, description, report, block_hashes)
-            for worker in self._workers.values()
-            if worker.connected
-            and (description := worker.description) is not None
-            and (report := worker.report) is not None
-            and not report.draining
-        )
+    def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
+        """The workers that take work now, with what they hold of this prompt, or will when it comes.
+
+        With a `turn`, which counts requests, only those worth a look (router/shortlist.py): all of a small cluster.
+        """
+        hits, able = self.caches.hits(block_hashes), self._find_able()
+        names: Sequence[str] = tuple(able.roles)
+        if turn is not None and len(names) > ALL_UP_TO:
+            names = [name for role in WorkerRole for name in able.shortlist(role, hits.found, turn)]
+        return tuple([self._view(self._workers[name], hits, block_hashes) for name in names])
+
+    @property
+    def able(self) -> int:
+        """How many workers take work now."""
+        return len(self._find_able().roles)
 
     def charge(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
         """The attempt is dispatched: it counts from now on."""
+        known_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
+        self._branching.parted(block_hashes, known_tokens // request.block_tokens)
         if placement.prefill is not None:
             uncached = request.prompt_tokens - placement.prefill_hit_tokens
-            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached), block_hashes)
+            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached))
+            self._computes(placement.prefill, uncached)
+            self._expect(placement.prefill, attempt_id, block_hashes, uncached)
+        else:
+            uncached = request.prompt_tokens - placement.decode_hit_tokens
+            self._computes(placement.decode, uncached)
+            self._expect(placement.decode, attempt_id, block_hashes, uncached)
         tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
         decode = Charge(tokens=tokens, blocks=request.charged_blocks, slots=request.choices)
-        self._charge(placement.decode, attempt_id, decode, block_hashes)
+        self._charge(placement.decode, attempt_id, decode)
 
-    def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
-        """A decode worker made these blocks, those of the prompt included. It may be gone since."""
+    def own_loads(self) -> dict[str, ElsewhereLoad]:
+        """What this router has charged, by worker, as the others are told."""
+        return {
+            worker.endpoint: ElsewhereLoad(
+                requests=len(worker.charges),
+                tokens=worker.charges.tokens,
+                blocks=worker.charges.blocks,
+                slots=worker.charges.slots,
+            )
+            for worker in self._workers.values()
+            if worker.charges
+        }
+
+    def others_have(self, loads: Mapping[str, ElsewhereLoad]) -> None:
+        """What the other routers have charged, by worker; replaces what they had."""
+        self._elsewhere = loads
+
+    def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+        """Another router has placed a prompt of these blocks there. The worker may not be known here."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
-            self._prefixes.record(endpoint, block_hashes, worker.description.total_blocks, ready=True)
+            self._computes(endpoint, computed_tokens)
+            self.caches.expect_elsewhere(endpoint, block_hashes)
+
+    def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
+        """A decode worker made these blocks, those of the prompt included. It may be gone since.
+
+        Of news only where it does not tell so itself.
+        """
+        worker = self._workers.get(endpoint)
+        if worker is not None and worker.held and worker.description is not None:
+            self.caches.assume(endpoint, block_hashes, worker.description.total_blocks)
 
     def release(self, attempt_id: int, endpoint: str) -> None:
         """The attempt takes up nothing more on this worker. The worker may be gone, or the charge returned before."""
         worker = self._workers.get(endpoint)
-        if worker is not None:
-            worker.charges.pop(attempt_id, None)
+        if worker is None:
+            return
+        worker.charges.give_back(attempt_id)
+        missing = self.caches.settle(endpoint, attempt_id)
+        if missing and worker.held and worker.description is not None:
+            self.caches.assume(endpoint, missing, worker.description.total_blocks)
 
-    def _charge(self, endpoint: str, attempt_id: int, charge: Charge, block_hashes: Sequence[bytes]) -> None:
-        worker = self._workers[endpoint]
-        worker.charges[attempt_id] = charge
-        if worker.description is not None:
-            self._prefixes.record(endpoint, block_hashes, worker.description.total_blocks)
+    def _forget(self, endpoint: str) -> None:
+        """Its process is gone, and all that was known of it."""
+        self.caches.forget(endpoint)
+        self.rates.forget(endpoint)
+        self._recent.forget(endpoint)
 
-    def _view(
-        self, worker: Worker, description: WorkerDescription, report: WorkerReport, block_hashes: Sequence[bytes]
-    ) -> WorkerView:
-        charges = worker.charges.values()
+    def _computes(self, endpoint: str, tokens: int) -> None:
+        alike = self._find_able().alike[self._workers[endpoint].role]
+        self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
+
+    def _charge(self, endpoint: str, attempt_id: int, charge: Charge) -> None:
+        self._workers[endpoint].charges.add(attempt_id, charge)
+
+    def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+        """Whoever computes the prompt will have its blocks: those who come meanwhile wait for them."""
+        self.caches.expect(endpoint, attempt_id, block_hashes)
+        self.on_predicted(endpoint, block_hashes, computed_tokens)
+
+    def _find_able(self) -> "_Able":
+        if self._able is None:
+            self._able = _Able.of(
+                worker
+                for worker in self._workers.values()
+                if worker.connected and worker.description and worker.report and not worker.report.draining
+            )
+        return self._able
+
+    def _view(self, worker: Worker, hits: Hits, block_hashes: Sequence[bytes]) -> WorkerView:
+        description, report = worker.description, worker.report
+        if description is None or report is None:
+            raise RuntimeError(f"{worker.endpoint} has not said what it is")
+        hit_blocks = hits.found.get(worker.endpoint, 0)
+        elsewhere = self._elsewhere.get(worker.endpoint, NOTHING)
         return WorkerView(
             endpoint=worker.endpoint,
             role=worker.role,
@@ -139,10 +251,20 @@ class Cluster:
             total_slots=description.total_slots,
             limit_blocks=report.limit_blocks,
             limit_slots=report.limit_slots,
-            used_blocks=sum(charge.blocks for charge in charges),
-            used_slots=sum(charge.slots for charge in charges),
-            tokens_in_flight=sum(charge.tokens for charge in charges),
-            hit_blocks=self._prefixes.hit_blocks(worker.endpoint, block_hashes),
+            used_blocks=worker.charges.blocks,
+            used_slots=worker.charges.slots,
+            tokens_in_flight=worker.charges.tokens + elsewhere.tokens,
+            hit_blocks=hit_blocks,
             adapters=description.adapters,
-            ready_blocks=self._prefixes.ready_blocks(worker.endpoint, block_hashes),
+            ready_blocks=hits.ready.get(worker.endpoint, 0),
+            elsewhere_slots=elsewhere.slots,
+            elsewhere_blocks=elsewhere.blocks,
+            pending_prompt_tokens=report.pending_tokens,
+            recent_tokens=self._recent.of(worker.endpoint),
+            rates=self.rates.of(worker.endpoint),
+            branches=self._branching.behind(block_hashes, hit_blocks),
         )
+
+
+def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+    """There are no other routers."""

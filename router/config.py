@@ -23,6 +23,10 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, LogConfig):
     ready_wait_s: float = Field(10.0, ge=0, le=600, description="how long a request waits for workers")
     max_wait_s: float = Field(60.0, gt=0, le=86_400, description="how long a request waits for room")
     max_waiting: int = Field(1024, ge=1, description="most requests that wait for room")
+    max_waiting_per_tenant: int = Field(512, ge=1, description="most of them with the same API key, or with none")
+    placement: Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"] = Field(
+        "cache_aware", description="how workers are chosen for a request"
+    )
     no_prefill_worker: Literal["queue", "local", "reject"] = Field(
         "local", description="a prompt without a prefill worker: wait, let the decode worker compute it, refuse"
     )
@@ -32,6 +36,13 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, LogConfig):
         64, ge=0, description="a decode worker with the rest of a prompt in its cache computes so many tokens itself"
     )
     max_active: int = Field(8192, ge=1, description="most requests at once")
+    planner: Literal["off", "propose", "act"] = Field(
+        "propose", description="what a planner does about roles that workers had better change"
+    )
+    ttft_slo_ms: float = Field(2000.0, gt=0, description="time to the first token that the planner keeps to")
+    tbt_slo_ms: float = Field(100.0, gt=0, description="time between tokens that the planner keeps to")
+    planner_hold_s: float = Field(5.0, ge=0, le=3600, description="how long a change must seem worth it to the planner")
+    planner_cool_down_s: float = Field(30.0, ge=0, le=86_400, description="least time between changes of the planner")
     session_grace_s: float = Field(1.0, gt=0, le=60, description="how long a broken session may take to come back")
     session_silence_s: float = Field(1.5, gt=0.3, le=60, description="how long a connected worker may be silent")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long a drain may take")

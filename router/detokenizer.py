@@ -5,6 +5,8 @@ bytes has ended. The decoder judges a run as a whole: if a later byte makes it i
 prefix", and what it has said cannot be taken back. Here a run of byte tokens waits for its end.
 """
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
@@ -35,18 +37,28 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character or a run of bytes is incomplete."""
         self._window.append(token_id)
-        if token_id in self._silent:
-            return ""
-        text = self._tokenizer.decode(self._window, skip_special_tokens=True)
-        if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
-            return ""
-        new = text[len(self._said) :]
-        self._window = self._window[self._said_tokens :]
-        self._said_tokens = len(self._window)
-        self._said = self._tokenizer.decode(self._window, skip_special_tokens=True)
-        return new
+        return "" if token_id in self._silent else self._say(self._window)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these; over time the same as of `push` one by one."""
+        if len(token_ids) > 1 and self._silent.isdisjoint(token_ids):
+            text = self._say([*self._window, *token_ids])
+            if text:
+                return text
+        return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         """The text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
         text = self._tokenizer.decode(self._window, skip_special_tokens=True)
         return text[len(self._said) :]
+
+    def _say(self, window: list[int]) -> str:
+        """What a window says beyond what was said, if it ends with a whole character: then it is the window."""
+        text = self._tokenizer.decode(window, skip_special_tokens=True)
+        if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
+            return ""
+        new = text[len(self._said) :]
+        self._window = window[self._said_tokens :]
+        self._said_tokens = len(self._window)
+        self._said = self._tokenizer.decode(self._window, skip_special_tokens=True)
+        return new

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from router.adapters import choose_adapter, served_adapters
-from router.admission import RETRY_AFTER_S
+from router.admission import Standing
 from router.answer import ChoiceFinished
 from router.generation import Generation, Scheduling
 from router.readiness import Readiness
+from router.refusals import RETRY_AFTER_S
 from router.request import GenerationRequest, PreparedRequest
 from router.response import Finished, ResponseEvent, Started, Summary, Timings, Usage
 from router.served_model import ChosenModel, ServedModel
@@ -39,13 +40,13 @@ class Dispatcher:
         self._limits = limits
         self.active = 0
         """Requests accepted and not yet finished."""
-        self._draining = False
+        self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the accepted ones have ended."""
-        self._draining = True
+        self.draining = True
         await self._idle.wait()
 
     async def models(self) -> tuple[ChosenModel, ...]:
@@ -66,8 +67,9 @@ class Dispatcher:
     ) -> AsyncGenerator[ResponseEvent, None]:
         """One Started, PromptParts, Deltas, one Finished per choice. Closing it cancels all. Raises: BatonError."""
         if self.active >= self._limits.max_active:
-            raise ResourceExhausted(f"{self.active} requests are active already", RETRY_AFTER_S)
-        if self._draining:
+            retry_after_s = self._scheduling.queue.retry_after_s()
+            raise ResourceExhausted(f"{self.active} requests are active already", retry_after_s)
+        if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         record = RequestRecord.begin(request.operation, parent)
         self.active += 1
@@ -93,6 +95,8 @@ class Dispatcher:
     ) -> AsyncGenerator[ResponseEvent, None]:
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
+        # Before anything is spent on it, tokenising included.
+        self._scheduling.queue.refuse_hopeless(Standing(request.tenant, request.priority, deadline_s))
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 chosen = await self.choose(request.model)
@@ -111,7 +115,11 @@ class Dispatcher:
         )
         # Started goes out with the first token: before it, a client may safely try again.
         started: Started | None = Started(
-            prepared.valid.request_id, chosen.name, len(prepared.token_ids), prepared.valid.seed
+            prepared.valid.request_id,
+            chosen.name,
+            len(prepared.token_ids),
+            prepared.valid.seed,
+            prepared.token_ids,
         )
         async with aclosing(generation.events()) as events:
             async for event in events:

@@ -1,7 +1,7 @@
 """Why an attempt failed, as the client is told, and whether another attempt may do better. The one mapping."""
 
-from router.admission import RETRY_AFTER_S
 from router.events import Failed, FailureReason
+from router.refusals import RETRY_AFTER_S
 from service.errors import BatonError, DeadlineExceeded, Internal, InvalidArgument, ResourceExhausted, Unavailable
 
 RETRYABLE = frozenset(

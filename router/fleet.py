@@ -12,17 +12,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router import session_wire
+from router import cache_wire, session_wire
+from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.cluster import Cluster
 from router.events import AttemptEvent, Failed, FailureReason
 from router.inbox import Inbox
 from router.placement import Placement
 from router.request import PreparedRequest
+from router.role_change import endpoint_to_change
 from router.session import SessionTiming, WorkerSession
-from router.worker import WorkerDescription, WorkerReport
+from router.worker import WorkerDescription, WorkerReport, WorkerRole
+from service.errors import Unavailable
 from service.registry import MembershipSource, WorkerRecord
 
 logger = logging.getLogger(__name__)
+RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,17 @@ class _Connected:
 class Fleet:
     """Owns the sessions. `on_change` is called when there may be more room, or fewer workers, than before."""
 
-    def __init__(self, cluster: Cluster, timing: SessionTiming, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        timing: SessionTiming,
+        on_change: Callable[[], None],
+        router_id: bytes | None = None,
+    ) -> None:
+        """`router_id`: 16 random bytes, of this process; None: drawn here."""
         self._cluster = cluster
         self._timing = timing
-        self._router_id = secrets.token_bytes(16)
+        self._router_id = router_id or secrets.token_bytes(16)
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
@@ -74,12 +85,19 @@ class Fleet:
     def cancel(self, attempt_id: int, endpoint: str) -> None:
         self._send(endpoint, session_wire.cancel(attempt_id))
 
+    def change_role(self, worker_id: str, role: WorkerRole) -> None:
+        """Tells a worker to drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
+        endpoint = endpoint_to_change(self._cluster.workers, worker_id, role)
+        if endpoint is not None and not self._send(endpoint, session_wire.change_role(role)):
+            raise Unavailable(f"{worker_id} was lost", "WORKER_LOST", RETRY_S)
+
     def close(self, attempt_id: int) -> None:
         del self._attempts[attempt_id]
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None:
         logger.info("%s %s at %s is connected", description.role, description.worker_id, endpoint)
         self._cluster.connected(endpoint, description, epoch)
+        self._send(endpoint, cache_wire.snapshot_request())
         self.on_change()
 
     def on_disconnected(self, endpoint: str) -> None:
@@ -88,7 +106,21 @@ class Fleet:
 
     def on_report(self, endpoint: str, report: WorkerReport) -> None:
         self._cluster.reported(endpoint, report)
+        self._cluster.measure(endpoint, report, time.monotonic())
+        if self._cluster.caches.check(endpoint, report.cache, time.monotonic()):
+            self._resync(endpoint)
         self.on_change()
+
+    def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None:
+        if self._cluster.caches.take_changes(endpoint, changes, time.monotonic()):
+            self._resync(endpoint)
+
+    def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None:
+        self._cluster.caches.take_snapshot(endpoint, part, time.monotonic())
+
+    def _resync(self, endpoint: str) -> None:
+        logger.info("what is known of the cache of %s is not right: it is asked for all of it", endpoint)
+        self._send(endpoint, cache_wire.snapshot_request())
 
     def on_event(self, event: AttemptEvent) -> None:
         attempt = self._attempts.get(event.attempt_id)

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from router import session_wire
-from router.admission import RETRY_AFTER_S, AdmissionQueue
+from router.admission import BEGUN_PRIORITY, AdmissionQueue, Standing
 from router.answer import Answer, AnswerEvent
 from router.attempt import Attempt
 from router.best_of import BestOf
@@ -17,11 +17,14 @@ from router.block_hashing import block_hashes
 from router.cluster import Cluster
 from router.detokenizer import Detokenizer
 from router.events import FailureReason, PromptScores
+from router.explanation import AttemptNote, candidates_of
 from router.failures import RETRYABLE, AttemptFailed, error_of
 from router.fleet import Fleet
 from router.lifecycle import InconsistentOutput, Lifecycle, NotRepeated, Released
 from router.placement import Placement, PlacementRequest
+from router.policies.prefix_hash import early_block
 from router.prompt_echo import PromptEcho, PromptPart
+from router.refusals import RETRY_AFTER_S
 from router.request import PreparedRequest
 from router.timeline import Timeline
 from service.errors import DeadlineExceeded, Internal, Unavailable
@@ -86,6 +89,7 @@ class Generation:
                         yield event
                 return
             except AttemptFailed as failure:
+                self.timeline.take_failure(failure.failed)
                 if last or not self._lifecycle.at_first_token or failure.failed.reason not in RETRYABLE:
                     raise error_of(failure.failed, self._request.valid.request_id) from failure
                 logger.info("another attempt: %s", failure)
@@ -99,15 +103,22 @@ class Generation:
                 raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
 
     async def _attempt(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        events: tuple[AnswerEvent | PromptPart, ...] = ()
+        events: Sequence[AnswerEvent | PromptPart] = ()
         with await self._place() as attempt:
-            self._dispatch(attempt)
-            while not self.answer.done:
-                events = self._take(await self._within_deadline(attempt))
-                if not self.answer.done:
-                    for event in events:
-                        yield event
-            await attempt.landing()
+            deadline = asyncio.get_running_loop().call_later(self._time_left_s(), attempt.expire)
+            try:
+                self._dispatch(attempt)
+                while not self.answer.done:
+                    events = self._take(await attempt.next())
+                    if not self.answer.done:
+                        for event in events:
+                            yield event
+                await attempt.landing()
+            except TimeoutError:
+                raise DeadlineExceeded from None
+            finally:
+                deadline.cancel()
+                self._scheduling.queue.ended(attempt.attempt_id, self.answer.done)
             self.timeline.ended_s = time.monotonic()
             asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement)
         for event in events:  # the last ones: the workers are free already, whether or not the client reads on
@@ -115,7 +126,7 @@ class Generation:
 
     async def _place(self) -> Attempt:
         scheduling, request = self._scheduling, self._request
-        attempt_id = next(scheduling.attempt_ids)
+        attempt_id, began_s = next(scheduling.attempt_ids), time.monotonic()
         placement_request = PlacementRequest(
             fingerprint=request.fingerprint,
             block_tokens=request.block_tokens,
@@ -125,17 +136,27 @@ class Generation:
             turn=attempt_id,
             avoided_prefill=self._avoided_prefill,
             adapter=request.adapter,
+            prefix=early_block(request.block_hashes, request.block_tokens),
+            session=request.valid.session or None,
         )
         try:
             async with asyncio.timeout(self._time_left_s()):
                 # Who wants the prompt's log-probabilities has it computed: what is cached does not matter.
                 cacheable = request.block_hashes if request.sampling.prompt_logprobs is None else ()
-                admitted = await scheduling.queue.admit(attempt_id, placement_request, cacheable)
+                admitted = await scheduling.queue.admit(attempt_id, placement_request, cacheable, self._standing())
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the request waited for room") from None
-        self.timeline.begin_attempt(admitted.placement, admitted.route_began_s)
+        candidates = candidates_of(admitted.placement, admitted.workers)
+        placed_s = time.monotonic()
+        note = AttemptNote(placement_request, admitted.placement, candidates, began_s, placed_s)
+        self.timeline.begin_attempt(note, admitted.route_began_s)
         cluster, fleet = scheduling.cluster, scheduling.fleet
         return Attempt(attempt_id, admitted.placement, request, cluster, fleet, self.timeline, self._lifecycle)
+
+    def _standing(self) -> Standing:
+        valid = self._request.valid
+        priority = BEGUN_PRIORITY if self.timeline.attempts else valid.priority
+        return Standing(valid.tenant, priority, self._deadline_s)
 
     def _avoid(self, failure: AttemptFailed) -> None:
         """The next attempt goes to another prefill worker where this one failed, or its KV could not be read."""
@@ -156,31 +177,26 @@ class Generation:
         attempt.dispatch(tag)
         self.timeline.dispatched(time.monotonic())
 
-    async def _within_deadline(self, attempt: Attempt) -> PromptScores | Released:
-        try:
-            async with asyncio.timeout(self._time_left_s()):
-                return await attempt.next()
-        except TimeoutError:
-            raise DeadlineExceeded from None
-
-    def _take(self, arrived: PromptScores | Released) -> tuple[AnswerEvent | PromptPart, ...]:
+    def _take(self, arrived: PromptScores | tuple[Released, ...]) -> Sequence[AnswerEvent | PromptPart]:
         if isinstance(arrived, PromptScores):
             return self._echo.take(arrived) if self._echo is not None else ()
         began_s = time.monotonic()
         parts = self._echo.rest() if self._echo is not None else ()
-        events = self.answer.take(arrived)
+        events = [event for released in arrived for event in self.answer.take(released)]
         now = time.monotonic()
         self.timeline.detokenise_ms += (now - began_s) * 1e3
         if self.timeline.first_token_s is None and events:
             self.timeline.first_token_s = now
-        return (*parts, *events)
+        return [*parts, *events] if parts else events
 
     def _record_answer(self, placement: Placement) -> None:
         """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
 
-        The last token of a choice has no KV yet.
+        Most workers tell so themselves. The last token of a choice has no KV yet.
         """
         request = self._request
+        if self._scheduling.cluster.caches.follows(placement.decode):
+            return
         parent = request.block_hashes[-1] if request.block_hashes else request.cache_root
         tail = request.token_ids[len(request.block_hashes) * request.block_tokens :]
         for answer in self._lifecycle.answers:

@@ -6,13 +6,12 @@ more here than it asked for.
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.events import AttemptEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     event: AttemptEvent
     at_s: float  # monotonic
 
@@ -22,15 +21,41 @@ class Inbox:
 
     def __init__(self) -> None:
         self._arrivals: deque[Arrival] = deque()
-        self._filled = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for an arrival
+        self._expired = False
 
     def put(self, event: AttemptEvent, now: float) -> None:
         self._arrivals.append(Arrival(event, now))
-        self._filled.set()
+        self._wake()
+
+    def expire(self) -> None:
+        """From now on nothing is waited for: whoever does, or will, gets TimeoutError."""
+        self._expired = True
+        self._wake()
+
+    @property
+    def first(self) -> Arrival | None:
+        """The oldest arrival, if there is any; it stays here."""
+        return self._arrivals[0] if self._arrivals else None
+
+    def take_first(self) -> Arrival:
+        """Raises: IndexError without one."""
+        return self._arrivals.popleft()
 
     async def take(self) -> Arrival:
-        """The oldest arrival; waits for one. The caller bounds the wait."""
+        """The oldest arrival; waits for one. Raises: TimeoutError once expired."""
         while not self._arrivals:
-            self._filled.clear()
-            await self._filled.wait()
+            if self._expired:
+                raise TimeoutError
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        if self._expired:
+            raise TimeoutError
         return self._arrivals.popleft()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -4,6 +4,7 @@ Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what p
 repeat anything, and another attempt begins from the first token. What comes out has every offset once, in order.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -91,23 +92,60 @@ class Lifecycle:
 
         Outputs of other attempts are dropped. Raises: InconsistentOutput.
         """
-        if output.attempt_id != self._attempt_id:
-            return None
+        released = self.take_all(deque((output,)))
+        return released[0] if released else None
+
+    def take_all(self, outputs: deque[SequenceOutput]) -> tuple[Released, ...]:
+        """What became contiguous with these, one Released for each choice of which something did.
+
+        They are taken from `outputs`, up to one that is inconsistent: where others before it released something, it
+        stays there for the next call. Raises: InconsistentOutput.
+        """
+        begins: dict[int, int] = {}  # where what is released begins, by choice
+        while outputs:
+            output = outputs[0]
+            if output.attempt_id == self._attempt_id:
+                try:
+                    self._take(output, begins)
+                except InconsistentOutput:
+                    released = self._release(begins)
+                    if released:
+                        return released
+                    raise
+            outputs.popleft()
+        return self._release(begins)
+
+    def _take(self, output: SequenceOutput, begins: dict[int, int]) -> None:
         if output.choice >= len(self._choices):
             raise InconsistentOutput(f"choice {output.choice} of {len(self._choices)}")
         choice = self._choices[output.choice]
+        token_ids, waiting = choice.token_ids, choice.waiting
+        begins.setdefault(output.choice, len(token_ids))
+        if output.offset == len(token_ids) and not waiting and choice.length is None and output.end is None:
+            token_ids.extend(output.token_ids)  # the next ones, as nearly all of them are
+            if output.logprobs:
+                choice.logprobs.update(enumerate(output.logprobs, start=output.offset))
+            return
         self._store(choice, output)
-        begin = len(choice.token_ids)
-        while (token_id := choice.waiting.pop(len(choice.token_ids), None)) is not None:
-            choice.token_ids.append(token_id)
-        fresh = tuple(choice.token_ids[begin:])
-        if not fresh:
-            return None
-        told = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
-        logprobs = tuple(logprob for logprob in told if logprob is not None)
-        if logprobs and len(logprobs) < len(fresh):
-            raise InconsistentOutput(f"choice {output.choice} tells some log-probabilities and not others")
-        return Released(output.choice, begin, fresh, choice.end if choice.done else None, logprobs)
+        while (token_id := waiting.pop(len(token_ids), None)) is not None:
+            token_ids.append(token_id)
+
+    def _release(self, begins: dict[int, int]) -> tuple[Released, ...]:
+        """Raises: InconsistentOutput where only some tokens of a choice have log-probabilities."""
+        released = []
+        for index, begin in begins.items():
+            choice = self._choices[index]
+            fresh = tuple(choice.token_ids[begin:])
+            if not fresh:
+                continue
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if choice.logprobs:
+                told = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
+                logprobs = tuple(logprob for logprob in told if logprob is not None)
+                if logprobs and len(logprobs) < len(fresh):
+                    raise InconsistentOutput(f"choice {index} tells some log-probabilities and not others")
+            released.append(Released(index, begin, fresh, choice.end if choice.done else None, logprobs))
+        return tuple(released)
 
     def _store(self, choice: _Choice, output: SequenceOutput) -> None:
         beyond = output.offset + len(output.token_ids)

@@ -1,22 +1,43 @@
 """Which workers serve a request: a pure function of the request and a snapshot of the cluster.
 
-Least tokens in flight, less what is cached. Decode workers are taken only with credit, so that no prompt is computed
-that has nowhere to go. A decode worker computes the prompt itself where there is no prefill worker for it, or where so
-little of it is not cached there that the way over a prefill worker would take longer.
+A policy says what each candidate would cost (router/policies/). Decode workers are candidates only with credit, so that
+no prompt is computed that has nowhere to go. A decode worker computes the prompt itself where there is no prefill
+worker for it, where so little of it is not cached there that the way over a prefill worker would take longer, or, with
+`cache_aware`, where prefill workers are busier than that is worth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from types import MappingProxyType
 
-from router.worker import Adapter, WorkerRole
+from router.candidates import CHARGED_ANSWER_TOKENS, PlacementRequest, WorkerRates, WorkerView
+from router.expectations import expected_ttft_ms, token_gap_ms
+from router.policies.cache_aware import CacheAware
+from router.policies.least_tokens import LeastTokens
+from router.policies.policy import Policy, cheapest
+from router.policies.prefix_hash import PrefixHash
+from router.policies.round_robin import RoundRobin
+from router.worker import WorkerRole
 
-CHARGED_ANSWER_TOKENS = 256
-"""An answer counts with at most so many tokens against credit; a decode worker preempts where it grows beyond.
-
-Most answers end long before max_tokens, which is the whole context where a client leaves it out: charged in full, a
-pool would stand nearly empty.
-"""
+__all__ = [
+    "CHARGED_ANSWER_TOKENS",
+    "POLICIES",
+    "Decision",
+    "LocalPrefill",
+    "NoPrefillWorker",
+    "NoRoom",
+    "Placement",
+    "PlacementPolicy",
+    "PlacementRequest",
+    "Strategy",
+    "Weighed",
+    "WorkerRates",
+    "WorkerView",
+    "decide",
+    "place",
+    "those_with_credit",
+]
 
 
 class NoPrefillWorker(StrEnum):
@@ -27,73 +48,31 @@ class NoPrefillWorker(StrEnum):
     REJECT = auto()  # UNAVAILABLE at once
 
 
+_LOCAL, _DECODE = NoPrefillWorker.LOCAL, WorkerRole.DECODE  # looked up for every worker and request
+
+
+class Strategy(StrEnum):
+    ROUND_ROBIN = auto()
+    LEAST_TOKENS = auto()
+    PREFIX_HASH = auto()
+    CACHE_AWARE = auto()
+
+
+POLICIES: Mapping[Strategy, Policy] = MappingProxyType(
+    {
+        Strategy.ROUND_ROBIN: RoundRobin(),
+        Strategy.LEAST_TOKENS: LeastTokens(),
+        Strategy.PREFIX_HASH: PrefixHash(),
+        Strategy.CACHE_AWARE: CacheAware(),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
     no_prefill_worker: NoPrefillWorker = NoPrefillWorker.LOCAL
     local_prefill_tokens: int = 0  # a decode worker that has the rest of a prompt computes so many tokens itself
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One worker at one moment. `limit_*` are credits, `used_*` and `tokens_in_flight` are this router's own."""
-
-    endpoint: str
-    role: WorkerRole
-    fingerprint: bytes
-    total_blocks: int
-    total_slots: int
-    limit_blocks: int
-    limit_slots: int
-    used_blocks: int = 0
-    used_slots: int = 0
-    tokens_in_flight: int = 0
-    hit_blocks: int = 0  # of the request to be placed
-    adapters: tuple[Adapter, ...] = ()
-    ready_blocks: int = 0  # of those, the ones that another worker could fetch from there now
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    fingerprint: bytes
-    block_tokens: int
-    prompt_tokens: int
-    max_tokens: int  # per choice
-    choices: int
-    turn: int = 0  # counts requests: equal workers take turns
-    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request; taken only if there is no other
-    adapter: Adapter | None = None
-
-    def suits(self, worker: WorkerView) -> bool:
-        """Whether it has the model, and the adapter if one was chosen."""
-        return worker.fingerprint == self.fingerprint and self.adapter in (None, *worker.adapters)
-
-    @property
-    def charged_answer_tokens(self) -> int:
-        """Per choice."""
-        return min(self.max_tokens, CHARGED_ANSWER_TOKENS)
-
-    @property
-    def charged_blocks(self) -> int:
-        """Complete prompt blocks once, and for every choice what an answer of the charged length adds."""
-        shared = self.prompt_tokens // self.block_tokens
-        each = -(-(self.prompt_tokens + self.charged_answer_tokens) // self.block_tokens)
-        return shared + self.choices * (each - shared)
-
-    @property
-    def longest_blocks(self) -> int:
-        """One choice at its longest: what a pool must hold at least."""
-        return -(-(self.prompt_tokens + self.max_tokens) // self.block_tokens)
-
-    @property
-    def reusable_blocks(self) -> int:
-        """A hit ends before the block that holds the last prompt token, whose logits are needed."""
-        return (self.prompt_tokens - 1) // self.block_tokens
-
-    def hit_tokens(self, worker: WorkerView) -> int:
-        return self.block_tokens * min(worker.hit_blocks, self.reusable_blocks)
-
-    def ready_tokens(self, worker: WorkerView) -> int:
-        return self.block_tokens * min(worker.ready_blocks, self.reusable_blocks)
+    strategy: Strategy = Strategy.LEAST_TOKENS
 
 
 class LocalPrefill(StrEnum):
@@ -102,6 +81,7 @@ class LocalPrefill(StrEnum):
     NO_PREFILL_WORKER = auto()
     PREFILL_WORKERS_FAILED = auto()  # each of them failed this request before
     SHORT_SUFFIX = auto()  # next to nothing of the prompt is not cached there
+    PREFILL_WORKERS_BUSY = auto()  # the way over them would take much longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +99,10 @@ class Placement:
     local_prefill: LocalPrefill | None = None  # given where there is no prefill worker
     fetch_from: str | None = None  # who has more of the prompt than the prefill worker, if anyone
     fetch_tokens: int = 0  # how much of the prompt, from its beginning, that is
+    expected_ttft_ms: float = 0.0  # from the dispatch to the first token, as far as rates are known
+    expected_token_gap_ms: float = 0.0
+    policy: str = ""
+    prefill_ready_tokens: int = 0  # of prefill_hit_tokens: what was there, and not only expected of prompts in flight
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -135,43 +119,107 @@ class NoRoom(Enum):
     TOO_MANY_CHOICES = auto()  # more sequences than any decode worker runs at once
 
 
+@dataclass(slots=True)  # not frozen: made for every request, as the views are
+class Weighed:
+    """The candidates for one part of the work, what each would cost, and which one was taken."""
+
+    workers: Sequence[WorkerView]
+    costs: Sequence[float]
+    worker: WorkerView
+
+
+@dataclass(slots=True)
+class Decision:
+    """A placement before it is written down: `prefill` is weighed also where `local` then says that it is not used."""
+
+    prefill: Weighed | None
+    decode: Weighed
+    local: LocalPrefill | None
+    suited: Sequence[WorkerView]
+
+
 def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
     """`workers` are those that take work now: connected, not draining."""
-    suited = [worker for worker in workers if request.suits(worker)]
-    prefill = [worker for worker in suited if worker.role is WorkerRole.PREFILL]
-    decode = [worker for worker in suited if worker.role is WorkerRole.DECODE]
-    if not prefill and policy.no_prefill_worker is not NoPrefillWorker.LOCAL:
+    decision = decide(request, workers, policy)
+    if isinstance(decision, NoRoom):
+        return decision
+    decode = decision.decode.worker
+    prefill = decision.prefill.worker if decision.prefill is not None and decision.local is None else None
+    source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
+    return Placement(
+        prefill=prefill.endpoint if prefill else None,
+        decode=decode.endpoint,
+        prefill_hit_tokens=request.hit_tokens(prefill) if prefill else 0,
+        # what lands is looked up at once, what is computed there waits for those that compute the same
+        decode_hit_tokens=request.ready_tokens(decode) if prefill else request.hit_tokens(decode),
+        prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
+        decode_tokens_in_flight=decode.tokens_in_flight,
+        prefill_candidates=len(decision.prefill.workers) if decision.prefill else 0,
+        decode_candidates=len(decision.decode.workers),
+        local_prefill=decision.local,
+        fetch_from=source.endpoint if source else None,
+        fetch_tokens=request.ready_tokens(source) if source else 0,
+        expected_ttft_ms=round(expected_ttft_ms(request, prefill or decode), 3),
+        expected_token_gap_ms=round(token_gap_ms(request, decode), 3),
+        policy=policy.strategy.value,
+        prefill_ready_tokens=request.ready_tokens(prefill) if prefill else 0,
+    )
+
+
+def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Decision | NoRoom:
+    """What `place` does, with all that was weighed; for whoever asks why."""
+    suited = _suited(request, workers)
+    decode = [worker for worker in suited if worker.role is _DECODE]
+    prefill = [worker for worker in suited if worker.role is not _DECODE]
+    may_compute_locally = policy.no_prefill_worker is _LOCAL
+    if not prefill and not may_compute_locally:
         return NoRoom.NO_PREFILL_WORKER
     if not decode:
         return NoRoom.NO_DECODE_WORKER
-    with_credit = [worker for worker in decode if _has_credit(worker, request)]
+    with_credit = those_with_credit(decode, request)
     if not with_credit:
         return _why_no_credit(decode, request)
-    chosen_decode = _least_loaded(with_credit, request)
-    decode_hit_tokens = request.hit_tokens(chosen_decode)
-    untried = [worker for worker in prefill if worker.endpoint not in request.avoided_prefill]
-    local = _why_local(request, decode_hit_tokens, prefill, untried, policy)
-    chosen_prefill = None if local else _least_loaded(untried or prefill, request)
-    source = _fetch_source(request, suited, chosen_decode, chosen_prefill) if chosen_prefill else None
-    return Placement(
-        prefill=chosen_prefill.endpoint if chosen_prefill else None,
-        decode=chosen_decode.endpoint,
-        prefill_hit_tokens=request.hit_tokens(chosen_prefill) if chosen_prefill else 0,
-        decode_hit_tokens=decode_hit_tokens,
-        prefill_tokens_in_flight=chosen_prefill.tokens_in_flight if chosen_prefill else 0,
-        decode_tokens_in_flight=chosen_decode.tokens_in_flight,
-        prefill_candidates=len(untried or prefill),
-        decode_candidates=len(with_credit),
-        local_prefill=local,
-        fetch_from=source.endpoint if source else None,
-        fetch_tokens=request.ready_tokens(source) if source else 0,
-    )
+    avoided = request.avoided_prefill
+    untried = [worker for worker in prefill if worker.endpoint not in avoided] if avoided else prefill
+    weighing = POLICIES[policy.strategy]
+    computing = _weigh_prefill(request, untried or prefill, weighing) if prefill else None
+    answering = _weigh_decode(request, with_credit, computing, weighing)
+    local = _why_local(request, request.hit_tokens(answering.worker), prefill, untried, policy)
+    if local is None and computing is not None and may_compute_locally:
+        limit_ms = weighing.local_limit_ms(request, computing.worker)
+        if limit_ms is not None:
+            itself = _weigh_decode(request, with_credit, None, weighing)
+            if expected_ttft_ms(request, itself.worker) < limit_ms:
+                return Decision(computing, itself, LocalPrefill.PREFILL_WORKERS_BUSY, suited)
+    return Decision(computing, answering, local, suited)
+
+
+def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """As PlacementRequest.suits, of all at once."""
+    fingerprint, adapter = request.fingerprint, request.adapter
+    alike = [worker for worker in workers if worker.fingerprint == fingerprint]
+    return alike if adapter is None else [worker for worker in alike if adapter in worker.adapters]
+
+
+def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
+    costs = policy.prefill_costs(request, workers)
+    return Weighed(workers, costs, workers[cheapest(costs, request.turn)])
+
+
+def _weigh_decode(
+    request: PlacementRequest, workers: Sequence[WorkerView], computing: Weighed | None, policy: Policy
+) -> Weighed:
+    costs = policy.decode_costs(request, workers, computing.worker if computing else None)
+    return Weighed(workers, costs, workers[cheapest(costs, request.turn)])
 
 
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> WorkerView | None:
     """Who has most of the prompt ready, if that is more than the prefill worker has; it may fetch it from there."""
+    most = max([worker.ready_blocks for worker in suited])
+    if min(most, request.reusable_blocks) <= min(prefill.hit_blocks, request.reusable_blocks):
+        return None
     others = [worker for worker in suited if worker is not prefill]
     best = max(others, key=lambda worker: (request.ready_tokens(worker), worker is decode))
     return best if request.ready_tokens(best) > request.hit_tokens(prefill) else None
@@ -194,13 +242,19 @@ def _why_local(
     return None
 
 
-def _has_credit(worker: WorkerView, request: PlacementRequest) -> bool:
+def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) -> list[WorkerView]:
     """A request that is charged more than our share of the pool gets it when we have nothing else there."""
-    if not _could_hold(worker, request) or worker.used_slots + request.choices > worker.limit_slots:
-        return False
-    return worker.used_blocks + request.charged_blocks <= worker.limit_blocks or (
-        worker.used_blocks == 0 and worker.limit_blocks > 0
-    )
+    longest, charged, choices = request.longest_blocks, request.charged_blocks, request.choices
+    return [
+        worker
+        for worker in workers
+        if longest <= worker.total_blocks
+        and choices <= worker.total_slots
+        and worker.used_slots + choices <= worker.limit_slots
+        and (
+            worker.used_blocks + charged <= worker.limit_blocks or (worker.used_blocks == 0 and worker.limit_blocks > 0)
+        )
+    ]
 
 
 def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
@@ -213,9 +267,3 @@ def _why_no_credit(decode: Sequence[WorkerView], request: PlacementRequest) -> N
     if any(request.choices <= worker.total_slots for worker in decode):
         return NoRoom.TOO_LONG
     return NoRoom.TOO_MANY_CHOICES
-
-
-def _least_loaded(workers: Sequence[WorkerView], request: PlacementRequest) -> WorkerView:
-    first = request.turn % len(workers)
-    in_turn = [*workers[first:], *workers[:first]]
-    return min(in_turn, key=lambda worker: worker.tokens_in_flight - request.hit_tokens(worker))

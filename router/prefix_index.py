@@ -1,42 +1,201 @@
-"""Which worker probably holds which KV blocks: a prediction from what was sent there. Pure.
+"""Which workers hold which KV blocks, and how many of a prompt's: all workers in one walk. Pure.
 
-A wrong entry costs a worse placement, never a wrong answer.
+Each worker has two lanes, bits of one number per block: the block is *ready* there, the worker has said so; or it will
+be *found* there by a prompt that is sent now, which is more: also blocks that a prompt in flight is expected to make.
+What a worker has is closed under parents (with a block comes its whole prefix), so the walk can bisect: a few lookups
+for every place where lanes end, however long the prompt is.
+
+Memory: about 160 bytes per block that one worker has, 32 more with over four workers for a number that is no longer
+shared, and 42 for each further worker that has it (benchmarks/prefix_index.py).
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+ELSEWHERE_CHAINS = 64
+"""Per worker, of prompts that other routers placed there: older ones are known from the worker by then, or failed."""
+
+MOST_ENDS = 4096  # sets of lanes whose workers are remembered
+
+
+class Hits(NamedTuple):
+    """Blocks of a prompt, from its beginning, by worker; who has none is left out."""
+
+    found: dict[str, int]  # by the time that the prompt is computed there
+    ready: dict[str, int]  # now
+
+
+class _Ends(NamedTuple):
+    """Whose lanes these are."""
+
+    found: tuple[str, ...]
+    ready: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Holder:
+    """What one worker has. Its lanes are bits `2 * slot`, ready, and the one above it, found."""
+
+    slot: int
+    ready: set[bytes] = field(default_factory=set)
+    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by whom; may have become ready since
+    elsewhere: deque[object] = field(default_factory=deque)  # the owners that are no attempts of ours
+    digest: int = 0
+
+    @property
+    def found_lane(self) -> int:
+        return 2 << 2 * self.slot
+
+    @property
+    def lanes(self) -> int:
+        return 3 << 2 * self.slot
 
 
 class PrefixIndex:
-    """Per worker, the hashes of the blocks it was last told to compute or to take; no more than its pool holds."""
+    """Workers by name. One that was never told of holds nothing."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, OrderedDict[bytes, bool]] = {}  # whether they are ready
+        self._lanes: dict[bytes, int] = {}  # by block
+        self._holders: dict[str, _Holder] = {}
+        self._names: list[str | None] = []  # by slot; None: free
+        self._ends_of: dict[int, _Ends] = {}  # of lanes that were asked for; few of all there could be
 
-    def record(self, worker: str, block_hashes: Sequence[bytes], capacity_blocks: int, ready: bool = False) -> None:
-        """The worker will hold these blocks; if they are `ready`, it does. The least recently recorded ones beyond its
-        capacity are forgotten.
+    def __len__(self) -> int:
+        """Different blocks, on whatever worker."""
+        return len(self._lanes)
+
+    def blocks(self, worker: str) -> int:
+        """How many are ready there."""
+        holder = self._holders.get(worker)
+        return 0 if holder is None else len(holder.ready)
+
+    def digest(self, worker: str) -> int:
+        """Exclusive or of the first 8 bytes, little-endian, of the hashes that are ready there."""
+        holder = self._holders.get(worker)
+        return 0 if holder is None else holder.digest
+
+    def store(self, worker: str, block_hashes: Iterable[bytes]) -> None:
+        """The worker has these blocks."""
+        holder, lanes = self._holder(worker), self._lanes
+        ready, both = holder.ready, holder.lanes
+        for block_hash in block_hashes:
+            if block_hash not in ready:
+                ready.add(block_hash)
+                lanes[block_hash] = lanes.get(block_hash, 0) | both
+                holder.digest ^= int.from_bytes(block_hash[:8], "little")
+
+    def evict(self, worker: str, block_hashes: Iterable[bytes]) -> None:
+        """The worker has these no more; of those that it never had nothing changes."""
+        holder = self._holder(worker)
+        for block_hash in block_hashes:
+            if block_hash in holder.ready:
+                holder.ready.remove(block_hash)
+                self._clear(block_hash, holder.lanes)
+                holder.digest ^= int.from_bytes(block_hash[:8], "little")
+
+    def replace(self, worker: str, block_hashes: Iterable[bytes]) -> None:
+        """The worker has these blocks and no others; what is expected there stays so."""
+        wanted = set(block_hashes)
+        self.evict(worker, self._holder(worker).ready - wanted)
+        self.store(worker, wanted)
+
+    def expect(self, worker: str, owner: object, block_hashes: Sequence[bytes]) -> None:
+        """A prompt in flight is to make these blocks there: they count as found until `settle`, and then if ready."""
+        holder, lanes = self._holder(worker), self._lanes
+        found, new = holder.found_lane, []
+        for block_hash in block_hashes:
+            held = lanes.get(block_hash, 0)
+            if not held & found:
+                lanes[block_hash] = held | found
+                new.append(block_hash)
+        if new:
+            holder.expected[owner] = new
+
+    def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
+        """As `expect`, of a prompt whose end nobody will tell of."""
+        holder, owner = self._holder(worker), object()
+        holder.elsewhere.append(owner)
+        self.expect(worker, owner, block_hashes)
+        if len(holder.elsewhere) > ELSEWHERE_CHAINS:
+            self.settle(worker, holder.elsewhere.popleft())
+
+    def settle(self, worker: str, owner: object) -> Sequence[bytes]:
+        """Nothing more will come of this prompt there. Returns what it was expected to make and the worker did not
+        tell of.
         """
-        known = self._blocks.setdefault(worker, OrderedDict())
-        # The end of a prompt goes first when a worker must evict: it is made the oldest here as well.
-        for block_hash in reversed(block_hashes):
-            known[block_hash] = ready or known.get(block_hash, False)
-            known.move_to_end(block_hash)
-        while len(known) > capacity_blocks:
-            known.popitem(last=False)
-
-    def hit_blocks(self, worker: str, block_hashes: Sequence[bytes]) -> int:
-        """How many blocks of this prompt, from its beginning, the worker probably holds."""
-        known = self._blocks.get(worker)
-        if known is None:
-            return 0
-        return next((i for i, block_hash in enumerate(block_hashes) if block_hash not in known), len(block_hashes))
-
-    def ready_blocks(self, worker: str, block_hashes: Sequence[bytes]) -> int:
-        """As `hit_blocks`, without those that may still have to be computed there: what others can fetch."""
-        known = self._blocks.get(worker, OrderedDict[bytes, bool]())
-        return next((i for i, block_hash in enumerate(block_hashes) if not known.get(block_hash)), len(block_hashes))
+        holder = self._holders.get(worker)
+        if holder is None:
+            return ()
+        missing = [each for each in holder.expected.pop(owner, ()) if each not in holder.ready]
+        for block_hash in missing:
+            self._clear(block_hash, holder.found_lane)
+        return missing
 
     def forget(self, worker: str) -> None:
         """The worker's process is gone, and its pool with it."""
-        self._blocks.pop(worker, None)
+        holder = self._holders.pop(worker, None)
+        if holder is None:
+            return
+        for block_hash in chain(holder.ready, *holder.expected.values()):
+            self._clear(block_hash, holder.lanes)
+        self._names[holder.slot] = None
+        self._ends_of.clear()
+
+    def hits(self, block_hashes: Sequence[bytes]) -> Hits:
+        """How many blocks of this prompt, from its beginning, each worker has."""
+        found: dict[str, int] = {}
+        ready: dict[str, int] = {}
+        for blocks, lanes in self._ends(block_hashes):
+            ends = self._ends_of.get(lanes) or self._name(lanes)
+            for name in ends.found:
+                found[name] = blocks
+            for name in ends.ready:
+                ready[name] = blocks
+        return Hits(found, ready)
+
+    def _name(self, lanes: int) -> _Ends:
+        if len(self._ends_of) == MOST_ENDS:
+            self._ends_of.clear()
+        named = [(slot, name) for slot, name in enumerate(self._names) if name is not None]
+        found = tuple(name for slot, name in named if lanes >> 2 * slot & 2)
+        ready = tuple(name for slot, name in named if lanes >> 2 * slot & 1)
+        return self._ends_of.setdefault(lanes, _Ends(found, ready))
+
+    def _ends(self, block_hashes: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+        """(blocks, lanes): all these lanes end behind so many blocks, one at least. Each lane once."""
+        if not block_hashes:
+            return
+        get = self._lanes.get
+        held = get(block_hashes[0], 0)
+        parts = [(1, len(block_hashes), held)] if held else []
+        while parts:  # lanes that end at `low`, at `high` or between them
+            low, high, held = parts.pop()
+            while low < high:
+                middle = (low + high) // 2
+                beyond = get(block_hashes[middle], 0) & held
+                if beyond and beyond != held:
+                    parts.append((low, middle, held ^ beyond))
+                if beyond:
+                    low, held = middle + 1, beyond
+                else:
+                    high = middle
+            yield low, held
+
+    def _holder(self, worker: str) -> _Holder:
+        holder = self._holders.get(worker)
+        if holder is None:
+            slot = next((slot for slot, name in enumerate(self._names) if name is None), len(self._names))
+            self._names[slot : slot + 1] = [worker]
+            self._ends_of.clear()
+            holder = self._holders[worker] = _Holder(slot)
+        return holder
+
+    def _clear(self, block_hash: bytes, lanes: int) -> None:
+        left = self._lanes.get(block_hash, 0) & ~lanes
+        if left:
+            self._lanes[block_hash] = left
+        else:
+            self._lanes.pop(block_hash, None)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Sequence
 
 from router.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
@@ -11,18 +12,31 @@ from router.admission import AdmissionLimits, AdmissionQueue
 from router.cluster import Cluster
 from router.config import RouterConfig
 from router.dispatcher import Dispatcher, DispatcherLimits
+from router.explaining import Explainer
 from router.fleet import Fleet
 from router.generation import Scheduling
-from router.placement import NoPrefillWorker, PlacementPolicy
+from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
+from router.planner import Planner, PlannerTiming
 from router.readiness import Readiness
+from router.replicas import Replicas
+from router.role_planning import RolePlanning, SloTargets
 from router.service import SERVICE_NAME, BatonServicer
 from router.session import SessionTiming
 from router.tracing import Tracer
-from service.registry import Membership, MembershipSource, RedisRegistry, StaticMembership, open_registry
+from service.redis_shares import RedisShares
+from service.registry import (
+    Membership,
+    MembershipSource,
+    RedisRegistry,
+    RegistryUnavailable,
+    StaticMembership,
+    open_registry,
+)
 from service.server import Listener, Running
 from service.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
+PLANNER_LEASE_MS = 3000
 
 
 class RouterProcess:
@@ -34,25 +48,57 @@ class RouterProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._running: Running | None = None
         self._registry, self._membership = _membership(config)
-        cluster = Cluster()
-        limits = AdmissionLimits(config.max_waiting, config.max_wait_s, config.ready_wait_s)
-        policy = PlacementPolicy(NoPrefillWorker(config.no_prefill_worker), config.local_prefill_tokens)
+        self.cluster = cluster = Cluster()
+        limits = AdmissionLimits(
+            config.max_waiting, config.max_wait_s, config.ready_wait_s, config.max_waiting_per_tenant
+        )
+        policy = PlacementPolicy(
+            NoPrefillWorker(config.no_prefill_worker), config.local_prefill_tokens, Strategy(config.placement)
+        )
         self._queue = AdmissionQueue(cluster, limits, policy)
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
-        self._fleet = Fleet(cluster, timing, self._on_change)
+        router_id = secrets.token_bytes(16)
+        self._fleet = Fleet(cluster, timing, self._on_change, router_id)
         scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1))
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
+        self.tracer = tracer = Tracer(telemetry)
+        self._shares = _shares(config, router_id)
+        self._replicas = Replicas(cluster, self._shares, router_id) if self._shares is not None else None
+        self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
+        explainer = Explainer(cluster.name_of)
+        tracer.observers += [explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
             self._readiness,
             scheduling,
-            Tracer(telemetry),
+            tracer,
             DispatcherLimits(config.default_deadline_s, config.max_active),
         )
         self._admin = AdminServicer(
-            cluster, self._queue, self._readiness, self._dispatcher, lambda: self._membership.connected
+            cluster,
+            self._queue,
+            self._readiness,
+            self._dispatcher,
+            lambda: self._membership.connected,
+            self._fleet,
+            explainer,
+            self._replicas,
+            self._planning,
         )
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What answers requests, for whoever carries them here another way than gRPC."""
+        return self._dispatcher
+
+    @property
+    def queue(self) -> AdmissionQueue:
+        return self._queue
+
+    @property
+    def readiness(self) -> Readiness:
+        return self._readiness
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -70,7 +116,10 @@ class RouterProcess:
         public, admin = running.ports
         logger.info("listening on %s:%d, for operators on port %d", self._config.host, public, admin)
         await self._membership.start()
-        for name, work in (("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())):
+        works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]
+        works += [("replicas", self._replicas.run())] if self._replicas is not None else []
+        works += [("planning", self._planning.run())] if self._planning is not None else []
+        for name, work in works:
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._on_task_done)
             self._tasks.append(task)
@@ -84,6 +133,8 @@ class RouterProcess:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._membership.close()
+        if self._shares is not None:
+            await self._shares.close()
         if self._registry is not None:
             await self._registry.close()
         self._telemetry.close()
@@ -102,6 +153,30 @@ class RouterProcess:
             return
         logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)
+
+
+def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:
+    return None if config.redis_url is None else RedisShares(config.redis_url, config.namespace, router_id.hex())
+
+
+def _planning(
+    config: RouterConfig, cluster: Cluster, queue: AdmissionQueue, fleet: Fleet, shares: RedisShares | None
+) -> RolePlanning | None:
+    if config.planner == "off":
+        return None
+
+    async def may_act() -> bool:
+        """One router of several; all of them know the same. Without Redis there is one, or nobody knows."""
+        if shares is None:
+            return True
+        try:
+            return await shares.lease(PLANNER_LEASE_MS)
+        except RegistryUnavailable:
+            return False
+
+    timing = PlannerTiming(config.planner_hold_s, config.planner_cool_down_s)
+    targets = SloTargets(config.ttft_slo_ms, config.tbt_slo_ms)
+    return RolePlanning(config.planner, targets, Planner(timing), cluster, queue, fleet, may_act)
 
 
 def _membership(config: RouterConfig) -> tuple[RedisRegistry | None, MembershipSource]:

@@ -2,6 +2,7 @@
 
 from protos import baton_pb2
 from router.answer import ChoiceFinished, Delta, FinishReason
+from router.chat_checks import MAX_MESSAGES
 from router.events import TokenLogprob
 from router.logit_rules import MAX_BAD_WORDS
 from router.prompt_echo import PromptPart
@@ -18,7 +19,7 @@ from router.request import (
 )
 from router.response import Finished, ResponseEvent, Started, Summary
 from router.served_model import ChosenModel
-from router.validation import MAX_MESSAGES
+from structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 
 _REASONS = {
     FinishReason.STOP: baton_pb2.FINISH_REASON_STOP,
@@ -32,7 +33,7 @@ _BEAM_STOPS = {
 }
 
 
-def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
+def generate_request(message: baton_pb2.GenerateRequest, tenant: str = "") -> GenerationRequest:
     prompt: Prompt | None = None
     match message.WhichOneof("prompt"):
         case "text":
@@ -47,10 +48,12 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
         sampling=_sampling(message.sampling),
         cache_salt=message.cache_salt,
         echo=message.echo,
+        priority=message.priority,
+        tenant=tenant,
     )
 
 
-def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
+def chat_request(message: baton_pb2.ChatRequest, tenant: str = "") -> GenerationRequest:
     # One more than is allowed is enough for the validator to refuse them.
     messages = [Message(each.role, each.content) for each in message.messages[: MAX_MESSAGES + 1]]
     return GenerationRequest(
@@ -60,13 +63,38 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
         model=message.model,
         sampling=_sampling(message.sampling),
         cache_salt=message.cache_salt,
+        priority=message.priority,
+        tenant=tenant,
     )
 
 
-def fill(
-    response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse, event: ResponseEvent
-) -> baton_pb2.GenerateResponse | baton_pb2.ChatResponse:
-    """Puts an event into an empty response of either kind, and returns it."""
+Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse
+
+
+class Responses:
+    """The responses of one stream, of either kind. A response holds until the next one is asked for."""
+
+    def __init__(self, kind: type[Response]) -> None:
+        self._kind = kind
+        self._response = kind()
+        self._delta = self._response.delta  # one message for all deltas: to make one takes longer than to fill it
+        self._delta.SetInParent()
+
+    def of(self, event: ResponseEvent) -> Response:
+        if not isinstance(event, Delta):
+            return _fill(self._kind(), event)
+        delta = self._delta
+        delta.index, delta.offset, delta.text = event.index, event.offset, event.text
+        delta.token_ids[:] = event.token_ids
+        if event.logprobs:
+            delta.logprobs.CopyFrom(_logprobs(event.logprobs))
+        elif delta.HasField("logprobs"):
+            delta.ClearField("logprobs")
+        return self._response
+
+
+def _fill(response: Response, event: Started | PromptPart | Finished) -> Response:
+    """Puts an event into an empty response, and returns it."""
     match event:
         case Started(request_id, model, prompt_tokens, seed):
             started = baton_pb2.Started(request_id=request_id, model=model, prompt_tokens=prompt_tokens, seed=seed)
@@ -78,13 +106,6 @@ def fill(
             if logprobs:
                 part.logprobs.CopyFrom(_logprobs(logprobs))
             part.SetInParent()
-        case Delta(index, offset, token_ids, text, logprobs):
-            delta = response.delta
-            delta.index, delta.offset, delta.text = index, offset, text
-            delta.token_ids.extend(token_ids)
-            if logprobs:
-                delta.logprobs.CopyFrom(_logprobs(logprobs))
-            delta.SetInParent()
         case Finished(choice, summary):
             response.finished.CopyFrom(_finished(choice, summary))
     return response
@@ -129,7 +150,21 @@ def _sampling(message: baton_pb2.SamplingParams) -> RequestedSampling:
         beam_width=message.beam_width if message.HasField("beam_width") else None,
         length_penalty=message.length_penalty if message.HasField("length_penalty") else None,
         early_stopping=_BEAM_STOPS.get(message.early_stopping),
+        structured=_structured(message),
     )
+
+
+def _structured(message: baton_pb2.SamplingParams) -> StructuredOutput | None:
+    match message.WhichOneof("structured"):
+        case None:
+            return None
+        case "json_object":
+            return StructuredOutput(StructuredKind.JSON_OBJECT) if message.json_object else None
+        case "choice":
+            # One more than is allowed is enough for the validator to refuse them.
+            return StructuredOutput.choice(message.choice.texts[: MAX_CHOICES + 1])
+        case kind:
+            return StructuredOutput(StructuredKind(kind), getattr(message, kind))
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...]) -> baton_pb2.Logprobs:

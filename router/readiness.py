@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
 from router import canary
-from router.admission import RETRY_AFTER_S
 from router.cluster import Cluster
 from router.defaults import ModelFolderError
 from router.generation import Scheduling
 from router.placement import NoPrefillWorker, PlacementPolicy
+from router.refusals import RETRY_AFTER_S
 from router.served_model import ServedModel, load_served_model
 from router.worker import WorkerDescription, WorkerRole
 from service.errors import BatonError, Unavailable
@@ -95,7 +95,7 @@ class Readiness:
                     await self._change()
         finally:
             if self._served is not None:
-                self._served.tokenizer.close()
+                self._served.close()
 
     async def _change(self) -> None:
         await self._changed.wait()
@@ -154,7 +154,7 @@ class Readiness:
         self._detail = "loading the tokenizer"
         served = await asyncio.to_thread(load_served_model, description, self._model_folder, self._model_name)
         if self._served is not None:
-            self._served.tokenizer.close()
+            self._served.close()
         self._served = served
         return served
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from router.worker import Adapter
+from structured.output import StructuredOutput
 
 
 class Operation(Enum):
@@ -15,9 +17,21 @@ class Operation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One function call that an assistant's message asked for; `arguments` is JSON, as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     role: str
     content: str
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""  # of the call that a message of the role `tool` answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +46,12 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
+    """`tools` are JSON objects as OpenAI has them; `template_options` are names that the model's template may read."""
+
     messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    add_generation_prompt: bool = True
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -82,6 +101,7 @@ class RequestedSampling:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: a value that is not known
+    structured: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +115,9 @@ class GenerationRequest:
     sampling: RequestedSampling = RequestedSampling()
     cache_salt: str = ""
     echo: bool = False
+    priority: int = 0  # lower goes earlier where requests wait
+    session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
+    tenant: str = ""  # who asks, as the transport knows it: those who wait share what becomes free; "" is a tenant too
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +150,7 @@ class Sampling:
     logprobs: int | None = None  # likeliest tokens to tell with each token; None tells no log-probabilities
     prompt_logprobs: int | None = None  # the same of the prompt
     beams: BeamSearch | None = None  # its n best sequences are the choices
+    structured: StructuredOutput | None = None  # what each choice is to look like
 
     @property
     def places(self) -> int:
@@ -162,7 +186,11 @@ class ValidRequest:
     prompt_logprobs: int | None = None
     best_of: int = 1  # choices that are made, at least n
     beams: BeamSearch | None = None
+    structured: StructuredOutput | None = None
     echo: bool = False
+    priority: int = 0
+    tenant: str = ""
+    session: str = ""
 
     @property
     def streams(self) -> bool:
@@ -197,6 +225,7 @@ class ValidRequest:
             logprobs=0 if self.logprobs is None and self.best_of > self.n else self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             beams=self.beams,
+            structured=self.structured,
         )
 
 

@@ -13,6 +13,7 @@ class Started:
     model: str
     prompt_tokens: int
     seed: int
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from router.block_hashing import root_hash
 from router.defaults import GenerationDefaults, read_generation_defaults
 from router.logit_rules import check_something_is_left
 from router.request import PreparedRequest, Prompt, TextPrompt, ValidRequest
+from router.structured import FormChecker
 from router.tokenizer import TokenizerWorker, load_tokenizer
 from router.validation import fit_to_context
 from router.worker import Adapter, WorkerDescription
@@ -22,9 +23,12 @@ class ServedModel:
     block_tokens: int
     tokenizer: TokenizerWorker
     defaults: GenerationDefaults
+    forms: FormChecker
 
     async def prepare(self, valid: ValidRequest, adapter: Adapter | None = None) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
+        if valid.structured is not None:
+            await self.forms.check(valid.structured)
         token_ids = await self.tokenizer.prompt_tokens(valid.prompt)
         max_tokens = fit_to_context(len(token_ids), valid, self.max_model_len)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
@@ -42,6 +46,10 @@ class ServedModel:
             echo_text=await self._text(valid.prompt, token_ids) if valid.echo else "",
             adapter=adapter,
         )
+
+    def close(self) -> None:
+        self.tokenizer.close()
+        self.forms.close()
 
     async def _text(self, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
         """The text of a prompt, as it was given or as its tokens are spelled."""
@@ -67,6 +75,7 @@ def load_served_model(description: WorkerDescription, folder: Path | None, name:
     """
     model = description.model
     path = folder or Path(model.path)
+    defaults = read_generation_defaults(path)
     return ServedModel(
         name=name or model.name,
         fingerprint=description.fingerprint,
@@ -75,5 +84,6 @@ def load_served_model(description: WorkerDescription, folder: Path | None, name:
         dtype=model.dtype,
         block_tokens=model.block_tokens,
         tokenizer=load_tokenizer(path),
-        defaults=read_generation_defaults(path),
+        defaults=defaults,
+        forms=FormChecker(path, model.vocab_size, defaults.eos_token_ids),
     )

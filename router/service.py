@@ -1,6 +1,7 @@
 """The public servicer: parse, call, pack. Everything else happens in the dispatcher."""
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,6 +12,8 @@ from router.checks import check_token_ids
 from router.dispatcher import Dispatcher
 from router.malformed import service_handler
 from router.request import GenerationRequest
+from router.session_header import session_of
+from router.tenant import tenant_of
 from router.validation import check_text
 from service.errors import InvalidArgument
 from service.trace_context import current_trace
@@ -36,10 +39,10 @@ class BatonServicer:
         server.add_generic_rpc_handlers((service_handler(service, self),))
 
     async def Generate(self, message: baton_pb2.GenerateRequest, context: Context) -> None:
-        await self._answer(public_wire.generate_request(message), context, baton_pb2.GenerateResponse)
+        await self._answer(public_wire.generate_request(message, _tenant(context)), context, baton_pb2.GenerateResponse)
 
     async def Chat(self, message: baton_pb2.ChatRequest, context: Context) -> None:
-        await self._answer(public_wire.chat_request(message), context, baton_pb2.ChatResponse)
+        await self._answer(public_wire.chat_request(message, _tenant(context)), context, baton_pb2.ChatResponse)
 
     async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
         served = (await self._dispatcher.choose(message.model)).served
@@ -69,9 +72,15 @@ class BatonServicer:
         self,
         request: GenerationRequest,
         context: Context,
-        response: type[baton_pb2.GenerateResponse] | type[baton_pb2.ChatResponse],
+        kind: type[public_wire.Response],
     ) -> None:
+        responses = public_wire.Responses(kind)
+        request = replace(request, session=session_of(context.invocation_metadata() or ()))
         events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get())
         async with aclosing(events):
             async for event in events:
-                await context.write(public_wire.fill(response(), event))
+                await context.write(responses.of(event))  # what is written is bytes by then
+
+
+def _tenant(context: Context) -> str:
+    return tenant_of(context.invocation_metadata() or ())

@@ -13,7 +13,8 @@ from typing import Protocol
 import grpc
 
 from protos import session_pb2, session_pb2_grpc
-from router import session_wire
+from router import cache_wire, session_wire
+from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.events import AttemptEvent
 from router.worker import WorkerDescription, WorkerReport
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
@@ -45,6 +46,8 @@ class SessionListener(Protocol):
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
     def on_event(self, event: AttemptEvent) -> None: ...
+    def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
+    def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_lost(self, endpoint: str, why: str) -> None:
         """What was sent there and not answered never will be. The session begins anew by itself."""
 
@@ -163,8 +166,7 @@ class WorkerSession:
     def _take(self, message: session_pb2.ConnectResponse) -> None:
         self._channel.acknowledge(message.acknowledged)
         if message.number == 0:
-            if message.WhichOneof("event") == "report":
-                self._listener.on_report(self.endpoint, session_wire.worker_report(message.report))
+            self._take_unnumbered(message)
             return
         match self._channel.receive(message.number):
             case Received.FRESH:
@@ -176,6 +178,15 @@ class WorkerSession:
                 raise _SessionBroken("a message is missing")
         if self._channel.last_received - self._acknowledged >= _ACKNOWLEDGE_EVERY:
             self._acknowledge()
+
+    def _take_unnumbered(self, message: session_pb2.ConnectResponse) -> None:
+        match message.WhichOneof("event"):
+            case "report":
+                self._listener.on_report(self.endpoint, session_wire.worker_report(message.report))
+            case "cache_events":
+                self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
+            case "cache_snapshot":
+                self._listener.on_cache_snapshot(self.endpoint, cache_wire.snapshot_part(message.cache_snapshot))
 
     def _acknowledge(self) -> None:
         if self._outbox is not None and self._channel.last_received > self._acknowledged:

@@ -4,6 +4,7 @@ names; it decides nothing."""
 from dataclasses import dataclass
 
 from protos import report_pb2, sampling_pb2, session_pb2
+from router import cache_wire
 from router.events import (
     Alternative,
     AttemptEvent,
@@ -20,6 +21,7 @@ from router.events import (
 from router.placement import Placement
 from router.request import BeamStop, PreparedRequest, Sampling
 from router.worker import Adapter, Link, ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from structured.output import StructuredKind, StructuredOutput
 
 Command = session_pb2.ConnectRequest
 
@@ -29,6 +31,13 @@ _BEAM_STOPS = {
     BeamStop.UNPROMISING: sampling_pb2.BEAM_STOP_UNSPECIFIED,
     BeamStop.FULL: sampling_pb2.BEAM_STOP_FULL,
     BeamStop.NEVER: sampling_pb2.BEAM_STOP_NEVER,
+}
+_STRUCTURED_KINDS = {
+    StructuredKind.JSON_SCHEMA: sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA,
+    StructuredKind.JSON_OBJECT: sampling_pb2.STRUCTURED_KIND_JSON_OBJECT,
+    StructuredKind.REGEX: sampling_pb2.STRUCTURED_KIND_REGEX,
+    StructuredKind.GRAMMAR: sampling_pb2.STRUCTURED_KIND_GRAMMAR,
+    StructuredKind.CHOICE: sampling_pb2.STRUCTURED_KIND_CHOICE,
 }
 _FAILURES = {
     session_pb2.FAILURE_REASON_INVALID: FailureReason.INVALID,
@@ -106,6 +115,11 @@ def cancel(attempt_id: int) -> session_pb2.ConnectRequest:
     return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id))
 
 
+def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
+    wanted = next(number for number, known in _ROLES.items() if known is role)
+    return session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted))
+
+
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
     """What a numbered message says about attempts; nothing for kinds that a newer worker may have."""
     match message.WhichOneof("event"):
@@ -146,6 +160,7 @@ def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
         total_blocks=info.total_blocks,
         total_slots=info.total_slots,
         adapters=tuple(Adapter(each.name, each.digest) for each in info.adapters),
+        roles=tuple(_ROLES[role] for role in info.roles if role in _ROLES),
     )
 
 
@@ -167,6 +182,7 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
         links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
+        cache=cache_wire.cache_sum(report.cache) if report.HasField("cache") else None,
     )
 
 
@@ -194,17 +210,20 @@ def _sampling(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Samplin
         beam_width=beams.width if beams is not None else 0,
         length_penalty=beams.length_penalty if beams is not None else 0.0,
         beam_stop=_BEAM_STOPS[beams.stop] if beams is not None else sampling_pb2.BEAM_STOP_UNSPECIFIED,
+        structured=_structured(sampling.structured),
     )
 
 
+def _structured(asked: StructuredOutput | None) -> sampling_pb2.StructuredOutput | None:
+    if asked is None:
+        return None
+    return sampling_pb2.StructuredOutput(kind=_STRUCTURED_KINDS[asked.kind], text=asked.text)
+
+
 def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:
+    logprobs = _logprobs(output) if output.logprobs else ()
     return SequenceOutput(
-        output.attempt_id,
-        output.choice,
-        output.offset,
-        tuple(output.token_ids),
-        _ENDS.get(output.end),
-        _logprobs(output),
+        output.attempt_id, output.choice, output.offset, tuple(output.token_ids), _ENDS.get(output.end), logprobs
     )
 
 

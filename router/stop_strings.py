@@ -5,12 +5,10 @@ a token whose text is not known yet (part of a character, or a special token) be
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Tokens that may go out, with the text that may go out with them."""
 
     token_ids: tuple[int, ...]
@@ -43,6 +41,11 @@ class StopFilter:
         self._text = ""  # known, not gone out
         self._gone = 0  # characters that went out
         self.matched: str | None = None
+
+    @property
+    def passes_all(self) -> bool:
+        """There is nothing to stop at: tokens and text may go out as they come, without a push."""
+        return not self._stops
 
     def push(self, token_id: int, text: str) -> Piece:
         """Takes the next token and the text that became known with it; returns what may go out.

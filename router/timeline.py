@@ -4,9 +4,12 @@ TTFT            = router queue + route + prefill fetch + prefill queue + chunks 
 token 1 to 2    = recovery + exposed transfer + decode admission + first step
 """
 
+from array import array
 from dataclasses import dataclass, field
+from itertools import islice
 
-from router.events import FirstStep, Landed, PrefillTimings
+from router.events import Failed, FirstStep, Landed, PrefillTimings
+from router.explanation import AttemptNote
 from router.placement import Placement
 
 _STALL_FACTOR = 4.0
@@ -37,23 +40,33 @@ class TokenGaps:
 
     def __init__(self) -> None:
         self._last_s: dict[int, float] = {}
-        self._gaps: list[Stall] = []
+        self._ends_s = array("d")
+        self._gaps_ms = array("d")
 
     def take(self, choice: int, tokens: int, now: float) -> None:
         """Several tokens at once share the time since the last one."""
         last = self._last_s.get(choice)
         self._last_s[choice] = now
         if last is not None:
-            self._gaps.extend([Stall(now, (now - last) * 1e3 / tokens)] * tokens)
+            gap_ms = (now - last) * 1e3 / tokens
+            for _ in range(tokens):
+                self._ends_s.append(now)
+                self._gaps_ms.append(gap_ms)
+
+    @property
+    def each_ms(self) -> list[float]:
+        """All of them, in the order of their ends."""
+        return list(self._gaps_ms)
 
     def summary(self) -> GapSummary | None:
         """None before there are two tokens from decode."""
-        if not self._gaps:
+        if not self._gaps_ms:
             return None
-        ordered = sorted(gap.gap_ms for gap in self._gaps)
+        ordered = sorted(self._gaps_ms)
         p50 = ordered[len(ordered) // 2]
         threshold = max(_STALL_LEAST_MS, _STALL_FACTOR * p50)
-        stalls = tuple(gap for gap in self._gaps if gap.gap_ms > threshold)[:_MAX_STALLS]
+        gaps = zip(self._ends_s, self._gaps_ms, strict=True)
+        stalls = tuple(islice((Stall(at_s, gap_ms) for at_s, gap_ms in gaps if gap_ms > threshold), _MAX_STALLS))
         return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
 
 
@@ -84,10 +97,12 @@ class Timeline:
     prefill_pid: int = 0
     decode_pid: int = 0
     gaps: TokenGaps = field(default_factory=TokenGaps)
+    notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for whoever asks why
 
-    def begin_attempt(self, placement: Placement, route_began_s: float) -> None:
+    def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:
         """A retry before the first token starts over; the time that the failed attempt took counts as queueing."""
-        self.placement = placement
+        self.notes.append(note)
+        self.placement = note.placement
         self.second_token_s = self.landed = None
         self.gaps = TokenGaps()
         self.attempts += 1
@@ -100,12 +115,23 @@ class Timeline:
             self.sent_s = now
 
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
+        if self.notes:
+            self.notes[-1].prefill = first_step.timings
         if self.first_step_s is None:  # decode repeats the first token, and may overtake this
             self.first_step_s, self.prefill = now, first_step.timings
             if not self.streams:
                 self.first_token_s = now
         else:
             self.resumed_step_s = now
+
+    def take_landed(self, landed: Landed) -> None:
+        self.landed = landed
+        if self.notes:
+            self.notes[-1].landed = landed
+
+    def take_failure(self, failed: Failed) -> None:
+        if self.notes:
+            self.notes[-1].failed = failed
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
         """Decode repeats token 0: only what lies beyond it is its own."""

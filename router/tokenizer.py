@@ -13,6 +13,7 @@ from router.chat_template import ChatTemplate, TemplateRefused, read_chat_templa
 from router.defaults import ModelFolderError
 from router.detokenizer import Detokenizer, silent_token_ids
 from router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.token_bytes import TokenBytes
 from service.errors import InvalidArgument
 
 Arguments = TypeVarTuple("Arguments")
@@ -29,7 +30,8 @@ class TokenizerWorker:
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._silent = silent_token_ids(tokenizer)
-        self._chat_template = chat_template
+        self.chat_template = chat_template
+        self.token_bytes = TokenBytes(tokenizer)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
     async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -81,10 +83,12 @@ class TokenizerWorker:
         return [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
 
     def _render(self, prompt: ChatPrompt) -> str:
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
         try:
-            return self._chat_template.render(prompt.messages)
+            return self.chat_template.render(
+                prompt.messages, prompt.tools, prompt.template_options, prompt.add_generation_prompt
+            )
         except TemplateRefused as refusal:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
 

@@ -9,7 +9,7 @@ decode.admission, decode.first_step, decode (time between tokens, one event per 
 request did not come to has none: a decode worker that computed the prompt itself transferred nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from router.events import Landed, PrefillTimings
@@ -49,8 +49,12 @@ class Tracer:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self.observers: list[Callable[[RequestRecord], None]] = []
+        """Called with every request that has ended, before its trace is written; what they do is counted, not drawn."""
 
     def record(self, record: RequestRecord) -> None:
+        for observe in self.observers:
+            observe(record)
         now_s = WallClock.now().monotonic_s
         for span in request_spans(record, now_s):
             self._telemetry.span(span)
@@ -200,8 +204,15 @@ def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
 def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     if timeline.placement is None:
         return {}
-    placement = asdict(timeline.placement)
-    return {f"baton.route.{name}": value for name, value in placement.items() if value is not None}
+    attributes = {f"baton.route.{name}": value for name, value in asdict(timeline.placement).items()}
+    # What was predicted is in the placement: *_hit_tokens.
+    prefill, landed = timeline.prefill, timeline.landed
+    computed_by = "decode" if timeline.placement.prefill is None else "prefill"
+    if prefill is not None:
+        attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.cached_tokens - prefill.fetched_tokens
+    if landed is not None:
+        attributes["baton.route.decode_cached_tokens"] = landed.cached_tokens
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _fetch_attributes(prefill: PrefillTimings) -> Attributes:

@@ -3,9 +3,9 @@
 Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.chat_checks import check_chat
 from router.checks import check_count, check_number, check_texts, check_token_ids
 from router.choosing import beam_search, best_of, choices
 from router.defaults import GenerationDefaults
@@ -13,13 +13,14 @@ from router.logit_rules import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, logit_rules, m
 from router.request import (
     ChatPrompt,
     GenerationRequest,
-    Message,
     Prompt,
     RequestedSampling,
     TextPrompt,
     TokenPrompt,
     ValidRequest,
 )
+from router.session_header import MAX_SESSION_CHARACTERS
+from router.structured import structured_output
 from service.errors import InvalidArgument
 
 MAX_STOPS = 16
@@ -29,8 +30,7 @@ MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 MAX_TEMPERATURE = 100.0
 MAX_LOGPROBS = 20
-MAX_MESSAGES = 4096
-MAX_ROLE_CHARACTERS = 64
+MOST_PRIORITY = 100
 MAX_TEXT_BYTES = 1 << 20
 """Of any text at once; a longer prompt is sent as token ids."""
 
@@ -54,6 +54,7 @@ def validate(
     n, rules = choices(sampling.n), logit_rules(sampling, defaults.repetition_penalty, vocab_size)
     beams, logprobs = beam_search(sampling, n, rules), _logprobs("logprobs", sampling.logprobs)
     temperature = 0.0 if beams is not None else defaults.temperature
+    stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
     _check_length("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
     _check_length("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS)
     return ValidRequest(
@@ -67,7 +68,7 @@ def validate(
         min_p=_number("min_p", sampling.min_p, defaults.min_p, 0.0, 1.0),
         seed=drawn.seed if sampling.seed is None else sampling.seed,
         stop=check_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
-        stop_token_ids=_stop_token_ids(sampling, defaults, vocab_size),
+        stop_token_ids=stop_token_ids,
         n=n,
         cache_salt=request.cache_salt,
         typical_p=_number("typical_p", sampling.typical_p, defaults.typical_p, 0.0, 1.0, above=True),
@@ -77,7 +78,11 @@ def validate(
         prompt_logprobs=_prompt_logprobs(request, logprobs),
         best_of=best_of(sampling, n),
         beams=beams,
+        structured=structured_output(sampling, stop_token_ids),
         echo=request.echo,
+        priority=_priority(request.priority),
+        tenant=request.tenant,
+        session=_session(request.session),
     )
 
 
@@ -130,28 +135,25 @@ def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Promp
             if len(token_ids) >= max_model_len:
                 raise prompt_too_long("token_ids", len(token_ids), max_model_len)
             return TokenPrompt(check_token_ids("token_ids.ids", token_ids, vocab_size))
-        case ChatPrompt(messages):
-            return ChatPrompt(_messages(messages))
-
-
-def _messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    if not messages:
-        raise InvalidArgument("messages", "at least one message is needed")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidArgument("messages", f"at most {MAX_MESSAGES} messages, not {len(messages)}")
-    checked = tuple(messages)
-    for index, message in enumerate(checked):
-        if not message.role:
-            raise InvalidArgument(f"messages[{index}].role", "is empty")
-        _check_length(f"messages[{index}].role", message.role, MAX_ROLE_CHARACTERS)
-    if sum(len(message.content.encode()) for message in checked) > MAX_TEXT_BYTES:
-        raise InvalidArgument("messages", f"at most {MAX_TEXT_BYTES} bytes of text in all")
-    return checked
+        case ChatPrompt():
+            return check_chat(prompt, MAX_TEXT_BYTES)
 
 
 def _max_tokens(asked: int | None) -> int | None:
     if asked is not None and asked < 1:
         raise InvalidArgument("sampling.max_tokens", "must be at least 1")
+    return asked
+
+
+def _session(asked: str) -> str:
+    if len(asked) > MAX_SESSION_CHARACTERS:
+        raise InvalidArgument("session", f"at most {MAX_SESSION_CHARACTERS} characters")
+    return asked
+
+
+def _priority(asked: int) -> int:
+    if not -MOST_PRIORITY <= asked <= MOST_PRIORITY:
+        raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {asked}")
     return asked
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from router.cache_view import CacheSum
 from service.worker_record import WorkerRole
 
 __all__ = ["Adapter", "ModelDescription", "PageCounts", "WorkerDescription", "WorkerReport", "WorkerRole"]
@@ -37,6 +38,7 @@ class WorkerDescription:
     total_blocks: int
     total_slots: int  # 0 for a prefill worker
     adapters: tuple[Adapter, ...] = ()
+    roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,4 @@ class WorkerReport:
     preemptions: int = 0  # since the worker's start
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
     links: tuple[Link, ...] = ()
+    cache: CacheSum | None = None  # None: the worker does not tell of its cache

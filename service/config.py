@@ -13,9 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from pydantic import BeforeValidator, ByteSize, Field, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, SettingsConfigDict
+try:
+    from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
+    from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings, SettingsConfigDict
+except ModuleNotFoundError:  # on a machine that has only what a worker cannot do without
+    from service.plain_settings import (  # type: ignore[assignment, no-redef]
+        BaseSettings,
+        BeforeValidator,
+        ByteSize,
+        Field,
+        FieldInfo,
+        SettingsConfigDict,
+        ValidationError,
+        model_validator,
+    )
 
 from service.adapter_folder import AdapterFolder, parse_adapters
 from service.affinity import parse_cores
@@ -33,6 +45,7 @@ __all__ = [
     "Settings",
     "TelemetryConfig",
     "Workers",
+    "model_validator",
     "read_config",
     "read_config_or_exit",
 ]

@@ -10,16 +10,14 @@ BatonError
 └── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
 """
 
+import importlib
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-from grpc_status import rpc_status
 
 ERROR_DOMAIN = "baton"
 """`domain` of every ErrorInfo; with `reason` it identifies a cause across versions and languages."""
@@ -55,8 +53,8 @@ class InvalidArgument(BatonError):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.description)
-        bad_request = error_details_pb2.BadRequest(field_violations=[violation])
+        violation = _rpc().BadRequest.FieldViolation(field=self.field, description=self.description)
+        bad_request = _rpc().BadRequest(field_violations=[violation])
         if self.reason is None:
             return (bad_request,)
         return (bad_request, _error_info(self.reason, self.metadata))
@@ -74,10 +72,10 @@ class FailedPrecondition(BatonError):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        violation = error_details_pb2.PreconditionFailure.Violation(
+        violation = _rpc().PreconditionFailure.Violation(
             type="MISMATCH", subject=self.field, description=self.description
         )
-        return (error_details_pb2.PreconditionFailure(violations=[violation]),)
+        return (_rpc().PreconditionFailure(violations=[violation]),)
 
 
 class NotFound(BatonError):
@@ -92,7 +90,7 @@ class NotFound(BatonError):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        return (error_details_pb2.ResourceInfo(resource_type=self.resource_type, resource_name=self.name),)
+        return (_rpc().ResourceInfo(resource_type=self.resource_type, resource_name=self.name),)
 
 
 class ResourceExhausted(BatonError):
@@ -141,24 +139,38 @@ class Internal(BatonError):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        return (_error_info(self.reason, {}), error_details_pb2.RequestInfo(request_id=self.request_id))
+        return (_error_info(self.reason, {}), _rpc().RequestInfo(request_id=self.request_id))
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", error: BatonError) -> NoReturn:
     """End the call with the error's status; the details travel in `grpc-status-details-bin`."""
-    packed = [AnyMessage() for _ in error.details]
-    for box, detail in zip(packed, error.details, strict=True):
+    try:
+        from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+        from grpc_status import rpc_status
+
+        details = error.details
+    except ModuleNotFoundError:  # on a bare machine, where workers run without a router of ours
+        await context.abort(error.code, error.message)
+    packed = [AnyMessage() for _ in details]
+    for box, detail in zip(packed, details, strict=True):
         box.Pack(detail)
     code_number: int = error.code.value[0]
     status = rpc_status.to_status(Status(code=code_number, message=error.message, details=packed))
     await context.abort(error.code, error.message, status.trailing_metadata)
 
 
-def _error_info(reason: str, metadata: Mapping[str, str]) -> error_details_pb2.ErrorInfo:
-    return error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=metadata)
+def _rpc() -> Any:
+    """google.rpc's details, loaded with the first of them."""
+    return importlib.import_module("google.rpc.error_details_pb2")
 
 
-def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
+def _error_info(reason: str, metadata: Mapping[str, str]) -> Message:
+    info: Message = _rpc().ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=metadata)
+    return info
+
+
+def _retry_info(retry_after_s: float) -> Message:
     delay = Duration()
     delay.FromNanoseconds(round(retry_after_s * 1e9))
-    return error_details_pb2.RetryInfo(retry_delay=delay)
+    info: Message = _rpc().RetryInfo(retry_delay=delay)
+    return info

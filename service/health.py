@@ -1,11 +1,24 @@
-"""grpc.health.v1 of one process: one truth for all of its servers. `set_serving` is called before they start."""
+"""grpc.health.v1 of one process: one truth for all of its servers. `set_serving` is called before they start.
+
+Without the package of that service a process serves all the same, and nobody can ask: a bare GPU machine has none.
+"""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-SERVICE_NAME = health.SERVICE_NAME
+SERVICE_NAME = "grpc.health.v1.Health"
+
+
+class Answers(Protocol):
+    """To those who ask."""
+
+    def register(self, server: grpc.aio.Server) -> None: ...
+
+    async def set(self, name: str, serving: bool) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 class Health:
@@ -13,7 +26,7 @@ class Health:
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._names = ("", *service_names)
-        self._servicer = health.aio.HealthServicer()
+        self._answers = _answers()
         self._serving = False
 
     @property
@@ -21,16 +34,34 @@ class Health:
         return self._serving
 
     def register(self, server: grpc.aio.Server) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self._answers.register(server)
 
     async def set_serving(self, serving: bool) -> None:
         """Changes nothing any more once the process drains."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
-            await self._servicer.set(name, status)
+            await self._answers.set(name, serving)
         self._serving = serving
 
     async def drain(self) -> None:
         """NOT_SERVING for good."""
         self._serving = False
-        await self._servicer.enter_graceful_shutdown()
+        await self._answers.drain()
+
+
+def _answers() -> Answers:
+    try:
+        from service.health_service import HealthService
+    except ModuleNotFoundError:
+        return Unanswered()
+    return HealthService()
+
+
+class Unanswered:
+    def register(self, server: grpc.aio.Server) -> None:
+        pass
+
+    async def set(self, name: str, serving: bool) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass

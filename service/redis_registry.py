@@ -72,7 +72,7 @@ class RedisRegistry:
     """One namespace on one Redis. Every call ends within a second, with a result or RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str) -> None:
-        self._redis = _connect(redis_url)
+        self._redis = connect(redis_url)
         self._prefix = f"baton:{{{namespace}}}"
         self._unreadable: set[str] = set()
 
@@ -128,7 +128,7 @@ def _required_epoch(record: WorkerRecord) -> int:
     return record.epoch
 
 
-def _connect(redis_url: str) -> "Redis":
+def connect(redis_url: str, decode_responses: bool = True) -> "Redis":
     """A lazy client that fails fast; redis-py's defaults block for 2.8 s to 50 s where nobody answers.
 
     redis is imported here, so that a process without a registry runs without the package.
@@ -139,7 +139,7 @@ def _connect(redis_url: str) -> "Redis":
 
     return Redis.from_url(
         redis_url,
-        decode_responses=True,
+        decode_responses=decode_responses,
         socket_timeout=0.3,
         socket_connect_timeout=0.3,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), 2),

@@ -72,7 +72,7 @@ class Registration:
         renew_s: float = RENEW_S,
     ) -> None:
         self._registry = registry
-        self._record = record
+        self.record = record
         self._on_fenced = on_fenced
         self._repeated = _Repeated(self._renew, renew_s)
         self._contact = _Contact()
@@ -81,6 +81,10 @@ class Registration:
     def connected(self) -> bool:
         return self._contact.connected
 
+    def replace(self, record: WorkerRecord) -> None:
+        """From the next renewal on the worker is announced so. Its epoch is higher than that of the one before."""
+        self.record = record
+
     async def start(self) -> None:
         self._repeated.begin()
 
@@ -88,21 +92,21 @@ class Registration:
         """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
         await self._repeated.end()
         try:
-            await self._registry.withdraw(self._record)
+            await self._registry.withdraw(self.record)
         except RegistryUnavailable as error:
-            logger.warning("the registry was not told that %s leaves: %s", self._record.worker_id, error)
+            logger.warning("the registry was not told that %s leaves: %s", self.record.worker_id, error)
         finally:
             await self._registry.close()
 
     async def _renew(self) -> bool:
         try:
-            announced = await self._registry.announce(self._record)
+            announced = await self._registry.announce(self.record)
         except RegistryUnavailable as error:
             self._contact.lost(error)
             return True
         self._contact.made()
         if announced is Announced.FENCED:
-            logger.error("another process has taken over as %s", self._record.worker_id)
+            logger.error("another process has taken over as %s", self.record.worker_id)
             self._on_fenced()
         return announced is Announced.ACCEPTED
 

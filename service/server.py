@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
-from grpc_reflection.v1alpha import reflection
 
 from service.grpc_options import SERVER_OPTIONS
 from service.health import SERVICE_NAME, Health
@@ -135,6 +134,8 @@ def _server(listener: Listener, health: Health) -> grpc.aio.Server:
     listener.register(server)
     health.register(server)
     if listener.reflection:
+        from grpc_reflection.v1alpha import reflection  # workers, which offer none, do without the package
+
         names = (*listener.service_names, SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
     return server

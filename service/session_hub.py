@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from service.session_channel import SessionChannel, SessionOverflow
 
 logger = logging.getLogger(__name__)
+MAX_WAITING = 1024  # messages that a connection has still to write; what may be lost is, beyond
 
 
 class SessionMessage(Protocol):
@@ -35,6 +36,11 @@ class Outbox(Generic[Message]):
         self._changed = asyncio.Event()
         self._finishing = False
         self.closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Messages to be written, without news."""
+        return len(self._messages)
 
     def put(self, message: Message) -> None:
         self._messages.append(message)
@@ -72,7 +78,9 @@ class Outbox(Generic[Message]):
 
 @dataclass(eq=False)
 class RouterSession(Generic[Message]):
-    """One router. `send` is numbered and survives a reconnect; `tell` is for news that the next one replaces."""
+    """One router. `send` is numbered and survives a reconnect; `mention` is not and does not, but keeps its place
+    among what is sent; `tell` is for news that the next one replaces.
+    """
 
     router_id: bytes
     channel: SessionChannel[Message]
@@ -86,6 +94,12 @@ class RouterSession(Generic[Message]):
             return
         message.number = self.channel.number(message)
         if self.outbox is not None:
+            message.acknowledged = self.channel.last_received
+            self.outbox.put(message)
+
+    def mention(self, message: Message) -> None:
+        """Lost without a connection, and where the router does not read: it must be able to notice, and ask again."""
+        if self.outbox is not None and self.outbox.waiting < MAX_WAITING:
             message.acknowledged = self.channel.last_received
             self.outbox.put(message)
 

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
-
-from service.config import Adapters, ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig
+from service.config import Adapters, ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig, model_validator
 
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 

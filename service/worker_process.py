@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from service.registry import Registration, open_registry, take_epoch
@@ -92,6 +93,12 @@ class WorkerProcess:
             self._registration = Registration(registry, record, on_fenced=lambda: running.stop(exit_code=1))
             await self._registration.start()
         logger.info("%s serves %s at %s", self._config.worker_id, self._config.model_name, endpoint)
+
+    def announce(self, epoch: int) -> None:
+        """The worker serves in another role, with that epoch: the next renewal says so."""
+        self._epoch = epoch
+        if self._registration is not None:
+            self._registration.replace(replace(self._registration.record, role=self._worker.role, epoch=epoch))
 
     async def drain(self) -> None:
         """No new work; returns when what was taken is done, or when it cannot be any more."""

@@ -51,7 +51,7 @@ def slow_imports(start: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("worker", ["prefill_worker", "decode_worker"])
+@pytest.mark.parametrize("worker", ["prefill_worker", "decode_worker", "elastic_worker"])
 def test_a_worker_starts_without_what_is_slow_to_import(worker: str) -> None:
     assert slow_imports(f"{worker}.__main__") == {}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.parallel.followers import RankOptions
+from engine.parallel.orders import RankOptions
 from engine.prepare import PreparedModel
 from kvtransfer.backing import back
 from kvtransfer.choice import TransportChoice
@@ -18,7 +18,7 @@ from kvtransfer.nixl_memory import NixlAgent
 from kvtransfer.parts import Storage, parts_of
 from kvtransfer.process_group import GroupBackend, GroupOptions, prepare_environment
 from worker.group_host import GroupHost
-from worker.rank import write_handle
+from worker.rank import RANK_MODULE, write_handle
 
 logger = logging.getLogger(__name__)
 SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with which peers may map a pool
@@ -56,7 +56,7 @@ class PoolMemory:
     def rank_options(self, nice: int) -> RankOptions:
         """Where the other ranks find their parts, until `seal`."""
         if len(self.exported) > 1:
-            return RankOptions(part_handles=tuple(map(write_handle, self.exported)), entry="worker.rank", nice=nice)
+            return RankOptions(part_handles=tuple(map(write_handle, self.exported)), entry=RANK_MODULE, nice=nice)
         return RankOptions(None if self.shared is None else self.shared.handle.fd, nice=nice)
 
     def seal(self) -> None:

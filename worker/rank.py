@@ -11,6 +11,8 @@ from kvtransfer.cuda_ipc import open_part
 from kvtransfer.description import DeviceMemoryHandle
 from kvtransfer.errors import PeerUnreachable
 
+RANK_MODULE = "worker.rank"
+
 
 def write_handle(handle: DeviceMemoryHandle) -> str:
     return json.dumps([handle.handle.hex(), handle.offset_bytes, handle.size_bytes])

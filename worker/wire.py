@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
+from engine.constraint import Constraint
+from engine.mixed_state import RequestFailed
 from engine.pages import PageCounts
 from engine.plan import Drawn, TokenLogprob
 from engine.sampling_params import SamplingParams
@@ -49,8 +51,8 @@ BEAM_STOPS = {
 }
 
 
-def sampling_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
-    """Raises: ValueError, naming the field, for a value without meaning."""
+def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
+    """`constraint`: what `structured` asks for. Raises: ValueError, naming the field, for a value without meaning."""
     stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
     beam = BeamParams(width, sampling.length_penalty, BEAM_STOPS[sampling.beam_stop]) if width else None
     return SamplingParams(
@@ -73,7 +75,14 @@ def sampling_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         logprobs=sampling.logprobs if beam is None else candidates_per_beam(width, stop_token_ids),
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         beam=beam,
+        constraint=constraint,
     )
+
+
+def failure_of(failed: RequestFailed) -> "tuple[session_pb2.FailureReason, str]":
+    if failed.cause:
+        return session_pb2.FAILURE_REASON_INVALID, failed.cause
+    return session_pb2.FAILURE_REASON_NONFINITE, "the logits of this request are not finite"
 
 
 def first_output(attempt_id: int, first: FirstToken, with_logprobs: bool) -> session_pb2.SequenceOutput:

@@ -2,19 +2,25 @@
 
     python -m benchmarks.gpu [--rows NAME,NAME] [--no-tests] [--out FOLDER] [--dry-run]
 
-Each row is written to FOLDER/ROW.json when it is done; the table comes last. Exit status 1 where a test or a row
-failed; a target that is missed is no failure.
+Each row is written to FOLDER/ROW.json when it is done; the table comes last. A row that takes too long is ended and
+costs no other. Exit status 1 where a test or a row failed; a target that is missed is no failure.
 """
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.tests import run_tests
+
+POLL_S, EXIT_S = 0.05, 20.0
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {
     "attention": ("decode_attention", "prefill_attention", "pages"),
@@ -25,30 +31,71 @@ MODULES = {
 }
 """Names of rows by module; a test holds them equal to what the modules have."""
 ALL_ROWS = tuple(row for rows in MODULES.values() for row in rows)
-MODULE_TIMEOUT_S = 180.0
-TESTS_TIMEOUT_S = 240.0
+ROW_S = {"throughput": 75.0, "hand_over": 75.0, "one_gpu": 90.0, "transformers": 100.0}
+OTHER_ROW_S = 50.0  # that a row may take, its process's start and kernels that are compiled first included
+TOTAL_S = 580.0  # of everything: rows that would begin later do not
+LEAST_S = 10.0  # with less than that left a row does not begin
 WIDTHS = (18, 26, 12, 17, 16, 5)
 
 
-def run_tests() -> int:
-    """Without the project's own settings of pytest, whose plugins may not be here."""
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(ROOT), "--import-mode=importlib"]
-    command += ["-p", "no:cacheprovider", "-q", "-rs", "tests/gpu"]
-    return _run(command, TESTS_TIMEOUT_S)
+Start = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
+"""Begins to measure rows, in their order, in a session of its own."""
 
 
-def run_module(module: str, rows: Sequence[str], out: Path, dry: bool) -> int:
-    command = [sys.executable, "-P", "-m", "benchmarks.gpu.run", module, "--rows", ",".join(rows), "--out", str(out)]
-    return _run([*command, *(["--dry-run"] if dry else [])], MODULE_TIMEOUT_S)
+def starting(module: str, out: Path, dry: bool) -> Start:
+    def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-P", "-m", "benchmarks.gpu.run", module, "--rows", ",".join(rows)]
+        command += ["--out", str(out), *(["--dry-run"] if dry else [])]
+        print(f"== {' '.join(command[3:])}", flush=True)
+        return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+
+    return start
 
 
-def _run(command: Sequence[str], timeout_s: float) -> int:
-    print(f"== {' '.join(command[1:])}", flush=True)
-    try:
-        return subprocess.run(command, cwd=ROOT, timeout=timeout_s, check=False).returncode
-    except subprocess.TimeoutExpired:
-        print(f"took longer than {timeout_s:g} s", flush=True)
-        return 124
+def run_rows(start: Start, rows: Sequence[str], out: Path, deadline: float) -> int:
+    """A process for all of the rows; after one that has used up its time, or died of it, another for those behind it.
+
+    What none of them wrote is written here: why.
+    """
+    left = list(rows)
+    code = 0
+    while left and time.monotonic() < deadline - LEAST_S:
+        process = start(left)
+        try:
+            code |= _watch(process, left, out, deadline)
+        finally:
+            _end(process)
+    for row in left:
+        _note(out, row, "absent", "no time was left for it")
+    return code
+
+
+def _watch(process: "subprocess.Popen[bytes]", left: list[str], out: Path, deadline: float) -> int:
+    """Until it ends, or a row has used up its time. Takes from `left` the rows that have ended."""
+    while left:
+        row = left.pop(0)
+        written = out / f"{row}.json"
+        end = min(deadline, time.monotonic() + ROW_S.get(row, OTHER_ROW_S))
+        while not written.exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(POLL_S)
+        if not written.exists():
+            ended = process.poll()
+            _note(out, row, "failed", "took too long" if ended is None else f"its process ended with {ended}")
+            return 1
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return int(process.wait(EXIT_S) != 0)
+    return 1
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """With whatever it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _note(out: Path, row: str, status: str, reason: str) -> None:
+    (out / f"{row}.json").write_text(json.dumps({"row": row, "status": status, "reason": reason}) + "\n")
 
 
 def table(out: Path, rows: Sequence[str]) -> str:
@@ -87,11 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in wanted:
         (options.out / f"{row}.json").unlink(missing_ok=True)
     started = time.monotonic()
-    codes = [] if options.no_tests else [run_tests()]
+    deadline = started + TOTAL_S
+    tests = [] if options.no_tests else run_tests(ROOT, deadline)
+    codes = [test.code for test in tests]
     for module, rows in MODULES.items():
         if chosen := [row for row in rows if row in wanted]:
-            codes.append(run_module(module, chosen, options.out, options.dry_run))
-    print(f"\n{table(options.out, wanted)}\n{time.monotonic() - started:.0f} s in all", flush=True)
+            start = starting(module, options.out, options.dry_run)
+            codes.append(run_rows(start, chosen, options.out, deadline))
+    print("", *tests, table(options.out, wanted), sep="\n")
+    print(f"{time.monotonic() - started:.0f} s in all", flush=True)
     if options.dry_run:
         print("a dry run: no figure above says anything about anything", flush=True)
     return 1 if any(codes) else 0

@@ -1,7 +1,4 @@
-"""Prefill and decode as two processes on one GPU, real workers, this process as their router; nothing else is needed.
-
-The workers want all packages of the project (but no Redis); where those are missing these rows are absent.
-"""
+"""Prefill and decode as two processes on one GPU: real workers, and this process as their router."""
 
 import asyncio
 import importlib
@@ -16,7 +13,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.gpu.drawn import write_checkpoint
 from benchmarks.gpu.limits import copy_bytes_per_s
@@ -37,9 +34,16 @@ def require_packages() -> None:
         raise AbsentError(f"the workers cannot be started here: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    role: str
+    endpoint: str
+    process: "subprocess.Popen[bytes]"
+
+
 @contextmanager
-def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Iterator[str]:
-    """A process, until left; its endpoint."""
+def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Iterator["Started"]:
+    """A process, until left."""
     from service.redis_server import free_port
 
     port = free_port()
@@ -49,7 +53,7 @@ def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Ite
     command += ["--log-level", "warning", "--chunk-tokens", setting.size("2048", "64"), *flags]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
     try:
-        yield f"127.0.0.1:{port}"
+        yield Started(role, f"127.0.0.1:{port}", process)
     finally:
         process.terminate()
         process.wait(STOP_S)
@@ -116,20 +120,41 @@ def with_workers(
     measure: Callable[[Workers], Awaitable[Any]],
     model: Path,
     dtype: str = "bfloat16",
+    transport: str | None = None,
 ) -> Any:
-    """What `measure` returns of workers that are started for it. The first role is decode."""
+    """What `measure` returns of workers that are started for it. The first role is decode. `transport`: else CUDA IPC.
 
-    async def run(endpoints: list[str]) -> Any:
+    Raises: RuntimeError where one of them ends.
+    """
+
+    async def run(started: list[Started]) -> Any:
         from benchmarks.worker_session import WorkerSession
 
         async with AsyncExitStack() as sessions:
-            joined = [await sessions.enter_async_context(WorkerSession(endpoint)) for endpoint in endpoints]
+            joined = [await sessions.enter_async_context(WorkerSession(each.endpoint)) for each in started]
             return await measure(Workers(joined[0], joined[1] if len(joined) > 1 else None))
 
-    flags = ("--dtype", dtype, "--transport", setting.size("cuda_ipc", "auto"))
+    async def watched(started: list[Started]) -> Any:
+        running, watching = asyncio.create_task(run(started)), asyncio.create_task(_first_to_end(started))
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, watching):
+            if not task.done():
+                task.cancel()
+        return watching.result() if watching.done() and not running.done() else await running
+
+    flags = ("--dtype", dtype, "--transport", transport or setting.size("cuda_ipc", "auto"))
     with ExitStack() as undo:
-        endpoints = [undo.enter_context(running_worker(role, model, setting, *flags)) for role in roles]
-        return asyncio.run(run(endpoints))
+        started = [undo.enter_context(running_worker(role, model, setting, *flags)) for role in roles]
+        return asyncio.run(watched(started))
+
+
+async def _first_to_end(started: list[Started]) -> None:
+    """Raises: RuntimeError as soon as a worker has."""
+    while True:
+        for each in started:
+            if (code := each.process.poll()) is not None:
+                raise RuntimeError(f"the {each.role} worker ended with exit code {code}: its log is above")
+        await asyncio.sleep(0.1)
 
 
 def hand_over(setting: Setting) -> list[Figure]:
@@ -157,16 +182,22 @@ def hand_over(setting: Setting) -> list[Figure]:
     ]
 
 
-async def _beside_prompts(workers: Workers, answers: int, answer_tokens: int, prompt_tokens: int) -> tuple[float, int]:
-    """99th percentile of the seconds between tokens of running answers, and how many prompts were computed beside."""
-    await workers.answer(prompt_tokens, 2)
+class Beside(NamedTuple):
+    p99_s: float  # between tokens of running answers
+    prompts: int  # computed beside them
+    transport: str  # that took their KV over; empty where nothing was
+
+
+async def _beside_prompts(workers: Workers, answers: int, answer_tokens: int, prompt_tokens: int) -> Beside:
+    first = await workers.answer(prompt_tokens, 2)
     running = [asyncio.create_task(workers.answer(BLOCK_TOKENS, answer_tokens)) for _ in range(answers)]
     prompts = 0
     while not all(task.done() for task in running):
         await workers.answer(prompt_tokens, 2)
         prompts += 1
     gaps = [later - earlier for task in running for earlier, later in pairwise(task.result().times)]
-    return sorted(gaps)[int(0.99 * (len(gaps) - 1))], prompts
+    transport = "" if first.landed is None else first.landed.transport
+    return Beside(sorted(gaps)[int(0.99 * (len(gaps) - 1))], prompts, transport)
 
 
 def one_gpu(setting: Setting) -> list[Figure]:
@@ -176,12 +207,14 @@ def one_gpu(setting: Setting) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(Path(folder), "qwen0.6b", setting.device, setting.dry)
         for roles in (("decode",), ("decode", "prefill")):
-            found[roles] = with_workers(setting, roles, lambda workers: _beside_prompts(workers, *sizes), model)
-    (colocated_s, colocated_prompts), (apart_s, prompts) = found.values()
-    limit = f"colocated, chunked: {colocated_s * 1e3:.2f} ms, {colocated_prompts} prompts"
+            found[roles] = with_workers(
+                setting, roles, lambda workers: _beside_prompts(workers, *sizes), model, transport="auto"
+            )
+    together, apart = found.values()
+    limit = f"colocated, chunked: {together.p99_s * 1e3:.2f} ms, {together.prompts} prompts"
     return [
-        Figure("p99 between tokens", apart_s / colocated_s, "x colocated", at_most(0.6), limit),
-        Figure("p99 between tokens", apart_s * 1e3, "ms", None, f"{prompts} prompts"),
+        Figure("p99 between tokens", apart.p99_s / together.p99_s, "x colocated", at_most(0.6), limit),
+        Figure("p99 between tokens", apart.p99_s * 1e3, "ms", None, f"{apart.prompts} prompts, {apart.transport}"),
     ]
 
 

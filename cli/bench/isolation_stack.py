@@ -63,6 +63,12 @@ class RunningProgram:
         await self._ended
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        if self._child is None:
+            raise RuntimeError(f"{self._program.name} was not started")
+        return self._child.pid
+
     async def wait_until(self, is_ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
         """Raises: CommandFailed where it ends before, or takes too long."""
         loop, ended = asyncio.get_running_loop(), self._ended

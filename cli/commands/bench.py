@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 import typer
 
 from cli import options
-from cli.commands import bench_attention, bench_curves, bench_isolation, bench_linear, bench_peers, bench_serve
+from cli.commands import (
+    bench_attention,
+    bench_curves,
+    bench_gateway,
+    bench_isolation,
+    bench_linear,
+    bench_peers,
+    bench_route,
+    bench_router,
+    bench_serve,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine and what Baton makes of it; no server is needed.")
 app.command()(bench_attention.attention)
@@ -15,6 +25,9 @@ app.command()(bench_curves.curves)
 app.command()(bench_peers.peers)
 app.command()(bench_serve.serve)
 app.command()(bench_isolation.isolation)
+app.command()(bench_route.route)
+app.command()(bench_gateway.gateway)
+app.command()(bench_router.router)
 
 
 @app.command()

@@ -1,8 +1,8 @@
-"""`baton status`, `health`, `trace` and `version`: their flags."""
+"""`baton status`, `health`, `explain`, `role`, `trace` and `version`: their flags."""
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,6 +33,36 @@ def health(
     found = asyncio.run(check_health(target, timeout))
     print(found.value)
     raise typer.Exit(0 if found is Health.SERVING else 1)
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="As in Started, in the trace, or as the client named it.")],
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+    admin: Annotated[
+        list[str] | None,
+        typer.Option(help="Admin port of a router; several may be given. Default: the port after that of --target."),
+    ] = None,
+) -> None:
+    """Why one of the last 1,024 requests of a router went where it went: every worker with what was weighed, what was
+    expected, and what happened.
+    """
+    from cli.explain import show_explanation
+
+    raise typer.Exit(show_explanation(request_id, admin or [options.admin_target_of(target)], json))
+
+
+def role(
+    worker_id: Annotated[str, typer.Argument(help="As `baton status` names it.")],
+    role: Annotated[Literal["prefill", "decode"], typer.Argument(help="What it is to be.")],
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves so.")] = 90,
+    target: options.Target = DEFAULT_TARGET,
+    admin: options.Admin = None,
+) -> None:
+    """Have a worker drain and then serve in another role, with the weights it has; no request is dropped."""
+    from cli.role import change_role
+
+    raise typer.Exit(change_role(admin or options.admin_target_of(target), worker_id, role, timeout))
 
 
 def trace(

@@ -24,6 +24,32 @@ def up(
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Admin port, on loopback; default: --port plus 1.")
     ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of OpenAI's HTTP API, on --host; 0 takes a free one. Default: 8000, or a free one where that is "
+            "taken. Further routers have those after it.",
+        ),
+    ] = None,
+    routers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Number of routers, which share what they know; the second listens two ports after the first. Clients "
+            "take any: with --target ipv4:127.0.0.1:50051,127.0.0.1:50053 one that answers.",
+        ),
+    ] = 1,
+    placement: Annotated[
+        Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"],
+        typer.Option(help="How workers are chosen for a request (docs/routing.md)."),
+    ] = "cache_aware",
+    planner: Annotated[
+        Literal["off", "propose", "act"],
+        typer.Option(help="Whether workers change between prefill and decode as the load does; propose: only says so."),
+    ] = "propose",
     device: Annotated[DeviceChoice, typer.Option(help="What workers compute on.")] = DeviceChoice.AUTO,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -68,6 +94,10 @@ def up(
             host=host,
             port=port,
             admin_port=admin_port,
+            http_port=http_port,
+            routers=routers,
+            placement=placement,
+            planner=planner,
             device=device,
             dtype=dtype,
             adapters=tuple(adapter or ()),

@@ -6,8 +6,10 @@ import torch
 
 from engine.model_config import DecoderConfig
 from engine.models.decoder import DecoderModel, Layer, Norm
+from engine.models.expert_stack import stacked
 from engine.models.feed_forward import Experts, FeedForward, Gated
 from engine.models.linear import DenseLinear, Linear, LinearSource
+from engine.quantization.on_kernels import has_kernels
 from engine.rope import inverse_frequencies
 from kernels.rotate_and_store import HeadNorms
 from kernels.scoring import Scoring
@@ -30,7 +32,7 @@ class TensorSource(LinearSource, Protocol):
 
 def build_decoder(config: DecoderConfig, source: TensorSource, device: torch.device) -> DecoderModel:
     embedding = source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    layers = tuple(_layer(config, source, index) for index in range(config.num_layers))
+    layers = tuple(_layer(config, source, index, has_kernels(device)) for index in range(config.num_layers))
     norm = Norm(source.take("model.norm.weight", config.hidden_size), config.rms_norm_eps)
     if config.tie_word_embeddings:
         head: Linear = DenseLinear(embedding)
@@ -40,7 +42,8 @@ def build_decoder(config: DecoderConfig, source: TensorSource, device: torch.dev
     return DecoderModel(config, embedding, layers, norm, head, frequencies)
 
 
-def _layer(config: DecoderConfig, source: TensorSource, index: int) -> Layer:
+def _layer(config: DecoderConfig, source: TensorSource, index: int, stacks: bool) -> Layer:
+    """`stacks`: experts lie together, for a kernel."""
     prefix = f"model.layers.{index}."
     hidden = config.hidden_size
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -59,7 +62,7 @@ def _layer(config: DecoderConfig, source: TensorSource, index: int) -> Layer:
         head_norms=_head_norms(config, source, prefix) if config.qk_norm else None,
         output=source.linear([f"{prefix}self_attn.o_proj"], (hidden,), query_size, config.output_bias),
         feed_forward_norm=norm("post_attention_layernorm", hidden),
-        feed_forward=_feed_forward(config, source, index),
+        feed_forward=_feed_forward(config, source, index, stacks),
         scoring=Scoring(config.head_dim**-0.5, config.sliding_window[index]),
     )
 
@@ -69,7 +72,7 @@ def _head_norms(config: DecoderConfig, source: TensorSource, prefix: str) -> Hea
     return HeadNorms(query, key, config.rms_norm_eps)
 
 
-def _feed_forward(config: DecoderConfig, source: TensorSource, index: int) -> FeedForward:
+def _feed_forward(config: DecoderConfig, source: TensorSource, index: int, stacks: bool) -> FeedForward:
     prefix = f"model.layers.{index}."
     experts = config.experts
     if experts is None or index not in experts.layers:
@@ -77,7 +80,7 @@ def _feed_forward(config: DecoderConfig, source: TensorSource, index: int) -> Fe
     prefix, names = (
         (f"{prefix}block_sparse_moe.", MIXTRAL_NAMES) if config.family == "mixtral" else (f"{prefix}mlp.", DENSE_NAMES)
     )
-    return Experts(
+    apart = Experts(
         router=source.take(f"{prefix}gate.weight", experts.count, config.hidden_size),
         experts=tuple(
             _gated(source, f"{prefix}experts.{number}.", names, config.hidden_size, experts.inner_size)
@@ -86,6 +89,7 @@ def _feed_forward(config: DecoderConfig, source: TensorSource, index: int) -> Fe
         per_token=experts.per_token,
         normalised=experts.normalised,
     )
+    return stacked(apart) if stacks else apart
 
 
 def _gated(source: TensorSource, prefix: str, names: GatedNames, hidden: int, inner: int) -> Gated:

@@ -1,7 +1,7 @@
 """What stands between attentions: a gated layer, or several as experts of which each token takes a few."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,20 @@ class Gated:
         return self.down(silu_mul(self.gate_up(x, adapters)), adapters)
 
 
+class ExpertChoice(NamedTuple):
+    """`[tokens, per_token]`."""
+
+    weights: torch.Tensor  # float32
+    chosen: torch.Tensor  # int64
+
+
+def choose_experts(x: torch.Tensor, router: torch.Tensor, per_token: int, normalised: bool) -> ExpertChoice:
+    """The likeliest experts of each row, and what part of its result each makes."""
+    odds = F.linear(x, router).float().softmax(-1)
+    weights, chosen = odds.topk(per_token, dim=-1)
+    return ExpertChoice(weights / weights.sum(-1, keepdim=True) if normalised else weights, chosen)
+
+
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts (arXiv:2401.04088). Rows are grouped by expert: each does one product per step.
@@ -41,10 +55,7 @@ class Experts:
     normalised: bool
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
-        odds = F.linear(x, self.router).float().softmax(-1)
-        weights, chosen = odds.topk(self.per_token, dim=-1)  # [tokens, per_token]
-        if self.normalised:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = choose_experts(x, self.router, self.per_token, self.normalised)
         result = torch.zeros_like(x)
         for index in torch.unique(chosen).tolist():
             rows, places = torch.where(chosen == index)

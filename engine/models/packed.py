@@ -109,13 +109,29 @@ def with_native_layers(
         read_by_each_step.append(head.weight)
     move_to_huge_pages([weight.data for weight in read_by_each_step])
     decoder = PackedDecoder(whole, model.config.num_heads, model.config.rms_norm_eps)
-    rows = None if choice is None else onednn_from_rows(choice, _projections(whole[0]), len(whole), model.dtype)
+    rows = None if choice is None else _onednn_from_rows(model, whole, choice)
     if rows is None:
         return replace(model, native=NativeLayers(decoder))
     both = tuple(_in_both(layer, rows, model.dtype) for layer in model.layers)
-    numbers = sum(each.outputs * each.inputs for layer in whole for each in _projections(layer))
-    logger.info("linear layers from %d rows on: oneDNN, %.0f MiB more", rows, numbers * model.dtype.itemsize / 2**20)
     return replace(model, layers=both, native=NativeLayers(decoder, rows))
+
+
+def with_onednn(model: DecoderModel, choice: PrimitiveChoice) -> DecoderModel:
+    """Of layers that are computed one by one: those projections in both packings, where `choice` comes to that."""
+    whole = tuple(packed for layer in model.layers if (packed := _packed_layer(layer)) is not None)
+    rows = _onednn_from_rows(model, whole, choice) if len(whole) == len(model.layers) else None
+    if rows is None:
+        return model
+    return replace(model, layers=tuple(_in_both(layer, rows, model.dtype) for layer in model.layers))
+
+
+def _onednn_from_rows(model: DecoderModel, whole: Sequence[PackedLayer], choice: PrimitiveChoice) -> int | None:
+    rows = onednn_from_rows(choice, _projections(whole[0]), len(whole), model.dtype)
+    if rows is not None:
+        numbers = sum(each.outputs * each.inputs for layer in whole for each in _projections(layer))
+        more = numbers * model.dtype.itemsize / 2**20
+        logger.info("linear layers from %d rows on: oneDNN, %.0f MiB more", rows, more)
+    return rows
 
 
 def _projections(layer: PackedLayer) -> tuple[PackedWeight, ...]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine import sampling_params
+from engine.grammars import Grammars
 from engine.hashing import cache_root
 from engine.kv_memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from engine.mixed_scheduler import MixedScheduler
@@ -36,6 +38,8 @@ from engine.quantization.formats import WeightFormat
 from engine.runner import Runner
 from engine.sequence import Request
 from engine.sizing import KvSizing
+from structured.library import LibraryMissing
+from structured.output import FormRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class OfflineEngine:
         """Ends the other ranks, if there are any; at the latest when this engine is given up."""
         self._seed = args.seed
         self._requests = 0
+        self._grammars = Grammars(self.folder, prepared.config.vocab_size, prepared.config.eos_token_ids)
 
     def read_adapter(self, lora: LoRARequest) -> ReadAdapter:
         """Any one thread at a time may. Raises: ValueError, ModelError."""
@@ -90,7 +95,7 @@ class OfflineEngine:
         number = self._requests
         self._requests += 1
         seed = request_seed(self._seed, number)
-        resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
+        resolved = self._resolved(prompt, params, seed)
         if self._caches_prefixes and adapter.number not in self._roots:
             prepared = self._prepared
             self._roots[adapter.number] = cache_root(prepared.fingerprint, prepared.dtype_name, adapter.digest)
@@ -98,7 +103,18 @@ class OfflineEngine:
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raises: ValueError for a request that can never run."""
-        resolve(params, len(prompt.token_ids), self.limits, seed=0, encode=self.reader.encode)
+        self._resolved(prompt, params, seed=0)
+
+    def _resolved(self, prompt: Prompt, params: SamplingParams, seed: int) -> sampling_params.SamplingParams:
+        """Raises: ValueError."""
+        resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
+        if params.structured_outputs is None:
+            return resolved
+        try:
+            constraint = self._grammars.constraint(params.structured_outputs.output(), resolved.stop_token_ids)
+        except (FormRefused, LibraryMissing) as error:
+            raise ValueError(f"structured_outputs: {error}") from error
+        return replace(resolved, constraint=constraint)
 
     def add(self, request: Request) -> None:
         """Queues it. Raises: ValueError (RequestRefused)."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine import sampling_params
+from engine.offline.structured import StructuredOutputsParams
 
 Encode = Callable[[str], list[int]]
 
@@ -39,6 +40,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     @property
     def choices(self) -> int:
@@ -88,6 +90,8 @@ def resolve(
     if prompt_tokens < 1:
         raise ValueError("the prompt has no tokens")
     params.stops  # noqa: B018 -- raises for those that cannot be
+    if params.structured_outputs is not None and (params.ignore_eos or params.allowed_token_ids is not None):
+        raise ValueError("structured_outputs goes neither with ignore_eos nor with allowed_token_ids")
     eos = frozenset[int]() if params.ignore_eos else limits.eos_token_ids
     return sampling_params.SamplingParams(
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),

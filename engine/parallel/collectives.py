@@ -47,6 +47,15 @@ class Collectives:
         except RuntimeError as error:
             raise RankLost(f"rank {shard.rank} did not meet the others: {error}") from error
 
+    @property
+    def backend(self) -> str:
+        return "nccl" if self._on_gpu else "gloo"
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether its sums may be part of a CUDA graph."""
+        return self._on_gpu
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """In place; the same bits on every rank."""
         self._wait(self._group.allreduce([tensor]))

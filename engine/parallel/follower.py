@@ -11,20 +11,25 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
+from engine.cuda_graphs import GraphSizes
 from engine.host_pool import HostPool
 from engine.kv_layout import KV_DTYPES, kv_layout
+from engine.kv_memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
 from engine.model_config import ModelError
 from engine.parallel import wire
 from engine.parallel.collectives import Collectives, RankLost
-from engine.parallel.followers import FollowerStart, RankOptions, cores_of, threads_of
+from engine.parallel.followers import cores_of, threads_of
 from engine.parallel.load import load_part
 from engine.parallel.model import ParallelModel
+from engine.parallel.orders import FollowerPool, FollowerStart, StepToMeasure
 from engine.parallel.shard import Shard
+from engine.plan import Plan
 from engine.prepare import DTYPES
 from engine.runner import Runner
 
@@ -36,20 +41,21 @@ OpenPart = Callable[[str, torch.device], torch.Tensor]
 """Memory that the leader has made for a rank: uint8, one dimension, on that device. Raises: RankLost."""
 
 
-def main(open_part: OpenPart | None = None) -> int:
+def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], MemoryMeter] = CudaMeter) -> int:
     """`open_part`: for a leader that hands out such memory by `part_handles`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a leader that drains needs us to its end
     connection = socket.socket(fileno=int(sys.argv[1]))
-    start = _start_of(wire.receive(connection).payload)
+    start = FollowerStart.of_bytes(wire.receive(connection).payload)
     try:
-        model, runner = _load(start, open_part)
+        model = _load(start)
     except (ModelError, RankLost) as error:
         wire.send(connection, wire.FAILED, str(error).encode())
         return LOST
+    follower = Follower(connection, start, model, open_part, meter)
     try:
         wire.send(connection, wire.READY, b"")
-        _follow(connection, model, runner)
+        follower.follow()
     except wire.Closed:
         return 0
     except RankLost as error:
@@ -57,28 +63,102 @@ def main(open_part: OpenPart | None = None) -> int:
         return LOST
 
 
-def _follow(connection: socket.socket, model: ParallelModel, runner: Runner) -> NoReturn:
-    """Until the leader closes. Raises: wire.Closed, RankLost."""
-    while True:
-        frame = wire.receive(connection)
-        if frame.kind == wire.PLAN:
-            plan = wire.plan_of(frame.payload)
-            runner.follow(plan)
-            if not plan.chunks:
-                wire.send(connection, wire.MOVED, b"")
-        else:
-            rows = int.from_bytes(frame.payload, "little")
-            with torch.inference_mode():
-                hidden = torch.empty(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
-                model.logits_together(hidden)
+class FollowingRunner(Protocol):
+    """What is asked of engine/runner.py's Runner at each step."""
+
+    def follow(self, plan: Plan) -> None: ...
+
+    def settle(self) -> None: ...
 
 
-def _start_of(payload: bytes) -> FollowerStart:
-    values = json.loads(payload)
-    return FollowerStart(**{**values, "options": RankOptions(**values["options"])})
+def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) -> None:
+    """Where there is no sum that the leader could wait for, it is told when blocks have moved. Raises: wire.Closed."""
+    runner.follow(plan)
+    if not plan.chunks:
+        runner.settle()
+        wire.send(connection, wire.MOVED, b"")
 
 
-def _load(start: FollowerStart, open_part: OpenPart | None) -> tuple[ParallelModel, Runner]:
+class Follower:
+    """Does what the leader says, frame by frame."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        start: FollowerStart,
+        model: ParallelModel,
+        open_part: OpenPart | None,
+        meter: Callable[[torch.device], MemoryMeter],
+    ) -> None:
+        self._connection = connection
+        self._shard = Shard(start.rank, start.degree)
+        self._model = model
+        self._open_part = open_part
+        self._meter = meter
+        self._trial: StepTrial | None = None
+        self._runner: Runner | None = None
+
+    def follow(self) -> NoReturn:
+        """Until the leader closes. Raises: wire.Closed, RankLost."""
+        while True:
+            frame = wire.receive(self._connection)
+            if frame.kind == wire.POOL:
+                self._lay_pool(FollowerPool.of_bytes(frame.payload))
+            elif frame.kind == wire.LOGITS:
+                self._compute_logits(int.from_bytes(frame.payload, "little"))
+            elif frame.kind == wire.MEASURE:
+                self._measure(StepToMeasure.of_bytes(frame.payload))
+            elif frame.kind == wire.MEMORY and self._trial is not None:
+                memory, self._trial = self._trial.memory(), None
+                wire.send(self._connection, wire.MEMORY, json.dumps(asdict(memory)).encode())
+            elif frame.kind == wire.PLAN and self._runner is not None:
+                carry_out(self._connection, self._runner, wire.plan_of(frame.payload))
+            elif frame.kind == wire.RECORD and self._runner is not None:
+                self._runner.record(GraphSizes(*wire.SIZES.unpack(frame.payload)))
+            else:
+                raise RankLost(f"rank {self._shard.rank} was told {frame.kind}, which means nothing now")
+
+    def _compute_logits(self, rows: int) -> None:
+        model = self._model
+        with torch.inference_mode():
+            hidden = torch.empty(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+            model.logits_together(hidden)
+
+    def _measure(self, step: StepToMeasure) -> None:
+        """Up to the logits, of which the leader tells."""
+        layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
+        plan = largest_plan(LargestStep(step.tokens, step.sequences), step.block_tokens, step.longest)
+        self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))
+        self._trial.runner.follow(plan)
+
+    def _lay_pool(self, pool: FollowerPool) -> None:
+        layout = kv_layout(self._model.config, KV_DTYPES[pool.kv_dtype], pool.block_tokens)
+        part_bytes = layout.block_bytes * pool.total_blocks
+        try:
+            storage = self._storage(pool, part_bytes)
+        except RankLost as error:
+            wire.send(self._connection, wire.FAILED, str(error).encode())
+            raise
+        host = HostPool(storage.view(pool.total_blocks, layout.block_bytes), pool.host_slots)
+        self._runner = Runner(self._model, layout, layout.view(storage, pool.total_blocks), host)
+        wire.send(self._connection, wire.READY, b"")
+
+    def _storage(self, pool: FollowerPool, part_bytes: int) -> torch.Tensor:
+        """This rank's part of the pool, zeros at first. Of a pool that is shared no other part is mapped."""
+        device = self._model.device
+        if pool.part_handle is not None and self._open_part is not None:
+            return self._open_part(pool.part_handle, device)[:part_bytes]
+        if not pool.sends_fd:
+            return torch.zeros(part_bytes, dtype=torch.uint8, device=device)
+        fd = wire.receive_fd(self._connection)
+        skipped = part_bytes * self._shard.rank
+        offset = skipped % mmap.ALLOCATIONGRANULARITY
+        mapping = mmap.mmap(fd, offset + part_bytes, offset=skipped - offset)
+        os.close(fd)
+        return torch.frombuffer(mapping, dtype=torch.uint8, count=part_bytes, offset=offset)
+
+
+def _load(start: FollowerStart) -> ParallelModel:
     shard = Shard(start.rank, start.degree)
     device = _device(start)
     if device.type == "cpu":
@@ -88,37 +168,17 @@ def _load(start: FollowerStart, open_part: OpenPart | None) -> tuple[ParallelMod
     cores = cores_of(shard, start.cores)
     if cores is not None:
         os.sched_setaffinity(0, cores)
-    if start.options.nice:
-        os.setpriority(os.PRIO_PROCESS, 0, start.options.nice)
+    if start.nice:
+        os.setpriority(os.PRIO_PROCESS, 0, start.nice)
     collectives = Collectives(shard, Path(start.meeting), device)
-    part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives)
-    model = ParallelModel(part, collectives, announce_logits=lambda rows: None)
-    layout = kv_layout(model.config, KV_DTYPES[start.kv_dtype], start.block_tokens)
-    part_bytes = layout.block_bytes * start.total_blocks
-    if open_part is not None and start.options.part_handles:
-        storage = open_part(start.options.part_handles[shard.rank], device)[:part_bytes]
-    else:
-        storage = _storage(start, shard, part_bytes, device)
-    blocks = storage.view(start.total_blocks, layout.block_bytes)
-    host = HostPool(blocks, start.host_slots)
-    return model, Runner(model, layout, layout.view(storage, start.total_blocks), host)
+    choice = None if start.linear is None else start.linear.choice()
+    part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives, choice)
+    return ParallelModel(part, collectives, announce_logits=lambda rows: None)
 
 
 def _device(start: FollowerStart) -> torch.device:
     leader = torch.device(start.device)
     return leader if leader.type == "cpu" else torch.device(leader.type, (leader.index or 0) + start.rank)
-
-
-def _storage(start: FollowerStart, shard: Shard, part_bytes: int, device: torch.device) -> torch.Tensor:
-    """This rank's part of the pool, zeros at first. Of a pool that is shared no other part is mapped."""
-    fd = start.options.storage_fd
-    if fd is None:
-        return torch.zeros(part_bytes, dtype=torch.uint8, device=device)
-    skipped = part_bytes * shard.rank
-    offset = skipped % mmap.ALLOCATIONGRANULARITY
-    mapping = mmap.mmap(fd, offset + part_bytes, offset=skipped - offset)
-    os.close(fd)
-    return torch.frombuffer(mapping, dtype=torch.uint8, count=part_bytes, offset=offset)
 
 
 if __name__ == "__main__":

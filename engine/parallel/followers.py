@@ -10,9 +10,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,43 +21,16 @@ import torch
 from engine.model_config import ModelError
 from engine.parallel import wire
 from engine.parallel.collectives import TIMEOUT, RankLost
+from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions, StepToMeasure
 from engine.parallel.shard import Shard
 from engine.plan import Plan
+from engine.sizing import StepMemory
 
 ROOT = Path(__file__).parents[2]  # where our packages are found
 LOAD_TIMEOUT_S = 900.0  # of a follower that reads its part of a large checkpoint
 STOP_TIMEOUT_S = 5.0
 EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
 Loaded = TypeVar("Loaded")
-
-
-@dataclass(frozen=True, slots=True)
-class RankOptions:
-    """How the other ranks' processes run, and where they have their parts of the pool."""
-
-    storage_fd: int | None = None  # of all ranks' parts, one after the other
-    part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
-    entry: str = "engine.parallel.follower"  # the module that such a process runs
-    nice: int = 0  # how far they stand back behind whatever else wants their cores
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerStart:
-    """What a follower needs to know; plain values, since it travels as JSON."""
-
-    folder: str
-    device: str  # of the leader; that of rank r is r places further, where devices have numbers
-    dtype: str  # a key of DTYPES
-    quantize: str
-    kv_dtype: str  # a key of KV_DTYPES
-    block_tokens: int
-    total_blocks: int
-    host_slots: int
-    degree: int
-    options: RankOptions
-    cores: tuple[int, ...] | None  # of the whole worker
-    rank: int = 0
-    meeting: str = ""  # path where the ranks find each other
 
 
 class Followers:
@@ -87,6 +60,33 @@ class Followers:
                 self._wait_ready(rank, connection, deadline)
             undo.pop_all()
         return loaded
+
+    def measure(self, step: StepToMeasure) -> None:
+        """Has all of them compute a step over blocks that nobody keeps, while the leader does. Raises: RankLost."""
+        self._tell(wire.MEASURE, step.to_bytes())
+
+    def memories(self) -> list[StepMemory]:
+        """What that step took, of each of them. Raises: RankLost."""
+        self._tell(wire.MEMORY, b"")
+        frames = [_receive(*pair, TIMEOUT.total_seconds()) for pair in enumerate(self._connections, start=1)]
+        return [StepMemory(**json.loads(frame.payload)) for frame in frames]
+
+    def lay_pool(self, pool: FollowerPool, options: RankOptions) -> None:
+        """Gives every rank its part of the pool. Raises: ModelError with what a follower said, RankLost."""
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        for rank, connection in enumerate(self._connections, start=1):
+            handle = options.part_handles[rank] if options.part_handles else None
+            own = replace(pool, part_handle=handle, sends_fd=options.storage_fd is not None)
+            with _lost(rank):
+                wire.send(connection, wire.POOL, own.to_bytes())
+                if options.storage_fd is not None:
+                    wire.send_fd(connection, options.storage_fd)
+        for rank, connection in enumerate(self._connections, start=1):
+            self._wait_ready(rank, connection, deadline)
+
+    def record(self, rows: int, blocks: int) -> None:
+        """Has all of them record decode steps, while the leader does: sums are part of what is recorded."""
+        self._tell(wire.RECORD, wire.SIZES.pack(rows, blocks))
 
     def carry_out(self, plan: Plan) -> None:
         """Tells all of them to compute their part. Raises: RankLost."""
@@ -133,19 +133,18 @@ class Followers:
 
     def _spawn(self, start: FollowerStart) -> None:
         ours, theirs = socket.socketpair()
-        fd = start.options.storage_fd
         with theirs:
-            command = [sys.executable, "-m", start.options.entry, str(theirs.fileno())]
+            command = [sys.executable, "-m", start.entry, str(theirs.fileno())]
             process = subprocess.Popen(
                 command,
-                pass_fds=[theirs.fileno(), *([] if fd is None else [fd])],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
                 process_group=0,  # Ctrl-C is for the leader, which may go on for a while
             )
             self._processes.append(process)
         self._connections.append(ours)
-        wire.send(ours, wire.START, json.dumps(asdict(start)).encode())
+        wire.send(ours, wire.START, start.to_bytes())
 
     def _wait_ready(self, rank: int, connection: socket.socket, deadline: float) -> None:
         frame = _receive(rank, connection, max(0.001, deadline - time.monotonic()))
@@ -168,10 +167,16 @@ class Followers:
 
     def _tell(self, kind: int, payload: bytes) -> None:
         for rank, connection in enumerate(self._connections, start=1):
-            try:
+            with _lost(rank):
                 wire.send(connection, kind, payload)
-            except wire.Closed as error:
-                raise RankLost(f"rank {rank} is gone: {error}") from error
+
+
+@contextlib.contextmanager
+def _lost(rank: int) -> Iterator[None]:
+    try:
+        yield
+    except wire.Closed as error:
+        raise RankLost(f"rank {rank} is gone: {error}") from error
 
 
 def _receive(rank: int, connection: socket.socket, timeout_s: float) -> wire.Frame:

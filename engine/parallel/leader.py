@@ -1,16 +1,20 @@
 """The first rank of several: loads its part while the followers load theirs, and has a runner that drives them all."""
 
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from engine.cuda_graphs import GraphSizes
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
 from engine.parallel.collectives import Collectives
-from engine.parallel.followers import Followers, FollowerStart, RankOptions
+from engine.parallel.followers import Followers
 from engine.parallel.load import load_part
 from engine.parallel.model import ParallelModel
+from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
 from engine.parallel.shard import Shard, shard_layout
 from engine.runner import Runner
 
@@ -23,29 +27,50 @@ class Prepared(Protocol):
         """Of all heads."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
     def total_blocks(self) -> int: ...
 
-    def follower_start(self, host_slots: int, ranks: RankOptions) -> FollowerStart: ...
+    def follower_pool(self, host_slots: int) -> FollowerPool: ...
 
 
-def load_parallel(
-    prepared: Prepared, storage: torch.Tensor, progress: bool, host_slots: int, ranks: RankOptions
-) -> Runner:
-    """See PreparedModel.load. Raises: ModelError, RankLost."""
-    start = prepared.follower_start(host_slots, ranks)
+@dataclass(frozen=True, slots=True)
+class LoadedRanks:
+    """A model on all ranks, without a pool yet."""
+
+    model: ParallelModel  # the first rank's part
+    followers: Followers  # to be closed
+
+
+def load_ranks(start: FollowerStart, dtype: torch.dtype, device: torch.device, progress: bool) -> LoadedRanks:
+    """All parts at once. Raises: ModelError, RankLost."""
     followers = Followers(start)
+    choice = None if start.linear is None else start.linear.choice()
 
     def load_own(meeting: Path) -> ParallelModel:
-        collectives = Collectives(Shard(0, start.degree), meeting, storage.device)
-        part = load_part(Path(start.folder), prepared.dtype, storage.device, progress, start.quantize, collectives)
+        collectives = Collectives(Shard(0, start.degree), meeting, device)
+        part = load_part(Path(start.folder), dtype, device, progress, start.quantize, collectives, choice)
         return ParallelModel(part, collectives, followers.announce_logits)
 
     model = followers.load(load_own)
     followers.abort = model.collectives.abort
-    layout = shard_layout(prepared.layout, start.degree)
-    own = storage[: prepared.total_blocks * layout.block_bytes]
-    host = HostPool(own.view(prepared.total_blocks, layout.block_bytes), host_slots)
-    return Runner(model, layout, layout.view(own, prepared.total_blocks), host, followers)
+    return LoadedRanks(model, followers)
+
+
+def parallel_runner(
+    prepared: Prepared,
+    ranks: LoadedRanks,
+    storage: torch.Tensor,
+    host_slots: int,
+    options: RankOptions,
+    graphs: GraphSizes | None,
+) -> Runner:
+    """See PreparedModel.load; owns the ranks, also where it fails. Raises: ModelError, RankLost."""
+    with ExitStack() as undo:
+        undo.callback(ranks.followers.close)
+        ranks.followers.lay_pool(prepared.follower_pool(host_slots), options)
+        layout = shard_layout(prepared.layout, ranks.followers.degree)
+        own = storage[: prepared.total_blocks * layout.block_bytes]
+        host = HostPool(own.view(prepared.total_blocks, layout.block_bytes), host_slots)
+        pool = layout.view(own, prepared.total_blocks)
+        runner = Runner(ranks.model, layout, pool, host, ranks.followers, graphs)
+        undo.pop_all()
+    return runner

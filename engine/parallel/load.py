@@ -11,7 +11,8 @@ from engine.config_file import read_model_config
 from engine.model_config import DecoderConfig, ModelError
 from engine.models.checkpoint import TensorSource, build_decoder
 from engine.models.decoder import DecoderModel
-from engine.models.packed import PackingTensors, packs, with_native_layers
+from engine.models.packed import PackingTensors, packs, with_native_layers, with_onednn
+from engine.models.primitive import PrimitiveChoice
 from engine.parallel.collectives import Collectives
 from engine.parallel.model import parallel_part
 from engine.parallel.shard import shard_config
@@ -21,7 +22,13 @@ from engine.weights import CheckpointTensors, as_kept
 
 
 def load_part(
-    folder: Path, dtype: torch.dtype, device: torch.device, progress: bool, quantize: str, collectives: Collectives
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool,
+    quantize: str,
+    collectives: Collectives,
+    choice: PrimitiveChoice | None = None,
 ) -> DecoderModel:
     """As load_model of engine/weights.py. Raises: ModelError."""
     whole = read_model_config(folder)
@@ -33,12 +40,14 @@ def load_part(
         bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=False if progress else None)
         stack.enter_context(bar)
         stored = CheckpointTensors(files, stack, dtype, device, bar)
-        kept = as_kept(ShardedTensors(stored, collectives.shard, dtype), folder, format, dtype)
+        kept = as_kept(ShardedTensors(stored, collectives.shard, dtype), folder, format, dtype, device)
         packing = packs(device)
         source: TensorSource = PackingTensors(kept) if packing else kept
         model = build_decoder(config, source, device)
         bar.update(total - bar.n)  # headers
         stored.check_all_taken({"lm_head.weight"} if config.tie_word_embeddings else set())
+    if packing and choice is not None:
+        model = with_onednn(model, choice)  # before sums come in between
     model = parallel_part(model, collectives)
     return with_native_layers(model) if packing else model
 

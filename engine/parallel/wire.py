@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from engine.plan import BlockCopy, BlockSwap, Chunk, Plan
 
 HEADER = struct.Struct("<BQ")  # kind, bytes that follow
-START, PLAN, LOGITS, READY, FAILED, MOVED = range(1, 7)
+SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence
+START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED = range(1, 11)
 
 
 class Closed(Exception):
@@ -28,6 +29,25 @@ def send(connection: socket.socket, kind: int, payload: bytes) -> None:
         connection.sendall(HEADER.pack(kind, len(payload)) + payload)
     except OSError as error:
         raise Closed(str(error)) from error
+
+
+def send_fd(connection: socket.socket, fd: int) -> None:
+    """Raises: Closed."""
+    try:
+        socket.send_fds(connection, [b"\0"], [fd])
+    except OSError as error:
+        raise Closed(str(error)) from error
+
+
+def receive_fd(connection: socket.socket) -> int:
+    """To be closed by whoever gets it. Raises: Closed."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    except OSError as error:
+        raise Closed(str(error)) from error
+    if not descriptors:
+        raise Closed("no descriptor came")
+    return descriptors[0]
 
 
 def receive(connection: socket.socket) -> Frame:

@@ -63,6 +63,9 @@ QUANTISED_LINEAR = {
     90: Tile(16, 64, 4, 4),
     100: Tile(16, 64, 4, 4),
 }
+# Rows of one expert times its weights, for so many rows at most; not measured either.
+EXPERT_LINEAR = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 128, 8, 3)}
+FLOAT32_EXPERTS = Tile(16, 32, 4, 2)
 COPY_BYTES = 1 << 14  # that one program copies at a time
 SAMPLE_TOKENS = 1024  # of the vocabulary that one program holds at a time
 SAMPLE_PIVOTS = 16  # thresholds that one pass over a row tries
@@ -89,6 +92,14 @@ def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int) -> Til
     tile_rows = max(16, min(tile.rows // 2 if wide else tile.rows, power_of_two(rows)))
     tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
     return Tile(tile_rows, tokens, 4 if itemsize < 4 and tile_rows <= 64 and not wide else tile.warps, stages)
+
+
+def expert_tile(device: Device, itemsize: int, rows: int) -> Tile:
+    """For experts that have so many rows each, on average; itemsize: bytes of a number computed with."""
+    if itemsize == 4:
+        return FLOAT32_EXPERTS
+    tile = EXPERT_LINEAR[min(max(16, power_of_two(rows)), 64)]
+    return tile if SHARED_BYTES[device.row] > 128 << 10 else Tile(tile.rows, 64, 4, 3)
 
 
 @functools.cache

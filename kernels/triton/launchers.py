@@ -1,6 +1,7 @@
 """All operations that have a Triton kernel, under the names of kernels/*.py: there are the contracts and checks."""
 
 from kernels.triton.copy_rows import copy_blocks, gather_blocks, scatter_blocks
+from kernels.triton.expert_linear import expert_linear
 from kernels.triton.paged_decode import paged_decode
 from kernels.triton.paged_prefill import paged_prefill
 from kernels.triton.quantised_linear import dequantise_weight, quantised_linear
@@ -14,6 +15,7 @@ __all__ = [
     "add_rms_norm",
     "copy_blocks",
     "dequantise_weight",
+    "expert_linear",
     "gather_blocks",
     "paged_decode",
     "paged_prefill",

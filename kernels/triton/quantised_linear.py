@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from kernels.quantised_weight import QuantisedWeight
-from kernels.triton.call import KernelCall, as_bytes, power_of_two
-from kernels.triton.formats import format_of, widened
+from kernels.triton.call import KernelCall, power_of_two
+from kernels.triton.formats import widened
 from kernels.triton.launch import QUANTISED_LINEAR, Device, Tile, device_of
+from kernels.triton.weight_tiles import INPUTS_AT_ONCE, add_products, codes, inputs_at_once, weight_arguments
 
-INPUTS_AT_ONCE = 128
 LEAST_PART = 512  # inputs that are worth a program
 SPELLED_COLUMNS = 1024
 
@@ -52,7 +52,7 @@ def linear_calls(
     parts = -(-columns // part_columns)
     sums = output if parts == 1 else output.new_empty(parts, rows, weight.outputs, dtype=torch.float32)
     finishing: dict[str, Any] = {"rows": rows, "OUTPUTS": weight.outputs, "HAS_CODES": weight.has_codes}
-    arguments = _weight_arguments(weight, device) | finishing
+    arguments = weight_arguments(weight, device) | finishing
     arguments |= {
         "x": x,
         "bias": bias,
@@ -60,7 +60,7 @@ def linear_calls(
         "part_columns": part_columns,
         "BLOCK_ROWS": block_rows,
         "BLOCK_OUTPUTS": tile.tokens,
-        "BLOCK_INPUTS": _block_inputs(weight, x.dtype),
+        "BLOCK_INPUTS": inputs_at_once(weight, x.dtype),
         "WHOLE": parts == 1,
     }
     grid = (-(-weight.outputs // tile.tokens), -(-rows // block_rows), parts)
@@ -73,44 +73,11 @@ def linear_calls(
 
 def dequantise_call(weight: QuantisedWeight, output: torch.Tensor, device: Device) -> KernelCall:
     columns = weight.data.shape[1]
-    arguments = _weight_arguments(weight, device) | {
+    arguments = weight_arguments(weight, device) | {
         "output": output,
-        "HAS_CODES": weight.has_codes,
         "BLOCK": min(SPELLED_COLUMNS, max(16, power_of_two(columns))),
     }
     return KernelCall(spell_out, (weight.outputs, -(-columns // arguments["BLOCK"])), arguments, warps=4)
-
-
-def _weight_arguments(weight: QuantisedWeight, device: Device) -> dict[str, Any]:
-    groups = weight.scales.shape[1] if weight.has_codes else 1
-    return {
-        "data": as_bytes(weight.data.contiguous()),
-        "scales": weight.scales.contiguous(),
-        "zeros": None if weight.zeros is None else weight.zeros.contiguous(),
-        "COLUMNS": weight.data.shape[1],
-        "GROUPS": groups,
-        "GROUP": weight.inputs // groups,
-        "FORMAT": format_of(weight.data.dtype, device),
-    }
-
-
-def _block_inputs(weight: QuantisedWeight, dtype: torch.dtype) -> int:
-    """Columns at once; of codes no more than a group, as long as a matrix instruction takes that few."""
-    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied out of registers
-    if not weight.has_codes:
-        return most
-    group = weight.inputs // weight.scales.shape[1]
-    fits = group % 16 == 0 and weight.data.shape[1] % group == 0
-    return min(most, group & -group if fits else 32)
-
-
-@triton.jit
-def _codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """Codes of 4 bits, spelled out in float32: `columns` says of which group each is."""
-    places = outputs[:, None] * GROUPS + (columns // GROUP)[None, :]
-    scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
-    return (packed.to(tl.float32) - zero) * scale
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -134,43 +101,16 @@ def multiply_rows(
     BLOCK_INPUTS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    INPUTS: tl.constexpr = COLUMNS * 2 if HAS_CODES else COLUMNS
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     out = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     real_row, real_out = row < rows, out < OUTPUTS
-    wide_row, wide_out = row.to(tl.int64), out.to(tl.int64)
-    sums = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32)
+    wide_row = row.to(tl.int64)
     begin = tl.program_id(2) * part_columns
-    for first in range(begin, tl.minimum(begin + part_columns, COLUMNS), BLOCK_INPUTS):
-        column = first + tl.arange(0, BLOCK_INPUTS)
-        real = column < COLUMNS
-        inside = real_out[:, None] & real[None, :]
-        stored = tl.load(data + wide_out[:, None] * COLUMNS + column[None, :], mask=inside, other=0)
-        places = x + wide_row[:, None] * INPUTS + column[None, :]
-        wanted = real_row[:, None] & real[None, :]
-        inputs = tl.load(places, mask=wanted, other=0.0)
-        dtype: tl.constexpr = x.dtype.element_ty
-        if HAS_CODES:
-            more_inputs = tl.load(places + COLUMNS, mask=wanted, other=0.0)
-            low, high = stored & 15, stored >> 4
-            if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
-                # The tile is within one group in either half: its scale waits for the product.
-                place = out * GROUPS + first // GROUP
-                low_zero = tl.load(zeros + place, mask=real_out, other=0).to(tl.int16)
-                high_zero = tl.load(zeros + place + COLUMNS // GROUP, mask=real_out, other=0).to(tl.int16)
-                low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
-                high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
-                low = (low.to(tl.int16) - low_zero[:, None]).to(tl.float32).to(dtype)
-                high = (high.to(tl.int16) - high_zero[:, None]).to(tl.float32).to(dtype)
-                sums += tl.dot(inputs, tl.trans(low), input_precision="ieee") * low_scale[None, :]
-                sums += tl.dot(more_inputs, tl.trans(high), input_precision="ieee") * high_scale[None, :]
-            else:
-                low = _codes(low, scales, zeros, out, column, inside, GROUPS, GROUP).to(dtype)
-                high = _codes(high, scales, zeros, out, column + COLUMNS, inside, GROUPS, GROUP).to(dtype)
-                sums = tl.dot(inputs, tl.trans(low), sums, input_precision="ieee")
-                sums = tl.dot(more_inputs, tl.trans(high), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(inputs, tl.trans(widened(stored, FORMAT, dtype)), sums, input_precision="ieee")
+    sums = add_products(
+        tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32), x, wide_row, real_row, data, scales, zeros,
+        out.to(tl.int64), real_out, begin, tl.minimum(begin + part_columns, COLUMNS),
+        COLUMNS, GROUPS, GROUP, FORMAT, HAS_CODES, BLOCK_INPUTS,
+    )  # fmt: skip
 
     inside = real_row[:, None] & real_out[None, :]
     target = wide_row[:, None] * OUTPUTS + out[None, :]
@@ -227,8 +167,8 @@ def spell_out(
         target = output + out * 2 * COLUMNS + column
         rows = tl.full([1], 0, tl.int64) + out
         inside = real[None, :]
-        low = _codes((stored & 15)[None, :], scales, zeros, rows, column, inside, GROUPS, GROUP)
-        high = _codes((stored >> 4)[None, :], scales, zeros, rows, column + COLUMNS, inside, GROUPS, GROUP)
+        low = codes((stored & 15)[None, :], scales, zeros, rows, column, inside, GROUPS, GROUP)
+        high = codes((stored >> 4)[None, :], scales, zeros, rows, column + COLUMNS, inside, GROUPS, GROUP)
         tl.store(target[None, :], low.to(dtype), mask=inside)
         tl.store(target[None, :] + COLUMNS, high.to(dtype), mask=inside)
     else:

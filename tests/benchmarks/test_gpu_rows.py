@@ -4,14 +4,21 @@ import importlib
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import tests
 from benchmarks.gpu.__main__ import MODULES, ROOT, table
 from benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
 from benchmarks.gpu.run import measured
+from tests.gpu.conftest import pytest_collection_modifyitems
 
 DRY = Setting(torch.device("cpu"), dry=True)
 QUICK = ("decode_attention", "prefill_attention", "pages", "step_llama8b", "step_qwen0.6b", "throughput", "hand_over")
@@ -75,3 +82,59 @@ def test_the_table_names_rows_that_were_missed_and_rows_that_did_not_end(tmp_pat
     assert one.split() == ["one", "32", "x", "4096", "3.457", "TB/s", "at", "least", "3.6", "NO", "copy", "4.3", "TB/s"]
     assert two.split() == ["two", "failed:", "out", "of", "luck"]
     assert three.split() == ["three", "did", "not", "end"]
+
+
+ROWS_OF_A_KIND = """
+import pathlib, sys, time
+for row in sys.argv[2].split(","):
+    if row == "hangs":
+        time.sleep(60)
+    if row == "dies":
+        sys.exit(7)
+    (pathlib.Path(sys.argv[1]) / f"{row}.json").write_text('{"status": "measured"}')
+"""
+
+
+def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu.ROW_S, "hangs", 0.3)
+    started: list[list[str]] = []
+
+    def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
+        started.append(list(rows))
+        command = [sys.executable, "-c", ROWS_OF_A_KIND, str(tmp_path), ",".join(rows)]
+        return subprocess.Popen(command, start_new_session=True)
+
+    code = gpu.run_rows(start, ["first", "hangs", "second", "dies", "third"], tmp_path, time.monotonic() + 30)
+    assert code == 1
+    assert started[1:] == [["second", "dies", "third"], ["third"]]
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert {row for row, each in found.items() if each["status"] == "measured"} == {"first", "second", "third"}
+    assert (found["hangs"]["reason"], found["dies"]["reason"]) == ("took too long", "its process ended with 7")
+
+
+def test_rows_that_no_time_is_left_for_say_so(tmp_path: Path) -> None:
+    def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
+        raise AssertionError(f"{rows} begin without time")
+
+    assert gpu.run_rows(start, ["late"], tmp_path, time.monotonic() + 1) == 0
+    assert json.loads((tmp_path / "late.json").read_text())["status"] == "absent"
+
+
+def test_all_rows_together_may_take_no_longer_than_ten_minutes() -> None:
+    assert gpu.TOTAL_S <= 600
+    assert sum(gpu.ROW_S.get(row, gpu.OTHER_ROW_S) for row in gpu.ALL_ROWS) <= 1.2 * gpu.TOTAL_S
+
+
+def test_every_test_of_a_gpu_is_in_one_of_the_processes() -> None:
+    files = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert sorted((*tests.SHARED, *tests.ALONE)) == sorted(files)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_parts_share_out_all_tests(parts: int) -> None:
+    shared: list[int] = []
+    for part in range(1, parts + 1):
+        items: list[Any] = list(range(7))
+        pytest_collection_modifyitems(Mock(getoption=lambda _, part=part: f"{part}/{parts}"), items)
+        shared += items
+    assert sorted(shared) == list(range(7))

@@ -9,8 +9,8 @@ from cli.devices import DeviceError, Machine
 from cli.process_plan import UpSettings, plan_processes
 from cli.processes import ProcessSpec, Stage
 from decode_worker.config import DecodeConfig
-from prefill_worker.config import PrefillConfig
-from router.config import RouterConfig
+from elastic_worker.config import ElasticConfig
+from gateway.config import GatewayConfig
 from service.adapter_folder import AdapterFolder
 from service.config import ConfigError, Settings, read_config
 
@@ -25,6 +25,8 @@ SETTINGS = UpSettings(
     host="127.0.0.1",
     port=50051,
     admin_port=50052,
+    more_ports=(),
+    http_ports=(8000, 8001, 8002),
     dtype="auto",
     adapters=(AdapterFolder("sql", Path("/adapters/sql")), AdapterFolder("chat", Path("/adapters/a chat"))),
     kv_cache_dtype="int8",
@@ -36,15 +38,16 @@ SETTINGS = UpSettings(
     step_budget_ms=20.0,
     transport="auto",
     tensor_parallel=1,
+    placement="prefix_hash",
+    planner="propose",
     log_format="plain",
     redis_url="redis://127.0.0.1:6379/0",
     namespace="baton-50051",
     trace_file=Path("/tmp/traces.jsonl"),
 )
 CONFIGS: dict[str, type[Settings]] = {
-    "router": RouterConfig,
-    "prefill_worker": PrefillConfig,
-    "decode_worker": DecodeConfig,
+    "gateway": GatewayConfig,
+    "elastic_worker": ElasticConfig,
 }
 
 
@@ -65,11 +68,10 @@ def test_every_process_understands_its_flags(machine: Machine) -> None:
 
 
 def test_workers_of_both_roles_load_every_adapter() -> None:
-    for name, spec in by_name(SETTINGS).items():
+    for spec in plan_processes(SETTINGS):
         if spec.stage is Stage.WORKER:
-            module = "prefill_worker" if name.startswith("prefill") else "decode_worker"
-            config = read_config(CONFIGS[module], spec.command[spec.command.index("-m") + 2 :], module)
-            assert config.adapter == SETTINGS.adapters  # type: ignore[attr-defined]
+            config = read_config(ElasticConfig, spec.command[spec.command.index("-m") + 2 :], "elastic_worker")
+            assert config.adapter == SETTINGS.adapters
 
 
 def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
@@ -115,14 +117,14 @@ def test_workers_that_measure_their_gpu_have_an_equal_share_of_it() -> None:
     settings = replace(SETTINGS, machine=TWO_GPUS, prefill=2, decode=1, kv_memory_bytes=None)
     specs = by_name(settings)
     assert {flag(specs[name], "--gpu-memory-utilization") for name in ("prefill-0", "decode-0")} == {"0.450"}
-    config = read_config(DecodeConfig, specs["decode-0"].command[4:])
+    config = read_config(ElasticConfig, specs["decode-0"].command[4:])
     assert (config.kv_memory, config.kv_memory_bytes) == ("auto", None)
 
 
 def test_auto_on_a_cpu_is_what_a_worker_has_by_default() -> None:
     command = by_name(SETTINGS)["decode-0"].command[4:]
-    config = read_config(DecodeConfig, [*command, "--kv-memory", "auto"])
-    assert config.kv_memory_bytes == DecodeConfig.model_fields["kv_memory"].default
+    config = read_config(ElasticConfig, [*command, "--kv-memory", "auto"])
+    assert config.kv_memory_bytes == ElasticConfig.model_fields["kv_memory"].default
 
 
 def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:
@@ -156,3 +158,11 @@ def test_a_process_group_needs_the_network_it_may_use() -> None:
     with pytest.raises(ConfigError, match="--transport gloo needs --transfer-interface"):
         read_config(DecodeConfig, [*flags, "--transport", "gloo"])
     assert read_config(DecodeConfig, [*flags, "--transport", "gloo", "--transfer-interface", "lo"]).transport == "gloo"
+
+
+def test_every_router_has_ports_of_its_own_and_a_name() -> None:
+    specs = by_name(replace(SETTINGS, more_ports=((50053, 50054), (50055, 50056))))
+    routers = {name: spec for name, spec in specs.items() if spec.stage is Stage.ROUTER}
+    ports = {name: (flag(spec, "--port"), flag(spec, "--admin-port")) for name, spec in routers.items()}
+    assert ports == {"router": ("50051", "50052"), "router-1": ("50053", "50054"), "router-2": ("50055", "50056")}
+    assert {flag(spec, "--namespace") for spec in routers.values()} == {SETTINGS.namespace}

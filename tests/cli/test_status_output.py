@@ -12,6 +12,7 @@ from cli.status import headline, link_lines, row, show_status
 from client import ClusterStatus, Link, Load, Model, PageCounts, WorkerStatus
 from client.responses import cluster_status_from
 from router.admin_service import AdminServicer
+from router.caches import Caches
 from router.cluster import Worker
 from service.redis_server import free_port
 from service.worker_record import WorkerRole
@@ -95,11 +96,15 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
 ) -> None:
     workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
     servicer: Any = AdminServicer(
-        SimpleNamespace(workers=workers, roles_seen=frozenset()),  # type: ignore[arg-type]
+        SimpleNamespace(workers=workers, roles_seen=frozenset(), caches=Caches()),  # type: ignore[arg-type]
         SimpleNamespace(waiting=0),  # type: ignore[arg-type]
         SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
         SimpleNamespace(active=0),  # type: ignore[arg-type]
         lambda: registry,
+        SimpleNamespace(),  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        replicas=None,
+        planning=None,
     )
     answer = cluster_status_from(await servicer.GetStatus(None, None))
     assert (answer.ready, answer.detail) == (True, detail)

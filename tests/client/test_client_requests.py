@@ -8,6 +8,8 @@ from client.requests import CALL_OPTIONS, chat_request, choices, detokenize_requ
 from client.types import Message
 from protos import baton_pb2
 
+OTHER_FORMS = {"json_schema", "json_object", "grammar", "choice"}  # of the answer: one at most
+
 
 def test_a_text_and_every_option_arrive_in_their_fields() -> None:
     options: GenerateOptions = {
@@ -36,13 +38,16 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         "beam_width": 3,
         "length_penalty": -0.5,
         "early_stopping": "never",
+        "regex": "a+",
         "model": "tiny",
         "request_id": "r",
         "cache_salt": "s",
+        "priority": -5,
+        "api_key": "k",
         "timeout_s": 1.0,
         "traceparent": "00-0-0-00",
     }
-    assert set(options) == set(get_type_hints(GenerateOptions))
+    assert set(options) | OTHER_FORMS == set(get_type_hints(GenerateOptions))
     sampling = baton_pb2.SamplingParams(
         max_tokens=7,
         temperature=0.0,
@@ -69,14 +74,36 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         beam_width=3,
         length_penalty=-0.5,
         early_stopping=baton_pb2.EARLY_STOPPING_NEVER,
+        regex="a+",
     )
     expected = baton_pb2.GenerateRequest(
-        text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling, echo=True
+        text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling, echo=True, priority=-5
     )
     assert generate_request("hi", options) == expected
-    by_option = set(sampling.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"}  # these are bad_words too
+    by_option = set(sampling.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"} - OTHER_FORMS  # bad_words too
     assert by_option <= set(options), "a sampling parameter has no option"
     assert not set(CALL_OPTIONS) & set(expected.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ({"json_schema": {"type": "null"}}, baton_pb2.SamplingParams(json_schema='{"type": "null"}')),
+        ({"json_schema": "{}"}, baton_pb2.SamplingParams(json_schema="{}")),
+        ({"json_object": True}, baton_pb2.SamplingParams(json_object=True)),
+        ({"grammar": 'start: "a"'}, baton_pb2.SamplingParams(grammar='start: "a"')),
+        ({"choice": ["a", "b"]}, baton_pb2.SamplingParams(choice=baton_pb2.Texts(texts=["a", "b"]))),
+        ({"choice": []}, baton_pb2.SamplingParams(choice=baton_pb2.Texts())),
+    ],
+)
+def test_a_form_of_the_answer(options: Any, sampling: baton_pb2.SamplingParams) -> None:
+    assert generate_request("hi", options).sampling == sampling
+
+
+def test_two_forms_are_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        generate_request("hi", {"regex": "a", "choice": ["a"]})
+    assert caught.value.field == "sampling.choice"
 
 
 def test_what_is_left_out_stays_absent() -> None:

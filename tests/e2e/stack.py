@@ -85,10 +85,15 @@ class Stack:
     admin_port: int
     processes: dict[str, StackProcess] = field(default_factory=dict)
     redis: RedisServer | None = None
+    http_port: int = 0  # 0: its router speaks gRPC alone
 
     @property
     def target(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
 
     @property
     def trace_file(self) -> Path:
@@ -102,9 +107,18 @@ class Stack:
         with AdminClient(f"127.0.0.1:{self.admin_port}", timeout_s=2.0) as admin:
             return admin.status()
 
+    def add_router(self, name: str) -> "Stack":
+        """One more router of this cluster, to be started with the rest; returns it as clients see it."""
+        beside = Stack(self.folder, *free_ports(2), processes=self.processes, redis=self.redis)
+        command = list(self.processes["router"].command)
+        for flag, value in (("--port", beside.port), ("--admin-port", beside.admin_port), ("--http-port", 0)):
+            command[command.index(flag) + 1] = str(value)
+        self.processes[name] = StackProcess(name, command, self.folder / f"{name}.log")
+        return beside
+
     def wait_ready(self, workers: int | None = None) -> None:
         """Until the canary went all ways there are and so many workers have reported (default: all there are)."""
-        wanted = len(self.processes.keys() - {"router"}) if workers is None else workers
+        wanted = sum(not name.startswith("router") for name in self.processes) if workers is None else workers
 
         def ready() -> bool:
             try:
@@ -156,14 +170,16 @@ def make_stack(
     worker_flags: Sequence[str] = (),
     with_redis: bool = True,
     router_flags: Sequence[str] = (),
+    elastic: bool = False,
 ) -> Stack:
     """Lays out a stack without starting its processes; Redis runs already if wanted.
 
     `transports` says by worker what `--transport` is; for the others it is auto. `prefill` 0 is a colocated service.
+    `elastic`: workers can change their roles.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ports = iter(free_ports(3 + prefill + decode))
-    stack = Stack(folder, next(ports), next(ports))
+    ports = iter(free_ports(4 + prefill + decode))
+    stack = Stack(folder, next(ports), next(ports), http_port=next(ports))
     registry: list[str] = []
     if with_redis:
         stack.redis = start_redis_server(next(ports))
@@ -172,12 +188,14 @@ def make_stack(
     for role, count in (("prefill", prefill), ("decode", decode)):
         for index in range(count):
             name, port = f"{role}-{index}", next(ports)
-            command = [sys.executable, "-m", f"{role}_worker", "--worker-id", name, "--port", str(port), *registry]
+            module = ["elastic_worker", "--role", role] if elastic else [f"{role}_worker"]
+            command = [sys.executable, "-m", *module, "--worker-id", name, "--port", str(port), *registry]
             command += ["--model", str(model), "--model-name", model.name, *worker_flags]
             command += ["--transport", (transports or {}).get(name, "auto")]
             stack.processes[name] = StackProcess(name, command, folder / f"{name}.log")
             members.append(f"{role}@127.0.0.1:{port}")
-    command = [sys.executable, "-m", "router", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
+    command = [sys.executable, "-m", "gateway", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
+    command += ["--http-port", str(stack.http_port)]
     command += registry or ["--workers", ",".join(members)]
     command += ["--trace-file", str(stack.trace_file), *router_flags]
     stack.processes["router"] = StackProcess("router", command, folder / "router.log")

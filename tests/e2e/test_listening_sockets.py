@@ -29,5 +29,5 @@ def listening(pid: int) -> set[tuple[str, int]]:
 def test_each_process_listens_on_its_own_loopback_ports_only(stack: Stack) -> None:
     for name, process in stack.processes.items():
         flags = dict(zip(process.command[3::2], process.command[4::2], strict=True))
-        expected = {int(flags["--port"])} | ({stack.admin_port} if name == "router" else set())
+        expected = {int(flags["--port"])} | ({stack.admin_port, stack.http_port} if name == "router" else set())
         assert listening(process.pid) == {("127.0.0.1", port) for port in expected}, name

@@ -1,16 +1,12 @@
-"""Recorded decode steps: the same answers as computed ones.
+"""Recorded decode steps: the same answers as computed ones."""
 
-On a host, what is replayed is the function itself, over the memory that it was recorded on.
-"""
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.cuda_graphs import GraphedModel, GraphSizes, is_recordable
+from engine.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
 from engine.engine import Engine
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import TokenMade
@@ -22,6 +18,7 @@ from engine.sequence import Request
 from engine.swap_space import SwapSpace
 from engine.weights import load_model
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 BLOCK, BLOCKS = 8, 40
@@ -32,22 +29,6 @@ REQUESTS = [
     Request(3, tuple(random_prompt(30)), replace(SAMPLED, n=3), ()),
     *(Request(number, tuple(random_prompt(3 * number)), replace(SAMPLED, max_tokens=number), ()) for number in (4, 5)),
 ]
-
-
-class HostRecorder:
-    """Runs the function again where a GPU replays what it launched; counts that."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        result = compute().clone()
-
-        def replay() -> None:
-            self.replays += 1
-            result.copy_(compute())
-
-        return replay, result
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])
@@ -108,4 +89,5 @@ def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> Non
 
 
 def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) -> None:
-    assert not is_recordable(load_model(make_checkpoint(tmp_path, "mixtral"), torch.float32, CPU, progress=False))
+    model = load_model(make_checkpoint(tmp_path, "mixtral"), torch.float32, CPU, progress=False)
+    assert why_not_recorded(model) == "its experts are chosen on the host"

@@ -23,6 +23,8 @@ class PoolLives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
+        self.journal = self.pool.keep_journal()
+        self.told: set[bytes] = set()  # what can be found, by the journal
         self.alive: list[BlockTable] = []
         self.content: dict[int, bytes] = {}  # what was last written into each block
 
@@ -90,6 +92,13 @@ class PoolLives(RuleBasedStateMachine):
         owned = [block for table in self.alive for block in table.blocks]
         assert [self.pool.references(block) for block in range(TOTAL)] == [owned.count(b) for b in range(TOTAL)]
         assert self.pool.counts.held == len(set(owned)) == self.pool.held_only_by(t.blocks for t in self.alive)
+
+    @rule()
+    def read_journal(self):
+        changes = self.journal.take()
+        if changes is not None:
+            self.told = (self.told - set(changes.evicted)) | set(changes.stored)
+        assert self.told == self.pool._by_hash.keys()
 
     def teardown(self):
         for table in self.alive:

@@ -22,7 +22,7 @@ from engine.offline import params
 from engine.offline.llm import LLM
 from engine.pages import BlockPool
 from engine.parallel.collectives import RankLost
-from engine.parallel.followers import RankOptions
+from engine.parallel.orders import RankOptions
 from engine.plan import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Sample
 from engine.prepare import ModelOptions, prepare_model
 from engine.runner import Runner

@@ -1,10 +1,10 @@
-"""The queue for room: first come first served, bounded, and never leaking a charge."""
+"""The queue for room: in turn, bounded, in time, and never leaking a charge."""
 
 import asyncio
 
 import pytest
 
-from router.admission import AdmissionLimits, AdmissionQueue
+from router.admission import BEGUN_PRIORITY, PLANNED_SHARE, AdmissionLimits, AdmissionQueue, Standing
 from router.cluster import Cluster
 from router.placement import NoPrefillWorker, PlacementPolicy, PlacementRequest
 from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
@@ -13,7 +13,8 @@ from service.errors import InvalidArgument, ResourceExhausted, Unavailable
 MODEL = ModelDescription("m", "/m", 128, 100, "float32", 4)
 LIMITS = AdmissionLimits(max_waiting=3, max_wait_s=5.0, without_workers_s=5.0)
 POLICY = PlacementPolicy(NoPrefillWorker.QUEUE)
-REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=1)
+REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=1)  # 8 tokens
+WIDE = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=2)  # 12 tokens
 
 
 def cluster_with(slots: int, roles: tuple[WorkerRole, ...] = (WorkerRole.PREFILL, WorkerRole.DECODE)) -> Cluster:
@@ -51,33 +52,40 @@ async def test_requests_are_admitted_in_order_as_room_becomes_free() -> None:
     assert charges(cluster) == [{1, 2, 3}, {3}]
 
 
-async def test_a_small_request_does_not_overtake() -> None:
+async def test_small_requests_overtake_one_without_room_until_they_have_taken_as_much_as_it_does() -> None:
     cluster = cluster_with(slots=2)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
     await queue.admit(1, REQUEST, ())
-    wide = PlacementRequest(b"f", 4, prompt_tokens=4, max_tokens=4, choices=2)
-    first = asyncio.create_task(queue.admit(2, wide, ()))
+    wide = asyncio.create_task(queue.admit(2, WIDE, ()))
     await settled()
-    second = asyncio.create_task(queue.admit(3, REQUEST, ()))
+    for attempt_id in (3, 4):  # 8 tokens, and 16: now the wide one has waited long enough
+        await queue.admit(attempt_id, REQUEST, ())
+        cluster.release(attempt_id, "decode")
+    late = asyncio.create_task(queue.admit(5, REQUEST, ()))
     await settled()
-    assert not second.done()
-    for task in (first, second):
-        task.cancel()
-    await asyncio.gather(first, second, return_exceptions=True)
-    assert charges(cluster) == [{1}, {1}]
+    assert not wide.done() and not late.done()
+    cluster.release(1, "decode")
+    queue.pump()
+    await wide
+    assert not late.done()
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
 
 
 async def test_whoever_leaves_the_queue_lets_the_next_one_in() -> None:
     cluster = cluster_with(slots=2)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
     await queue.admit(1, REQUEST, ())
-    wide = asyncio.create_task(queue.admit(2, PlacementRequest(b"f", 4, 4, 4, choices=2), ()))
+    wide = asyncio.create_task(queue.admit(2, WIDE, ()))
     await settled()
-    narrow = asyncio.create_task(queue.admit(3, REQUEST, ()))
+    for attempt_id in (3, 4):
+        await queue.admit(attempt_id, REQUEST, ())
+        cluster.release(attempt_id, "decode")
+    late = asyncio.create_task(queue.admit(5, REQUEST, ()))
     await settled()
     wide.cancel()
-    await narrow
-    assert charges(cluster) == [{1, 3}, {1, 3}]
+    await late
+    assert charges(cluster)[1] == {1, 5}
 
 
 async def test_a_cancellation_in_the_moment_of_placement_returns_the_charge() -> None:
@@ -149,3 +157,112 @@ async def test_a_prompt_for_the_decode_worker_is_charged_there_alone() -> None:
     queue = AdmissionQueue(cluster, LIMITS, PlacementPolicy(NoPrefillWorker.LOCAL))
     placement = (await queue.admit(1, REQUEST, ())).placement
     assert (placement.prefill, charges(cluster)) == (None, [{1}])
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def answer(queue: AdmissionQueue, cluster: Cluster, clock: Clock, attempt_id: int, seconds: float) -> None:
+    """One request by itself, from its dispatch to its end."""
+    await queue.admit(attempt_id, REQUEST, ())
+    clock.now += seconds
+    queue.ended(attempt_id, answered=True)
+    for endpoint in ("prefill", "decode"):
+        cluster.release(attempt_id, endpoint)
+
+
+async def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_the_wait() -> None:
+    cluster, clock = cluster_with(slots=1), Clock()
+    queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
+    await answer(queue, cluster, clock, 1, seconds=2.0)
+    await queue.admit(2, REQUEST, ())
+    waiting = asyncio.create_task(queue.admit(3, REQUEST, ()))
+    await settled()
+    # One of 8 tokens goes before it, and 8 tokens take 2 s: 4 s until it has its room, 2 s more until it has ended.
+    with pytest.raises(ResourceExhausted, match=r"the wait for room would be 4\.0 s") as caught:
+        await queue.admit(4, REQUEST, (), Standing(deadline_s=clock.now + 5.9 / PLANNED_SHARE))
+    assert caught.value.retry_after_s == pytest.approx(4.0)
+    in_time = asyncio.create_task(queue.admit(5, REQUEST, (), Standing(deadline_s=clock.now + 6.1 / PLANNED_SHARE)))
+    await settled()
+    assert queue.waiting == 2
+    for task in (waiting, in_time):
+        task.cancel()
+    await asyncio.gather(waiting, in_time, return_exceptions=True)
+
+
+async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_placed() -> None:
+    cluster, clock = cluster_with(slots=1), Clock()
+    queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
+    await answer(queue, cluster, clock, 1, seconds=2.0)
+    await queue.admit(2, REQUEST, ())
+    late = asyncio.create_task(queue.admit(3, REQUEST, (), Standing(deadline_s=clock.now + 6.0)))  # takes 2 s itself
+    await settled()
+    patient = asyncio.create_task(queue.admit(4, REQUEST, ()))
+    await settled()
+    clock.now += 5.5
+    cluster.release(2, "decode")
+    queue.pump()
+    await patient
+    with pytest.raises(ResourceExhausted, match="deadline"):
+        await late
+    assert charges(cluster)[1] == {4}
+
+
+async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> None:
+    cluster = cluster_with(slots=0)
+    queue = AdmissionQueue(cluster, LIMITS, POLICY)
+    noisy = [asyncio.create_task(queue.admit(i, REQUEST, (), Standing("noisy"))) for i in range(3)]
+    await settled()
+    small = asyncio.create_task(queue.admit(9, REQUEST, (), Standing("small")))
+    await settled()
+    assert [task.done() for task in (*noisy, small)] == [False, False, True, False]
+    with pytest.raises(ResourceExhausted, match="waiting already"):
+        await noisy[2]
+    with pytest.raises(ResourceExhausted):  # they have one more than it has, and not two: it would be taking turns
+        await queue.admit(10, REQUEST, (), Standing("small"))
+    queue.close()
+    await asyncio.gather(*noisy, small, return_exceptions=True)
+
+
+async def test_a_tenant_has_a_bound_of_its_own() -> None:
+    queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_waiting_per_tenant=1), POLICY)
+    waiting = [asyncio.create_task(queue.admit(i, REQUEST, (), Standing(name))) for i, name in enumerate("ab")]
+    await settled()
+    with pytest.raises(ResourceExhausted, match="of this caller"):
+        await queue.admit(3, REQUEST, (), Standing("a"))
+    queue.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_what_was_begun_goes_before_all_others_and_is_not_refused() -> None:
+    cluster = cluster_with(slots=1)
+    queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting_per_tenant=1), POLICY)
+    await queue.admit(1, REQUEST, ())
+    urgent = asyncio.create_task(queue.admit(2, REQUEST, (), Standing(priority=-100)))
+    await settled()
+    begun = asyncio.create_task(queue.admit(3, REQUEST, (), Standing(priority=BEGUN_PRIORITY)))
+    await settled()
+    cluster.release(1, "decode")
+    queue.pump()
+    await begun
+    assert not urgent.done()
+    urgent.cancel()
+    await asyncio.gather(urgent, return_exceptions=True)
+
+
+async def test_those_without_workers_hold_nobody_up() -> None:
+    cluster = cluster_with(slots=8)
+    queue = AdmissionQueue(cluster, LIMITS, POLICY)
+    elsewhere = asyncio.create_task(queue.admit(1, PlacementRequest(b"other", 4, 4, 4, choices=1), ()))
+    await settled()
+    await queue.admit(2, REQUEST, ())
+    assert not elsewhere.done()
+    elsewhere.cancel()
+    await asyncio.gather(elsewhere, return_exceptions=True)

@@ -57,3 +57,15 @@ def test_where_decode_stream_fails_this_one_does_not() -> None:
     with pytest.raises(Exception, match="Invalid prefix"):
         [stream.step(tokenizer, token_id) for token_id in token_ids]
     assert "".join(streamed(tokenizer, token_ids)) == tokenizer.decode(token_ids) == "\ufffd" * 3 + "a"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_several_at_once_say_the_same_in_the_end(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = st.integers(0, tokenizer.get_vocab_size() - 1) | st.sampled_from(tokenizer.encode("a é€😀").ids)
+    batches = data.draw(st.lists(st.lists(ids, min_size=1, max_size=5), max_size=8))
+    detokenizer = Detokenizer(tokenizer, silent_token_ids(tokenizer))
+    text = "".join(detokenizer.push_all(batch) for batch in batches) + detokenizer.finish()
+    assert text == tokenizer.decode([token_id for batch in batches for token_id in batch], skip_special_tokens=True)

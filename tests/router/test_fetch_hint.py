@@ -56,14 +56,14 @@ def test_nobody_fetches_from_itself_or_from_a_worker_of_another_model() -> None:
     assert placed(replace(PREFILL, ready_blocks=4), DECODE, stranger).fetch_from is None
 
 
-def test_a_block_is_ready_once_the_answer_that_made_it_has_ended() -> None:
+def test_a_block_is_ready_once_the_worker_has_told_of_it() -> None:
     index = PrefixIndex()
-    index.record("d0", [b"1", b"2"], 10)
-    assert (index.hit_blocks("d0", [b"1", b"2"]), index.ready_blocks("d0", [b"1", b"2"])) == (2, 0)
-    index.record("d0", [b"1", b"2", b"3"], 10, ready=True)
-    index.record("d0", [b"1"], 10)  # the next turn is sent there; what is there stays there
-    assert index.ready_blocks("d0", [b"1", b"2", b"3", b"4"]) == 3
-    assert index.ready_blocks("d1", [b"1"]) == 0
+    index.expect("d0", 7, [b"1", b"2"])
+    assert index.hits([b"1", b"2"]) == ({"d0": 2}, {})
+    index.store("d0", [b"1", b"2", b"3"])
+    index.expect("d0", 8, [b"1", b"2", b"3"])  # the next turn is sent there; what is there stays there
+    index.settle("d0", 8)
+    assert index.hits([b"1", b"2", b"3", b"4"]) == ({"d0": 3}, {"d0": 3})
 
 
 def test_a_worker_that_came_back_has_nothing_ready() -> None:

@@ -1,5 +1,6 @@
 """One attempt's outputs, in any order, cut and repeated at will: the same contiguous tokens come out."""
 
+from collections import deque
 from itertools import pairwise
 
 import pytest
@@ -58,6 +59,32 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
     assert got == answers
     assert ends == [End.LENGTH] * len(answers)
     assert lifecycle.done
+
+
+@settings(max_examples=300, deadline=None)
+@given(interleavings(), st.lists(st.integers(1, 5), max_size=10))
+def test_any_number_of_messages_at_once_gives_the_same_answer(
+    drawn: tuple[list[list[int]], list[SequenceOutput]], sizes: list[int]
+) -> None:
+    answers, messages = drawn
+    lifecycle = begun(len(answers))
+    got: list[list[int]] = [[] for _ in answers]
+    for size in (*sizes, len(messages)):
+        batch, messages = deque(messages[:size]), messages[size:]
+        for released in lifecycle.take_all(batch):
+            assert released.offset == len(got[released.choice])
+            got[released.choice].extend(released.token_ids)
+        assert not batch
+    assert got == answers and lifecycle.done
+
+
+def test_what_came_before_an_inconsistent_output_goes_out_before_the_error() -> None:
+    lifecycle = begun()
+    outputs = deque([output(0, [1, 2]), output(1, [9]), output(2, [3])])
+    assert lifecycle.take_all(outputs) == (Released(0, 0, (1, 2), None),)
+    for _ in range(2):
+        with pytest.raises(InconsistentOutput):
+            lifecycle.take_all(outputs)
 
 
 def test_the_second_token_waits_for_the_first() -> None:

@@ -16,7 +16,6 @@ from router.placement import (
     WorkerView,
     place,
 )
-from router.prefix_index import PrefixIndex
 from router.worker import Adapter, WorkerRole
 
 F = b"f"
@@ -159,20 +158,3 @@ def test_no_placement_exceeds_credit(loads: list[tuple[int, int, int]]) -> None:
         assert chosen.used_slots < chosen.limit_slots
     else:
         assert outcome is NoRoom.NO_CREDIT
-
-
-def test_the_index_predicts_the_longest_prefix_that_was_sent() -> None:
-    index = PrefixIndex()
-    index.record("p0", [b"1", b"2", b"3"], capacity_blocks=10)
-    assert index.hit_blocks("p0", [b"1", b"2", b"x", b"3"]) == 2
-    assert index.hit_blocks("p1", [b"1"]) == 0
-    index.forget("p0")
-    assert index.hit_blocks("p0", [b"1"]) == 0
-
-
-def test_the_index_forgets_the_least_recent_and_the_ends_of_prompts_first() -> None:
-    index = PrefixIndex()
-    index.record("p0", [b"1", b"2"], capacity_blocks=3)
-    index.record("p0", [b"3", b"4"], capacity_blocks=3)
-    assert index.hit_blocks("p0", [b"1", b"2"]) == 1
-    assert index.hit_blocks("p0", [b"3", b"4"]) == 2

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernels import reference
+from kernels.expert_linear import expert_linear
+from kernels.expert_weight import ExpertWeight, sorted_pairs
 from kernels.on_triton import on_the_interpreter
 from kernels.quantised_linear import dequantise_weight, quantised_linear
 from kernels.quantised_weight import QuantisedWeight
@@ -113,3 +115,32 @@ def test_weights_are_spelled_out_as_the_reference_does(kind: str, dtype: torch.d
     with on_the_interpreter():
         found = dequantise_weight(weight, dtype)
     torch.testing.assert_close(found, reference.dequantise_weight(weight, dtype), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_go_through_the_experts_they_were_given_to(kind: str, dtype: torch.dtype) -> None:
+    experts, outputs, inputs = 5, 22, 96
+    plain = torch.randn(experts * outputs, inputs).to(dtype)
+    weight = ExpertWeight(plain if kind == "plain" else weights(experts * outputs, inputs, 3)[kind], experts)
+    chosen = torch.stack([torch.randperm(experts - 1)[:2] for _ in range(19)])  # nobody takes the last one
+    chosen[:, 0], chosen[:17, 1] = 3, 0  # more than one tile has rows for
+    pairs = sorted_pairs(chosen, experts)
+    assert pairs.starts.tolist()[-2:] == [38, 38]
+    x = torch.randn(19, inputs).to(dtype)
+    x[7] = torch.nan  # reaches its own pairs only
+    expected = reference.expert_linear(x, weight, pairs)
+    with on_the_interpreter():
+        found = expert_linear(x, weight, pairs)
+    rounding = 1e-5 if dtype == torch.float32 else 2.0**-7
+    largest = float(expected.nan_to_num().abs().max())
+    torch.testing.assert_close(found, expected, atol=largest * rounding, rtol=0, equal_nan=True)
+    assert found.isnan().any(1).nonzero().flatten().tolist() == [14, 15]
+
+
+def test_pairs_may_be_rows_of_their_own() -> None:
+    weight, pairs = ExpertWeight(torch.randn(3 * 7, 20), 3), sorted_pairs(torch.tensor([[2, 0], [0, 1]]), 3)
+    x = torch.randn(4, 20)
+    with on_the_interpreter():
+        found = expert_linear(x, weight, pairs)
+    torch.testing.assert_close(found, reference.expert_linear(x, weight, pairs), atol=1e-5, rtol=1e-5)

@@ -31,6 +31,7 @@ def test_every_kernel_has_a_case_to_compile() -> None:
         "combine_parts",
         "copy_row",
         "gate",
+        "multiply_experts",
         "multiply_rows",
         "normalise",
         "rotate_rows",

@@ -1,0 +1,53 @@
+"""Starts `baton up` with the demo model, or takes `--url`; then each client that is named has its turn."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clients.run import Run, served_model
+from benchmarks.clients.service import started
+from benchmarks.clients.with_aiperf import run_aiperf
+from benchmarks.clients.with_guidellm import run_guidellm
+from benchmarks.clients.with_lm_eval import run_lm_eval
+from benchmarks.clients.with_locust import run_locust
+from benchmarks.clients.with_schemathesis import run_schemathesis
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS: Mapping[str, Callable[[Run], dict[str, Any]]] = {
+    "lm_eval": run_lm_eval,
+    "guidellm": run_guidellm,
+    "aiperf": run_aiperf,
+    "locust": run_locust,
+    "schemathesis": run_schemathesis,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", nargs="*", default=list(CLIENTS), help=f"of {', '.join(CLIENTS)}; default: all")
+    parser.add_argument("--url", help="of a service that runs, with the model in --model and in float32")
+    parser.add_argument("--model", type=Path, default=ROOT / "models" / "tableqa", help="folder")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".cache" / "clients", help="where clients lie")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of load; the soak: 600")
+    asked = parser.parse_args()
+    failed = 0
+    with nullcontext(asked.url) if asked.url else started(asked.model) as url:
+        for name in asked.clients:
+            with tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as scratch:
+                run = Run(url, served_model(url), asked.model, asked.environments, Path(scratch), asked.seconds)
+                try:
+                    figures = CLIENTS[name](run)
+                except RuntimeError as error:
+                    print(error, file=sys.stderr)
+                    failed, figures = failed + 1, {"failed": True}
+                print(json.dumps({"client": name, **figures}), flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

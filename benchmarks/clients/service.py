@@ -1,0 +1,43 @@
+"""`baton up` for as long as the clients run."""
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service.redis_server import free_port
+
+READY_S = 120.0
+STOP_S = 60.0
+
+
+@contextmanager
+def started(model: Path) -> Iterator[str]:
+    """The URL of a service with one prefill and one decode worker, in float32. Raises: RuntimeError."""
+    http_port = free_port()
+    command = [sys.executable, "-m", "cli", "up", "--model", str(model), "--dtype", "float32", "--port", "0"]
+    command += ["--admin-port", "0", "--http-port", str(http_port), "--kv-memory", "256MiB"]
+    running = subprocess.Popen(command, stdout=sys.stderr, stderr=sys.stderr)
+    url = f"http://127.0.0.1:{http_port}"
+    try:
+        _wait(url, running)
+        yield url
+    finally:
+        running.send_signal(signal.SIGTERM)
+        running.wait(STOP_S)
+
+
+def _wait(url: str, running: "subprocess.Popen[bytes]") -> None:
+    deadline_s = time.monotonic() + READY_S
+    while running.poll() is None and time.monotonic() < deadline_s:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RuntimeError("baton up did not become ready")

@@ -1,0 +1,149 @@
+"""What others do, made anew from their descriptions, to be measured beside the router's policies.
+
+All of them know what the simulated workers know; each goes by the part of it that its description names.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from cli.bench.route_choosers import Choice
+from cli.bench.route_trace import BLOCK_TOKENS, blocks_of
+from cli.bench.route_world import BlockCache, Changes, PrefillWorker, Prompt, World
+
+
+class Baseline:
+    """Chooses a prefill worker; the decode worker is the one with the fewest tokens in flight."""
+
+    def choose(self, prompt: Prompt, world: World) -> Choice:
+        prefill = self.prefill(prompt, world)
+        decode = min(range(len(world.decode)), key=lambda number: world.decode[number].tokens_in_flight)
+        return Choice(prefill, decode, world.prefill[prefill].cache.hit_blocks(prompt.arrival.blocks))
+
+    def prefill(self, prompt: Prompt, world: World) -> int:
+        raise NotImplementedError
+
+    def computed(self, prompt: Prompt, changes: Changes) -> None:
+        return
+
+    def answered(self, prompt: Prompt) -> None:
+        return
+
+
+class Random(Baseline):
+    def __init__(self) -> None:
+        self._draw = random.Random(0)
+
+    def prefill(self, prompt: Prompt, world: World) -> int:
+        return self._draw.randrange(len(world.prefill))
+
+
+class LeastLoad(Baseline):
+    """The fewest requests in flight."""
+
+    def prefill(self, prompt: Prompt, world: World) -> int:
+        return _least(world.prefill, lambda worker: worker.requests_in_flight, prompt.number)
+
+
+class LongestPrefix(Baseline):
+    """Who has most of the prompt; of equals the one with the fewest requests in flight."""
+
+    def prefill(self, prompt: Prompt, world: World) -> int:
+        hits = world.hit_blocks(prompt.arrival.blocks)
+        workers = range(len(hits))
+        return max(workers, key=lambda number: (hits[number], -world.prefill[number].requests_in_flight))
+
+
+class SglangCacheAware(Baseline):
+    """SGLang's router, `cache_aware`, as its README describes it, with cache threshold 0.3, balance 64 and 1.5.
+
+    Each worker has an approximate tree of what was sent there, with old leaves evicted beyond a size (2^24 tokens for
+    each). While the most loaded worker has over 64 requests more than the least loaded, and over 1.5 times as many, the
+    least loaded is taken; else who matches most if that is over 0.3 of the prompt, else the smallest tree.
+    """
+
+    CACHE_THRESHOLD, BALANCE_ABS, BALANCE_REL = 0.3, 64, 1.5
+    TREE_BLOCKS = (1 << 24) // BLOCK_TOKENS
+
+    def __init__(self) -> None:
+        self._trees: list[BlockCache] = []
+
+    def prefill(self, prompt: Prompt, world: World) -> int:
+        workers = range(len(world.prefill))
+        if not self._trees:
+            self._trees = [BlockCache(self.TREE_BLOCKS) for _ in workers]
+        loads = [worker.requests_in_flight for worker in world.prefill]
+        taken = self._match(prompt)
+        if max(loads) - min(loads) > self.BALANCE_ABS and max(loads) > self.BALANCE_REL * min(loads):
+            taken = min(workers, key=loads.__getitem__)
+        self._trees[taken].insert(prompt.arrival.blocks)
+        return taken
+
+    def _match(self, prompt: Prompt) -> int:
+        blocks = prompt.arrival.blocks
+        workers = range(len(self._trees))
+        matched = [tree.hit_blocks(blocks) for tree in self._trees]
+        best = max(workers, key=matched.__getitem__)
+        if blocks and matched[best] / len(blocks) > self.CACHE_THRESHOLD:
+            return best
+        return min(workers, key=lambda number: len(self._trees[number]))
+
+
+class Dynamo(Baseline):
+    """Dynamo's KV router, as its documentation describes it: the lowest of
+
+        overlap_score_weight * prefill blocks + decode blocks
+
+    with weight 1 and temperature 0. Prefill blocks are those of all that a worker is still to compute, this prompt
+    included; decode blocks are those of the prompts and answers that are active there. With `answers_elsewhere` a
+    worker only computes prompts, and decode blocks are those of prompts in flight. Ties go to the smaller load of
+    prompts.
+    """
+
+    OVERLAP_SCORE_WEIGHT = 1.0
+
+    def __init__(self, answers_elsewhere: bool) -> None:
+        self._answers_elsewhere = answers_elsewhere
+        self._active_blocks: dict[int, int] = {}  # by worker
+
+    def prefill(self, prompt: Prompt, world: World) -> int:
+        hits = world.hit_blocks(prompt.arrival.blocks)
+        workers = range(len(hits))
+        logits = [self._logit(prompt, world.prefill[number], number, hits[number]) for number in workers]
+        taken = min(workers, key=lambda number: (logits[number], world.prefill[number].requests_in_flight))
+        self._active_blocks[taken] = self._active_blocks.get(taken, 0) + _active_blocks(prompt)
+        return taken
+
+    def computed(self, prompt: Prompt, changes: Changes) -> None:
+        if self._answers_elsewhere:
+            self._active_blocks[prompt.prefill] -= _active_blocks(prompt)
+
+    def answered(self, prompt: Prompt) -> None:
+        if not self._answers_elsewhere:
+            self._active_blocks[prompt.prefill] -= _active_blocks(prompt)
+
+    def _logit(self, prompt: Prompt, worker: PrefillWorker, number: int, hit_blocks: int) -> float:
+        new_tokens = prompt.arrival.input_tokens - BLOCK_TOKENS * hit_blocks
+        prefill_blocks = (worker.tokens_in_flight + new_tokens) / BLOCK_TOKENS
+        return self.OVERLAP_SCORE_WEIGHT * prefill_blocks + self._active_blocks.get(number, 0)
+
+
+def _active_blocks(prompt: Prompt) -> int:
+    return blocks_of(prompt.arrival.input_tokens)
+
+
+def _least(workers: Sequence[PrefillWorker], load: Callable[[PrefillWorker], int], turn: int) -> int:
+    """Of equals the next in turn."""
+    loads = [load(worker) for worker in workers]
+    least = min(loads)
+    equal = [number for number, each in enumerate(loads) if each == least]
+    return equal[turn % len(equal)]
+
+
+BASELINES: Mapping[str, Callable[[], Baseline]] = {
+    "random": Random,
+    "least_load": LeastLoad,
+    "longest_prefix": LongestPrefix,
+    "sglang": SglangCacheAware,
+    "dynamo": lambda: Dynamo(answers_elsewhere=False),
+    "dynamo_pd": lambda: Dynamo(answers_elsewhere=True),
+}

@@ -1,0 +1,87 @@
+"""`baton explain`: why a request went where it went, and what came of it, from the router that served it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+from cli.errors import CommandFailed
+from cli.failures import for_people
+from client import AdminClient, BatonClientError, Candidate, ExplainedAttempt, RequestExplanation, RetryPolicy
+from client.errors import ModelNotFound
+
+COMPARED = (
+    ("cached tokens", ("hit_tokens", "prefill_hit_tokens", "predicted_cached_tokens"), "cached_tokens"),
+    ("cached on decode", ("decode_hit_tokens",), "decode_cached_tokens"),
+    ("TTFT, ms", ("ttft_ms", "expected_ttft_ms"), "ttft_ms"),
+)
+"""What is shown side by side: its name, how a prediction may be called, and what the outcome is called."""
+
+
+def show_explanation(request_id: str, admin_targets: list[str], as_json: bool) -> int:
+    """Asks one router after another. Raises: CommandFailed."""
+    for target in admin_targets:
+        try:
+            with AdminClient(target, retry=RetryPolicy(attempts=1)) as admin:
+                found = admin.explain(request_id)
+        except ModelNotFound:
+            continue
+        except BatonClientError as error:
+            raise CommandFailed(for_people(error, f"{target} (admin port)").message) from error
+        print(json.dumps(asdict(found)) if as_json else "\n".join(lines(found)))
+        return 0
+    raise CommandFailed(
+        f"no router at {', '.join(admin_targets)} knows {request_id}: it was served by another one, has not ended yet, "
+        "or is too long ago"
+    )
+
+
+def lines(found: RequestExplanation) -> Iterator[str]:
+    """For people."""
+    yield (
+        f"{found.request_id}: {found.status}, {found.prompt_tokens} prompt tokens, arrived {found.age_s:.1f} s ago; "
+        f"first token after {found.ttft_ms:.1f} ms, end after {found.total_ms:.1f} ms, "
+        f"{found.tbt_p50_ms:.1f} ms between tokens (p99 {found.tbt_p99_ms:.1f})"
+    )
+    for number, attempt in enumerate(found.attempts, 1):
+        yield ""
+        title = f"attempt {number}" if len(found.attempts) > 1 else "placed"
+        policy = f" by {attempt.policy}" if attempt.policy else ""
+        yield f"{title}{policy}, {attempt.queue_ms:.1f} ms after it was ready: {attempt.reason}"
+        if attempt.failure:
+            yield f"  failed at {attempt.failed_endpoint}: {attempt.failure}"
+        yield from _candidates(attempt)
+        last = number == len(found.attempts)
+        yield from _compared(attempt, found.ttft_ms if last else 0.0)
+
+
+def _candidates(attempt: ExplainedAttempt) -> Iterator[str]:
+    width = max((len(each.worker_id) for each in attempt.candidates), default=0)
+    for each in sorted(attempt.candidates, key=lambda each: (each.role, each.worker_id)):
+        terms = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in _shown(each).items())
+        excluded = f"  ({each.excluded})" if each.excluded else ""
+        yield f"  {'*' if each.chosen else ' '} {each.worker_id:<{width}}  {each.role:<7}  {terms}{excluded}"
+
+
+def _shown(candidate: Candidate) -> Mapping[str, float]:
+    """Terms that differ from worker to worker come first; sizes are the same everywhere and left to --json."""
+    return {name: value for name, value in candidate.terms.items() if not name.startswith(("total_", "limit_"))}
+
+
+def _compared(attempt: ExplainedAttempt, ttft_ms: float) -> Iterator[str]:
+    actual = dict(attempt.actual) | ({"ttft_ms": ttft_ms} if ttft_ms else {})
+    for title, names, outcome in COMPARED:
+        predicted = next((attempt.predicted[name] for name in names if name in attempt.predicted), None)
+        if outcome in actual:
+            said = "not predicted" if predicted is None else f"predicted {_number(predicted)}"
+            yield f"    {title}: {said}, was {_number(actual[outcome])}"
+    told = {outcome for _, _, outcome in COMPARED}
+    rest = {name: value for name, value in attempt.actual.items() if name not in told}
+    if rest:
+        how = f" ({attempt.transport})" if attempt.transport else ""
+        yield (
+            "    then: " + ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in rest.items()) + how
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"

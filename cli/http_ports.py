@@ -1,0 +1,36 @@
+"""On which ports the routers of one machine speak HTTP."""
+
+import socket
+from collections.abc import Callable, Set
+
+from service.redis_server import free_port
+
+DEFAULT_HTTP_PORT = 8000
+
+
+def choose_http_ports(
+    asked: int | None, count: int, reserved: Set[int], is_free: Callable[[int], bool]
+) -> tuple[int, ...]:
+    """As many, one for each router.
+
+    As asked, and those after it: whoever listens there finds it out. 0: free ones. None: 8000, and those after it,
+    each replaced by a free one where somebody has it, or it is `reserved`.
+    """
+    if asked == 0:
+        return tuple(free_port() for _ in range(count))
+    if asked is not None:
+        return tuple(range(asked, asked + count))
+    wanted = range(DEFAULT_HTTP_PORT, DEFAULT_HTTP_PORT + count)
+    return tuple(port if port not in reserved and is_free(port) else free_port() for port in wanted)
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a socket could be bound there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

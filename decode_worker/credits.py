@@ -1,0 +1,88 @@
+"""How a decode worker deals itself out to routers: what each uses already, and an equal part of what nobody uses. Pure.
+
+What a router gets more than before it gets a report later: until then another router may still use what it has just
+been told it may no longer. So all that routers may have here together is never more than there is, as long as a command
+takes less than the time between two reports.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from engine.sequence import blocks_for
+
+Router = TypeVar("Router", bound=Hashable)
+CHARGED_ANSWER_TOKENS = 256
+"""As routers count it: an answer is charged for at most so many of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a router counts a request for: complete blocks of the prompt once, and what each answer adds to them."""
+
+    blocks: int
+    slots: int
+
+    @staticmethod
+    def of(prompt_tokens: int, max_tokens: int, slots: int, block_tokens: int) -> "Charge":
+        shared = prompt_tokens // block_tokens
+        each = blocks_for(prompt_tokens + min(max_tokens, CHARGED_ANSWER_TOKENS), block_tokens)
+        return Charge(shared + slots * (each - shared), slots)
+
+
+class Credits(Generic[Router]):
+    """Of one kind: blocks, or places in the batch."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._told: dict[Router, int] = {}  # with the last report
+
+    def deal(self, used: Mapping[Router, int], present: frozenset[Router]) -> dict[Router, int]:
+        """The most that each router may have here; called once for each report.
+
+        `used`: by router, what it has here now; `present`: those that are told. One that is away for a moment keeps
+        what it uses and no more.
+        """
+        parts = self._divide(used, present)
+        reserved = {router: max(self._told.get(router, 0), used.get(router, 0)) for router in present}
+        away = sum(count for router, count in used.items() if router not in present)
+        spare = max(0, self._total - away - sum(reserved.values()))
+        limits = {}
+        for router, part in parts.items():
+            more = min(spare, max(0, part - reserved[router]))
+            spare -= more
+            limits[router] = min(part, reserved[router] + more)
+        self._told = limits
+        return dict(limits)
+
+    def _divide(self, used: Mapping[Router, int], present: frozenset[Router]) -> dict[Router, int]:
+        """What is fair now, had nobody been told anything before. Who has least comes first."""
+        unused = max(0, self._total - sum(used.values()))
+        each, extra = divmod(unused, max(1, len(present)))
+        in_turn = sorted(present, key=lambda router: (used.get(router, 0), hash(router)))
+        return {router: used.get(router, 0) + each + (place < extra) for place, router in enumerate(in_turn)}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    blocks: int
+    slots: int
+
+
+class WorkerCredits(Generic[Router]):
+    """Both kinds of one decode worker."""
+
+    def __init__(self, total_blocks: int, total_slots: int) -> None:
+        self._blocks: Credits[Router] = Credits(total_blocks)
+        self._slots: Credits[Router] = Credits(total_slots)
+
+    def deal(self, open_here: Iterable[tuple[Router, Charge]], present: Iterable[Router]) -> dict[Router, Limit]:
+        """`open_here`: every request, with whose it is."""
+        blocks: dict[Router, int] = {}
+        slots: dict[Router, int] = {}
+        for router, charge in open_here:
+            blocks[router] = blocks.get(router, 0) + charge.blocks
+            slots[router] = slots.get(router, 0) + charge.slots
+        routers = frozenset(present)
+        most_blocks, most_slots = self._blocks.deal(blocks, routers), self._slots.deal(slots, routers)
+        return {router: Limit(most_blocks[router], most_slots[router]) for router in routers}

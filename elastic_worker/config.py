@@ -1,0 +1,15 @@
+"""Configuration of a worker that can change its role: that of both roles, and which one comes first."""
+
+from decode_worker.config import DecodeConfig
+from prefill_worker.config import PrefillConfig
+from service.config import Field
+from service.worker_record import WorkerRole
+
+
+class ElasticConfig(PrefillConfig, DecodeConfig):
+    """Serves as a prefill or a decode worker, and changes when a router says so."""
+
+    role: WorkerRole = Field(description="what it begins as: prefill or decode")
+    role_drain_s: float = Field(
+        60.0, gt=0, le=3600, description="longest wait for open requests before another role; after it, all stays"
+    )

@@ -1,0 +1,150 @@
+"""One worker process, two roles: drains the one and begins the other, over the same weights and the same pool.
+
+What is cached in the pool stays. To routers the change is a new epoch of the same name: the session of the old one
+ends when nothing is open in it, and the next one says the new role.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import grpc
+
+from decode_worker.worker import SERVICE_NAMES, DecodeWorker, swap_slots
+from elastic_worker.config import ElasticConfig
+from elastic_worker.door import Door
+from engine.prepare import PreparedModel
+from prefill_worker.worker import PrefillWorker, transfer_options
+from protos import session_pb2
+from service.affinity import stand_back
+from service.grpc_options import INTERNAL_SERVER_OPTIONS
+from service.server import Listener
+from service.worker_process import end_on_error
+from service.worker_record import WorkerRole
+from worker.host import EngineHost
+
+logger = logging.getLogger(__name__)
+DRAIN_POLL_S = 0.02
+ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
+
+
+class ElasticWorker:
+    """A `service.worker_process.Worker`: owns the host and whichever worker serves over it now."""
+
+    def __init__(
+        self,
+        config: ElasticConfig,
+        prepared: PreparedModel,
+        epoch: int,
+        next_epoch: Callable[[], Awaitable[int]],
+        on_role: Callable[[int], None] = lambda epoch: None,
+    ) -> None:
+        """`next_epoch` gives a higher one for each change; `on_role` is told it when the new role serves."""
+        self._config = config
+        self._prepared = prepared
+        self._next_epoch = next_epoch
+        self.on_role = on_role
+        self._door = Door()
+        rows = config.max_sequences if config.graphs else 0
+        slots = swap_slots(config, prepared)
+        self.host = self._host = EngineHost(config, prepared, transfer_options(config), slots, config.nice, rows)
+        self._on_fault: Callable[[BaseException], None] = lambda fault: None
+        self._change: asyncio.Task[None] | None = None
+        self._switching = False  # the old role has ended and the new one does not serve yet
+        self._ending = False
+        self._current = self._make(config.role, epoch)
+
+    @property
+    def role(self) -> WorkerRole:
+        return self._current.role
+
+    @property
+    def listener(self) -> Listener:
+        config = self._config
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self._prepared.fingerprint
+
+    @property
+    def busy(self) -> bool:
+        return self._switching or self._current.busy
+
+    def register(self, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((self._door,))
+
+    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
+        await self._current.start(on_fault)
+
+    def report(self) -> None:
+        if not self._switching:
+            self._current.report()
+
+    def begin_drain(self) -> None:
+        """The process ends: a change that is only waiting is called off, one that switches is waited for."""
+        self._ending = True
+        if not self._switching:
+            if self._change is not None:
+                self._change.cancel()
+            self._current.begin_drain()
+
+    async def stop(self) -> None:
+        self._ending = True
+        if self._change is not None:
+            if not self._switching:
+                self._change.cancel()
+            await asyncio.gather(self._change, return_exceptions=True)
+        await self._current.stop()
+        await self._host.close()
+
+    def change_role(self, wanted: "session_pb2.Role") -> None:
+        """Begins a change; does nothing where it is that already, or one is under way."""
+        role = ROLES.get(wanted)
+        if role is None or role is self.role or self._ending or (self._change and not self._change.done()):
+            return
+        self._change = asyncio.create_task(self._change_to(role), name=f"change to {role}")
+        end_on_error(self._change, self._on_fault)
+
+    async def _change_to(self, role: WorkerRole) -> None:
+        began_s = time.monotonic()
+        old = self._current
+        logger.info("%s drains, to serve as %s", self._config.worker_id, role)
+        old.drain.begin()
+        try:
+            async with asyncio.timeout(self._config.role_drain_s):
+                while old.busy:  # noqa: ASYNC110 -- the book tells nobody
+                    await asyncio.sleep(DRAIN_POLL_S)
+                epoch = await self._next_epoch()
+        except TimeoutError:
+            logger.warning("it stays %s: requests were open for %g s", old.role, self._config.role_drain_s)
+            old.drain.call_off()
+            return
+        drained_s = time.monotonic()
+        self._switching = True
+        await old.stop()
+        self._host.pass_on()
+        self._current = self._make(role, epoch)
+        await self._current.start(self._on_fault)
+        self._switching = False
+        self.on_role(epoch)
+        if self._ending:
+            self._current.begin_drain()
+        now = time.monotonic()
+        logger.info("serves as %s: drained in %.2f s, changed in %.2f s", role, drained_s - began_s, now - drained_s)
+
+    def _make(self, role: WorkerRole, epoch: int) -> PrefillWorker | DecodeWorker:
+        config, host = self._config, self._host
+        stand_back(config.nice if role is WorkerRole.PREFILL else 0)
+        worker: PrefillWorker | DecodeWorker
+        if role is WorkerRole.PREFILL:
+            worker = PrefillWorker(config, self._prepared, epoch, host)
+        else:
+            worker = DecodeWorker(config, self._prepared, epoch, host=host)
+        worker.service.offer_roles(worker.service.worker, tuple(ROLES), self.change_role)
+        self._door.clear()
+        worker.register(cast(grpc.aio.Server, self._door))
+        return worker

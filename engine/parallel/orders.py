@@ -1,0 +1,95 @@
+"""What a leader tells a rank's process before there are plans: plain values, since they travel as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.models.primitive import Primitive, PrimitiveChoice
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """How the other ranks' processes run, and where they have their parts of the pool."""
+
+    storage_fd: int | None = None  # of all ranks' parts, one after the other
+    part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
+    entry: str = "engine.parallel.follower"  # the module that such a process runs
+    nice: int = 0  # how far they stand back behind whatever else wants their cores
+
+
+@dataclass(frozen=True, slots=True)
+class LinearChoice:
+    """A PrimitiveChoice as it travels; each rank uses its own threads."""
+
+    primitive: str
+    cache: str | None
+
+    @classmethod
+    def of(cls, choice: PrimitiveChoice) -> "LinearChoice":
+        return cls(str(choice.primitive), None if choice.cache is None else str(choice.cache))
+
+    def choice(self) -> PrimitiveChoice:
+        return PrimitiveChoice(Primitive(self.primitive), None if self.cache is None else Path(self.cache))
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStart:
+    """What a follower needs to know to load its part of the model."""
+
+    folder: str
+    device: str  # of the leader; that of rank r is r places further, where devices have numbers
+    dtype: str  # a key of DTYPES
+    quantize: str
+    degree: int
+    cores: tuple[int, ...] | None  # of the whole worker
+    linear: LinearChoice | None
+    entry: str
+    nice: int
+    rank: int = 0
+    meeting: str = ""  # path where the ranks find each other
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of_bytes(cls, payload: bytes) -> "FollowerStart":
+        values = json.loads(payload)
+        linear = values["linear"]
+        return cls(**{**values, "linear": None if linear is None else LinearChoice(**linear)})
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerPool:
+    """Its part of the pool."""
+
+    kv_dtype: str  # a key of KV_DTYPES
+    block_tokens: int
+    total_blocks: int
+    host_slots: int
+    sends_fd: bool = False  # of memory with all ranks' parts: it follows
+    part_handle: str | None = None  # of this rank's part, as its module opens it; neither: memory of its own
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of_bytes(cls, payload: bytes) -> "FollowerPool":
+        return cls(**json.loads(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class StepToMeasure:
+    """The largest step that there will be, see engine/kv_memory.py."""
+
+    kv_dtype: str
+    block_tokens: int
+    tokens: int
+    sequences: int
+    longest: int  # tokens of one sequence
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of_bytes(cls, payload: bytes) -> "StepToMeasure":
+        return cls(**json.loads(payload))

@@ -1,0 +1,24 @@
+"""python -m gateway: the public endpoint, gRPC and HTTP, until SIGTERM."""
+
+import sys
+
+from gateway.config import GatewayConfig
+from gateway.process import GatewayProcess
+from service.affinity import pin_process
+from service.config import read_config_or_exit
+from service.logs import configure_logging
+from service.server import run, serve
+from service.telemetry import open_telemetry
+
+
+async def main(config: GatewayConfig) -> int:
+    telemetry = open_telemetry("router", config.otlp_endpoint, config.trace_file)
+    return await serve(GatewayProcess(config, telemetry), grace_s=config.drain_s)
+
+
+if __name__ == "__main__":
+    gateway_config = read_config_or_exit(GatewayConfig, "python -m gateway")
+    configure_logging("router", gateway_config.log_format, gateway_config.log_level)
+    if gateway_config.cores is not None:
+        pin_process(gateway_config.cores)
+    sys.exit(run(main(gateway_config)))

@@ -1,0 +1,87 @@
+"""All routes, as one ASGI application."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Scope
+
+from gateway.call import Call
+from gateway.chat import RENAMED as CHAT_NAMES
+from gateway.chat import Chat
+from gateway.completions import RENAMED as COMPLETION_NAMES
+from gateway.completions import Completions
+from gateway.endpoint import Endpoint, Transport
+from gateway.messages.chat import ChatRequest
+from gateway.messages.completions import CompletionRequest
+from gateway.messages.responses import ResponseRequest
+from gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from gateway.openapi import openapi_document
+from gateway.operations import Operations, Query, Unknown, installed_version
+from gateway.problem import Renamed
+from gateway.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
+from gateway.responses import RENAMED as RESPONSE_NAMES
+from gateway.responses import Responses
+from gateway.simple import RENAMED as SIMPLE_NAMES
+from gateway.simple import Simple
+from router.dispatcher import Dispatcher
+from router.readiness import Readiness
+
+_STREAMED = {
+    "/v1/completions": EVENT_STREAM,
+    "/v1/chat/completions": EVENT_STREAM,
+    "/v1/responses": EVENT_STREAM,
+    "/generate": "application/octet-stream",
+}
+
+
+def make_app(dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorRegistry, transport: Transport) -> ASGIApp:
+    """`metrics` is what /metrics tells."""
+    posts = _posts(dispatcher, transport)
+    document: dict[str, Any] = {}
+
+    async def exposed(scope: Scope) -> Reply:
+        return Whole(generate_latest(metrics), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def described(scope: Scope) -> Reply:
+        return json_reply(document)
+
+    operations = Operations(dispatcher, readiness)
+    gets: dict[str, tuple[str, Callable[[Scope], Awaitable[Reply]]]] = {
+        "/v1/models": (JSON, operations.models),
+        "/v1/models/{model:path}": (JSON, operations.model),
+        "/health": ("", operations.health),
+        "/ready": (JSON, operations.ready),
+        "/version": (JSON, operations.version),
+        "/metrics": (CONTENT_TYPE_PLAIN_0_0_4, exposed),
+        "/openapi.json": (JSON, described),
+    }
+    document |= openapi_document(
+        {path: endpoint.message_type for path, endpoint in posts.items()},
+        {path.replace(":path", ""): media for path, (media, _) in gets.items()},
+        _STREAMED,
+        installed_version(),
+    )
+    applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, (_, answer) in gets.items()}
+    applications |= posts
+    routes = [Route(path, application) for path, application in applications.items()]
+    # The bare router: each layer of middleware would wrap the sending of every token.
+    return Router(routes, redirect_slashes=False, default=Unknown(transport.stall_s))
+
+
+def _posts(dispatcher: Dispatcher, transport: Transport) -> dict[str, Endpoint[Any]]:
+    simple = Simple(dispatcher)
+
+    def endpoint(message: type[Any], answer: Callable[[Any, Call], Awaitable[Reply]], names: Renamed) -> Endpoint[Any]:
+        return Endpoint(message, answer, transport, names)
+
+    return {
+        "/v1/completions": endpoint(CompletionRequest, Completions(dispatcher).answer, COMPLETION_NAMES),
+        "/v1/chat/completions": endpoint(ChatRequest, Chat(dispatcher).answer, CHAT_NAMES),
+        "/v1/responses": endpoint(ResponseRequest, Responses(dispatcher).answer, RESPONSE_NAMES),
+        "/generate": endpoint(GenerateRequest, simple.generate, SIMPLE_NAMES),
+        "/tokenize": endpoint(TokenizeRequest, simple.tokenize, SIMPLE_NAMES),
+        "/detokenize": endpoint(DetokenizeRequest, simple.detokenize, SIMPLE_NAMES),
+    }

@@ -1,0 +1,82 @@
+"""One route as an ASGI application: body, message, work, reply; and what becomes of errors on the way."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway.body import BodyReader, ClientGone, parse
+from gateway.call import REQUEST_ID_HEADER, Call, call_of
+from gateway.connection import abort_of
+from gateway.problem import Problem, Renamed, check_method, problem_of
+from gateway.reply import Reply, Stalled, refuse, send_reply, unless_gone
+from service.errors import BatonError
+from service.trace_context import current_request_id, current_trace
+
+Message = TypeVar("Message", bound=BaseModel)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What all routes share of how bytes come and go."""
+
+    bodies: BodyReader
+    stall_s: float
+
+
+class Endpoint(Generic[Message]):
+    """Answers POSTs of one type of message."""
+
+    def __init__(
+        self,
+        message_type: type[Message],
+        answer: Callable[[Message, Call], Awaitable[Reply]],
+        transport: Transport,
+        renamed: Renamed,
+    ) -> None:
+        self.message_type = message_type
+        self._answer = answer
+        self._transport = transport
+        self._renamed = renamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        call = call_of(headers)
+        current_trace.set(call.trace)
+        current_request_id.set(call.request_id)
+        told = {REQUEST_ID_HEADER: call.request_id}
+        stall_s = self._transport.stall_s
+        try:
+            try:
+                check_method(scope, "POST")
+                body = await self._transport.bodies.read(headers, receive)
+                await unless_gone(receive, self._respond(body, call, send))
+            except Problem as problem:
+                await refuse(problem, receive, send, told, stall_s)
+        except ClientGone:
+            logger.info("the client has gone")
+        except Stalled:
+            logger.warning("the client took nothing of its answer for %g s", stall_s)
+            abort_of(scope)()
+
+    async def _respond(self, body: bytes, call: Call, send: Send) -> None:
+        """Raises: Problem, as long as nothing has been sent."""
+        try:
+            message = parse(self.message_type, body)
+            del body  # it may be large, and the answer long
+            reply = await self._answer(message, call)
+            await send_reply(reply, send, {REQUEST_ID_HEADER: call.request_id}, self._transport.stall_s)
+        except (Problem, Stalled):
+            raise
+        except BatonError as error:
+            raise problem_of(error, self._renamed) from error
+        except Exception as error:
+            logger.exception("%s failed", self.message_type.__name__)
+            raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error

@@ -1,0 +1,52 @@
+"""Fields that say how tokens are chosen: OpenAI's, and what vLLM has beyond them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.messages.base import Body, Count, Texts, TokenIds
+from gateway.messages.structure import StructuredOutputs
+
+
+class SamplingFields(Body):
+    """Ranges are checked where gRPC's are; here are types, and what a 32-bit field can hold."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Count | None = None
+    stop: str | Texts | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+
+    top_k: int | None = Field(None, ge=-1, le=2**32 - 1, description="0 and -1 keep all")
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    best_of: Count | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    skip_special_tokens: bool | None = Field(None, description="only true is served")
+    include_stop_str_in_output: bool | None = Field(None, description="only false is served")
+    truncate_prompt_tokens: int | None = Field(None, description="not served")
+    use_beam_search: bool | None = Field(None, description="only false is served")
+
+
+class RequestFields(Body):
+    """About the request as a whole."""
+
+    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
+    request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None

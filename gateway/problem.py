@@ -1,0 +1,105 @@
+"""What is told to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+
+from service.errors import BatonError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
+_FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+Renamed = Mapping[str, str]
+"""What a field of ours is called in a message: by its first name, after `sampling.`."""
+
+
+class Problem(Exception):
+    """An answer that is an error. `param` is the path of the offending field in the body."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        allowed: Sequence[str] = (),
+        ends_connection: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.allowed = allowed  # methods
+        self.ends_connection = ends_connection  # there is more of the request, which nobody will read
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        kind = _TYPES.get(self.status, otherwise)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def body(self) -> bytes:
+        return json.dumps(self.content, ensure_ascii=False).encode()
+
+
+def refused(param: str, message: str, code: str | None = None) -> Problem:
+    """The client must change this field."""
+    return Problem(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param, code)
+
+
+def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
+    """Raises: Problem (405) for a request of another method."""
+    if scope["method"] not in allowed:
+        message = f"{scope['method'][:16]} is not served here, but {' and '.join(allowed)}"
+        raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
+
+
+def problem_of(error: BatonError, renamed: Renamed) -> Problem:
+    """The same error as gRPC would tell it."""
+    status = _STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    match error:
+        case InvalidArgument():
+            param = _renamed(error.field, renamed)
+            code = _CODES.get(error.reason, error.reason.lower()) if error.reason else None
+            return Problem(status, f"{param}: {error.description}", param, code)
+        case NotFound():
+            return Problem(status, error.message, error.resource_type, f"{error.resource_type}_not_found")
+        case ResourceExhausted():
+            return Problem(status, error.message, code="no_room", retry_after_s=error.retry_after_s)
+        case Unavailable():
+            return Problem(status, error.message, code=error.reason.lower(), retry_after_s=error.retry_after_s)
+    return Problem(status, error.message)
+
+
+def _renamed(field: str, renamed: Renamed) -> str:
+    path = field.removeprefix("sampling.")
+    first = _FIRST_NAME.match(path)
+    if first is None or first[0] not in renamed:
+        return path
+    return renamed[first[0]] + path[first.end() :].removeprefix(".ids")

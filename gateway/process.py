@@ -1,0 +1,64 @@
+"""A router's process with HTTP beside gRPC: the same dispatcher behind both."""
+
+import logging
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.app import make_app
+from gateway.body import BodyReader
+from gateway.cluster_metrics import ClusterMetrics
+from gateway.config import GatewayConfig
+from gateway.endpoint import Transport
+from gateway.request_metrics import RequestMetrics
+from gateway.server import HttpLimits, HttpServer
+from router.process import RouterProcess
+from service.server import Running
+from service.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayProcess(RouterProcess):
+    """A `service.server.Process`. Made within a running event loop."""
+
+    def __init__(self, config: GatewayConfig, telemetry: Telemetry) -> None:
+        super().__init__(config, telemetry)
+        self._http_config = config
+        self.http_port = 0
+        """The bound port, once it has started."""
+        metrics = CollectorRegistry(auto_describe=False)
+        requests = RequestMetrics()
+        self.tracer.observers.append(requests.observe)
+        bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
+        app = make_app(self.dispatcher, self.readiness, metrics, Transport(bodies, config.http_stall_s))
+        limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
+        self._http = HttpServer(app, limits)
+        cluster = ClusterMetrics(
+            self.cluster, self.queue, self.readiness, self.dispatcher, lambda: self._http.connections
+        )
+        for collector in (requests, cluster):
+            metrics.register(_Collector(collector))
+
+    async def start(self, running: Running) -> None:
+        """Raises: ListenError."""
+        host = self._http_config.http_host
+        self.http_port = await self._http.start(host, self._http_config.http_port)
+        logger.info("HTTP on %s:%d", host, self.http_port)
+        await super().start(running)
+
+    async def stop(self) -> None:
+        await self._http.stop()
+        await super().stop()
+
+
+class _Collector(Collector):
+    """What prometheus_client registers."""
+
+    def __init__(self, source: RequestMetrics | ClusterMetrics) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        return self._source.collect()

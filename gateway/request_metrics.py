@@ -1,0 +1,118 @@
+"""What the requests of this router have come to, over HTTP and gRPC alike: counted once, when each has ended.
+
+Names are vLLM's where it has one, since dashboards know them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from gateway.histogram import REQUEST_S, SMALL_COUNTS, TOKEN_GAP_S, TOKENS, TTFT_S, Histogram
+from router.timeline import Stages, stages
+from router.tracing import RequestRecord
+
+ENGINE = "router"
+LABELS = ("model_name", "engine")
+
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("From arrival to the first token.", TTFT_S),
+    "vllm:inter_token_latency_seconds": ("Between two tokens of one choice.", TOKEN_GAP_S),
+    "vllm:request_time_per_output_token_seconds": ("Mean time per token after the first.", TOKEN_GAP_S),
+    "vllm:e2e_request_latency_seconds": ("From arrival to the end.", REQUEST_S),
+    "vllm:request_queue_time_seconds": ("Waiting, in the router and in the prefill worker.", REQUEST_S),
+    "vllm:request_prefill_time_seconds": ("Computing the prompt.", REQUEST_S),
+    "vllm:request_decode_time_seconds": ("From the first token to the last.", REQUEST_S),
+    "vllm:request_inference_time_seconds": ("Prefill and decode.", REQUEST_S),
+    "vllm:request_prompt_tokens": ("Tokens of the prompt.", TOKENS),
+    "vllm:request_generation_tokens": ("Tokens of the answers.", TOKENS),
+    "vllm:request_params_n": ("Choices asked for.", SMALL_COUNTS),
+    "vllm:request_params_max_tokens": ("Most tokens of a choice.", TOKENS),
+    "baton:kv_transfer_exposed_seconds": ("Of the KV transfer, what the client waited for.", TTFT_S),
+}
+_COUNTERS: Mapping[str, str] = {
+    "vllm:prompt_tokens": "Tokens of prompts.",
+    "vllm:generation_tokens": "Tokens of answers.",
+    "vllm:prompt_tokens_cached": "Tokens of prompts whose KV was in a cache.",
+    "baton:kv_transfer_bytes": "KV that decode workers pulled.",
+}
+
+
+class RequestMetrics:
+    """`observe` is called with every request that has ended."""
+
+    def __init__(self) -> None:
+        self._histograms: dict[str, dict[str, Histogram]] = {}  # by model, by name
+        self._counters: Counter[tuple[str, str]] = Counter()  # by name and model
+        self._ended: Counter[tuple[str, str]] = Counter()  # by model and reason
+        self._failed: Counter[str] = Counter()  # by status
+
+    def observe(self, record: RequestRecord) -> None:
+        model, summary, timeline = record.model, record.summary, record.timeline
+        if record.error is not None:
+            self._failed[record.error] += 1
+        for reason in record.finish_reasons:
+            self._ended[model, reason] += 1
+        if record.error == "CANCELLED":
+            self._ended[model, "abort"] += 1
+        if summary is None or record.prepared is None:
+            return
+        usage, sampling = summary.usage, record.prepared.sampling
+        self._counters["vllm:prompt_tokens", model] += usage.prompt_tokens
+        self._counters["vllm:generation_tokens", model] += usage.completion_tokens
+        self._counters["vllm:prompt_tokens_cached", model] += usage.cached_tokens
+        self._counters["baton:kv_transfer_bytes", model] += summary.timings.transfer_bytes
+        observed = self._of(model)
+        for name, value in _durations(stages(timeline, timeline.ended_s or timeline.arrived_s)).items():
+            observed[name].observe(value)
+        later = usage.completion_tokens - record.prepared.valid.n
+        if timeline.first_token_s is not None and timeline.last_token_s is not None and later > 0:
+            spent_s = timeline.last_token_s - timeline.first_token_s
+            observed["vllm:request_decode_time_seconds"].observe(spent_s)
+            observed["vllm:request_time_per_output_token_seconds"].observe(spent_s * record.prepared.valid.n / later)
+        observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
+        observed["vllm:request_prompt_tokens"].observe(usage.prompt_tokens)
+        observed["vllm:request_generation_tokens"].observe(usage.completion_tokens)
+        observed["vllm:request_params_n"].observe(record.prepared.valid.n)
+        observed["vllm:request_params_max_tokens"].observe(sampling.max_tokens)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (help_text, _) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(name, help_text, labels=LABELS)
+            for model, observed in self._histograms.items():
+                kept = observed[name]
+                histogram.add_metric((model, ENGINE), kept.cumulative, kept.total)
+            yield histogram
+        for name, help_text in _COUNTERS.items():
+            counter = CounterMetricFamily(name, help_text, labels=LABELS)
+            for (counted, model), value in self._counters.items():
+                if counted == name:
+                    counter.add_metric((model, ENGINE), value)
+            yield counter
+        ended = CounterMetricFamily("vllm:request_success", "Choices that ended.", labels=(*LABELS, "finished_reason"))
+        for (model, reason), value in self._ended.items():
+            ended.add_metric((model, ENGINE, reason), value)
+        yield ended
+        failed = CounterMetricFamily("baton:requests_failed", "Requests that failed, by status.", labels=("status",))
+        for status, value in self._failed.items():
+            failed.add_metric((status,), value)
+        yield failed
+
+    def _of(self, model: str) -> dict[str, Histogram]:
+        if model not in self._histograms:
+            self._histograms[model] = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        return self._histograms[model]
+
+
+def _durations(measured: Stages) -> dict[str, float]:
+    """In seconds, by the name of the histogram."""
+    waited_ms = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
+    return {
+        "vllm:time_to_first_token_seconds": measured.ttft_ms / 1e3,
+        "vllm:e2e_request_latency_seconds": measured.total_ms / 1e3,
+        "vllm:request_queue_time_seconds": waited_ms / 1e3,
+        "vllm:request_prefill_time_seconds": measured.prefill_ms / 1e3,
+        "vllm:request_inference_time_seconds": max(0.0, measured.total_ms - waited_ms) / 1e3,
+        "baton:kv_transfer_exposed_seconds": measured.transfer_exposed_ms / 1e3,
+    }

@@ -1,0 +1,216 @@
+"""The one place where messages of HTTP become the router's requests. What is wrong with values, the router says."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.call import Call
+from gateway.messages.chat import ChatMessage, ChatRequest, Tool
+from gateway.messages.completions import CompletionRequest
+from gateway.messages.responses import InputMessage, NamedSchemaFormat, ResponseRequest
+from gateway.messages.sampling import RequestFields, SamplingFields
+from gateway.messages.simple import GenerateRequest
+from gateway.problem import refused
+from gateway.structure import json_schema, of_format, structure_of
+from gateway.tool_choice import ToolUse
+from router.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Operation,
+    Prompt,
+    RequestedSampling,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
+from structured.output import StructuredOutput
+
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion, as OpenAI and vLLM have it. A chat goes on to the end of the context."""
+
+_SEED_BITS = (1 << 64) - 1
+
+
+def completion_requests(message: CompletionRequest, call: Call) -> list[GenerationRequest]:
+    """One for each prompt. Raises: Problem."""
+    if message.suffix:
+        raise refused("suffix", "is not served: no model here fills in the middle")
+    structured = structure_of(message.response_format, message.structured_outputs)
+    sampling = _sampling(message, _or(message.max_tokens, DEFAULT_MAX_TOKENS), message.logprobs, structured)
+    return [
+        _request(Operation.GENERATE, prompt, message, call, sampling, echo=bool(message.echo))
+        for prompt in _prompts(message.prompt)
+    ]
+
+
+def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> GenerationRequest:
+    """Raises: Problem."""
+    max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
+    if message.max_tokens not in (None, max_tokens):
+        raise refused("max_completion_tokens", "is another name of max_tokens, which says something else")
+    if message.top_logprobs is not None and not message.logprobs:
+        raise refused("top_logprobs", "needs logprobs to be true")
+    structured = structure_of(message.response_format, message.structured_outputs)
+    if structured is not None and tools.forced is not None:
+        raise refused("tool_choice", "a function that must be called and a form of the answer exclude each other")
+    logprobs = (message.top_logprobs or 0) if message.logprobs else None
+    prompt = ChatPrompt(
+        messages=[chat_message(each) for each in message.messages],
+        tools=tools.shown,
+        template_options=message.chat_template_kwargs or {},
+        add_generation_prompt=message.add_generation_prompt is not False,
+    )
+    sampling = _sampling(message, max_tokens, logprobs, tools.forced or structured)
+    return _request(Operation.CHAT, prompt, message, call, sampling)
+
+
+def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
+    """Raises: Problem."""
+    for name in ("previous_response_id", "conversation"):
+        if getattr(message, name) is not None:
+            raise refused(name, "is not served: nothing is stored here")
+    if message.background:
+        raise refused("background", "is not served: an answer goes to whoever asked for it")
+    if message.tools:
+        raise refused("tools", "are not served here; /v1/chat/completions has them")
+    structured = structure_of(None, message.structured_outputs)
+    form = message.text.format if message.text is not None else None
+    asked = json_schema(form.schema_) if isinstance(form, NamedSchemaFormat) else of_format(form)
+    if asked is not None and structured is not None:
+        raise refused("structured_outputs", "one form at most; text.format counts too")
+    said = [Message("user", message.input)] if isinstance(message.input, str) else _said(message.input)
+    if message.instructions:
+        said.insert(0, Message("system", message.instructions))
+    sampling = _sampling(message, message.max_output_tokens, None, asked or structured)
+    return _request(Operation.CHAT, ChatPrompt(said), message, call, sampling)
+
+
+def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
+    """Raises: Problem."""
+    structured = structure_of(None, message.structured_outputs)
+    sampling = _sampling(message, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structured)
+    return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling)
+
+
+def chat_message(message: ChatMessage) -> Message:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    return Message(
+        role=message.role,
+        content=content or "",
+        name=message.name or "",
+        tool_calls=tuple(
+            ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id or "",
+    )
+
+
+def shown_tools(tools: Sequence[Tool] | None) -> list[Mapping[str, Any]]:
+    """As a template gets them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools or ()]
+
+
+def _request(
+    operation: Operation,
+    prompt: Prompt,
+    message: RequestFields,
+    call: Call,
+    sampling: RequestedSampling,
+    echo: bool = False,
+) -> GenerationRequest:
+    return GenerationRequest(
+        operation=operation,
+        prompt=prompt,
+        request_id=message.request_id or call.request_id,
+        model=message.model or "",
+        sampling=sampling,
+        cache_salt=message.cache_salt or "",
+        echo=echo,
+        priority=message.priority or 0,
+        tenant=call.tenant,
+        session=call.session,
+    )
+
+
+def _sampling(
+    message: SamplingFields, max_tokens: int | None, logprobs: int | None, structured: StructuredOutput | None
+) -> RequestedSampling:
+    _refuse_what_is_not_served(message)
+    seed = message.seed
+    return RequestedSampling(
+        max_tokens=max_tokens,
+        temperature=message.temperature,
+        top_k=None if message.top_k is None else max(0, message.top_k),
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=None if seed is None else seed & _SEED_BITS,
+        stop=_texts(message.stop),
+        stop_token_ids=message.stop_token_ids or (),
+        ignore_eos=bool(message.ignore_eos),
+        n=message.n,
+        typical_p=message.typical_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty or 0.0,
+        frequency_penalty=message.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(message.logit_bias),
+        min_tokens=message.min_tokens or 0,
+        allowed_token_ids=message.allowed_token_ids or (),
+        bad_words=message.bad_words or (),
+        logprobs=logprobs,
+        best_of=message.best_of,
+        structured=structured,
+    )
+
+
+def _refuse_what_is_not_served(message: SamplingFields) -> None:
+    """Rather than to ignore what would change the answer."""
+    if message.use_beam_search:
+        raise refused("use_beam_search", "is not served over HTTP; gRPC has beam_width")
+    if message.skip_special_tokens is False:
+        raise refused("skip_special_tokens", "must be true: special tokens have no text here")
+    if message.include_stop_str_in_output:
+        raise refused("include_stop_str_in_output", "must be false: a stop text is no part of the answer")
+    if message.truncate_prompt_tokens is not None:
+        raise refused("truncate_prompt_tokens", "is not served: shorten the prompt, with /tokenize")
+
+
+def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
+    biases = {}
+    for name, value in (given or {}).items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise refused("logit_bias", f"{name[:32]!r} is not a token id")
+        biases[int(name)] = value
+    return biases
+
+
+def _prompts(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:
+    if isinstance(given, str):
+        return [TextPrompt(given)]
+    if not given:
+        raise refused("prompt", "is empty")
+    prompts: list[Prompt] = []
+    for each in given:
+        if isinstance(each, int):
+            return [TokenPrompt(given)]  # type: ignore[arg-type]  # all are, where one is
+        prompts.append(TextPrompt(each) if isinstance(each, str) else TokenPrompt(each))
+    return prompts
+
+
+def _said(messages: Sequence[InputMessage]) -> list[Message]:
+    return [
+        Message(
+            each.role,
+            each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
+        )
+        for each in messages
+    ]
+
+
+def _texts(given: str | Sequence[str] | None) -> Sequence[str]:
+    return () if given is None else (given,) if isinstance(given, str) else given
+
+
+def _or(given: int | None, otherwise: int) -> int:
+    return otherwise if given is None else given

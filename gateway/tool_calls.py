@@ -1,0 +1,216 @@
+"""What a model says, taken apart into text and function calls, while it comes. Pure; the same for whole answers.
+
+Hermes and Qwen   text <tool_call>{"name": …, "arguments": …}</tool_call> …
+Llama 3           {"name": …, "parameters": …}; {…}       the answer is calls, or is text
+forced            [{"name": …, "parameters": …}, …], or the arguments of the one function that was named
+"""
+
+import secrets
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.tool_json import CallObject, NotACall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+_SPACE = " \t\r\n"
+_BETWEEN = _SPACE + ";,[]"
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """The `index`-th call of the answer."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallGoesOn:
+    index: int
+    arguments: str
+
+
+Piece = str | CallBegins | CallGoesOn
+"""A text is content of the answer."""
+
+
+class ToolParser(Protocol):
+    calls: int
+    """Calls that have begun."""
+
+    def push(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]:
+        """What was held back, at the end of the answer."""
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class _Calls:
+    """What the parsers share: one call after another, told as pieces."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._call: CallObject | None = None
+        self._begun = False
+
+    def _open(self) -> CallObject:
+        self._begun = False
+        return CallObject()
+
+    def _news(self, call: CallObject, known: Callable[[str], bool]) -> list[Piece]:
+        """Raises: NotACall for a name that is not known."""
+        pieces: list[Piece] = []
+        if not self._begun and call.name is not None:
+            if not known(call.name):
+                raise NotACall
+            self._begun = True
+            self.calls += 1
+            pieces.append(CallBegins(self.calls - 1, _new_id(), call.name))
+        if self._begun and call.fresh:
+            pieces.append(CallGoesOn(self.calls - 1, call.take()))
+        return pieces
+
+
+class HermesParser(_Calls):
+    """Space around calls is no content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = ""  # text that may begin a tag, or be space before one
+        self._closing = False  # a call has ended, its closing tag has not come
+
+    def push(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        self._held += text
+        while self._held:
+            before = len(self._held)
+            pieces += self._read_call() if self._call is not None else self._read_text()
+            if len(self._held) == before:
+                break
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        call, self._call = self._call, None
+        if call is not None and not self._begun:
+            return [OPEN + call.raw]
+        rest = self._held.rstrip() if self.calls else self._held
+        return [rest] if rest and not self._closing else []
+
+    def _read_text(self) -> list[Piece]:
+        if self._closing:
+            self._closing, self._held = self._after_close()
+            if self._closing:
+                return []
+        content, tag, rest = self._held.partition(OPEN)
+        if tag:
+            self._call, self._held = self._open(), rest
+            return [content.rstrip()] if content.strip() else []
+        if self.calls:
+            self._held = self._held.lstrip()
+        certain = len(self._held) - _held_back(self._held)
+        content, self._held = self._held[:certain], self._held[certain:]
+        return [content] if content else []
+
+    def _after_close(self) -> tuple[bool, str]:
+        """Whether the closing tag is still to come, and the text behind it."""
+        text = self._held.lstrip()
+        if text.startswith(CLOSE):
+            return False, text[len(CLOSE) :]
+        return (CLOSE.startswith(text), text)
+
+    def _read_call(self) -> list[Piece]:
+        call = self._call
+        if call is None:
+            return []
+        try:
+            for place, letter in enumerate(self._held):
+                call.push(letter)
+                if call.closed:
+                    self._held, self._call, self._closing = self._held[place + 1 :], None, True
+                    return self._news(call, lambda name: True)
+            self._held = ""
+            return self._news(call, lambda name: True)
+        except NotACall:
+            self._held = self._held[place + 1 :]
+            self._call = None
+            return [OPEN + call.raw]
+
+
+def _held_back(text: str) -> int:
+    """Length of the end that may turn out not to be content: a beginning of the tag, with the space before it."""
+    for length in range(min(len(OPEN) - 1, len(text)), 0, -1):
+        if text.endswith(OPEN[:length]):
+            break
+    else:
+        length = 0
+    kept = text[: len(text) - length]
+    return len(text) - len(kept.rstrip())
+
+
+class JsonParser(_Calls):
+    """The whole answer is calls in JSON, or it is text; so is an object that calls no function that there is."""
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._text = False  # it has turned out to be text
+        self._before = ""  # between calls
+
+    def push(self, text: str) -> list[Piece]:
+        if self._text:
+            return [text] if text else []
+        pieces: list[Piece] = []
+        for place, letter in enumerate(text):
+            try:
+                pieces += self._read(letter)
+            except NotACall:
+                self._text = True
+                said = self._before + (self._call.raw if self._call else letter) + text[place + 1 :]
+                self._call = None
+                return [*pieces, said] if not self.calls else pieces
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        if self._text or self.calls:
+            return []
+        said = self._before + (self._call.raw if self._call is not None else "")
+        return [said] if said else []
+
+    def _read(self, letter: str) -> list[Piece]:
+        """Raises: NotACall."""
+        if self._call is None:
+            if letter == "{":
+                self._call = self._open()
+            elif letter in _BETWEEN or PYTHON_TAG.startswith(self._before.strip(_BETWEEN) + letter):
+                self._before += letter
+                return []
+            else:
+                raise NotACall
+        call = self._call
+        call.push(letter)
+        pieces = self._news(call, self._names.__contains__) if call.name is not None else []
+        if call.closed:
+            self._call = None
+        return pieces
+
+
+class NamedParser:
+    """Everything is the arguments of one function."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.calls = 0
+
+    def push(self, text: str) -> list[Piece]:
+        begin: list[Piece] = [] if self.calls else [CallBegins(0, _new_id(), self._name)]
+        self.calls = 1
+        return [*begin, CallGoesOn(0, text)] if text else begin
+
+    def finish(self) -> list[Piece]:
+        return [] if self.calls else self.push("")

@@ -1,0 +1,76 @@
+"""What `tools` and `tool_choice` come to: what the template shows, what is forced, how the answer is read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.messages.chat import ChatRequest, NamedTool, Tool
+from gateway.problem import refused
+from gateway.structure import json_schema
+from gateway.tool_calls import OPEN, PYTHON_TAG, HermesParser, JsonParser, NamedParser, ToolParser
+from structured.output import StructuredOutput
+
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`shown` are the tools that the template gets; `parser` makes a reader for each choice, None: all is text."""
+
+    shown: Sequence[Mapping[str, Any]] = ()
+    forced: StructuredOutput | None = None
+    parser: Callable[[], ToolParser] | None = None
+
+
+def tool_use(request: ChatRequest, template: str | None) -> ToolUse:
+    """`template` is the source of the model's chat template. Raises: Problem."""
+    tools, choice = request.tools or [], request.tool_choice
+    if not tools:
+        if isinstance(choice, NamedTool) or choice == "required":
+            raise refused("tool_choice", "there are no tools to choose from")
+        return ToolUse()
+    if choice == "none":
+        return ToolUse()
+    shown = [tool.model_dump(exclude_none=True) for tool in tools]
+    if isinstance(choice, NamedTool):
+        tool = _named(tools, choice.function.name)
+        schema = dict(tool.function.parameters or _ANY_ARGUMENTS)
+        return ToolUse(shown, json_schema(schema), lambda: NamedParser(tool.function.name))
+    names = frozenset(tool.function.name for tool in tools)
+    if choice == "required":
+        most = 1 if request.parallel_tool_calls is False else None
+        return ToolUse(shown, json_schema(_calls_schema(tools, most)), lambda: JsonParser(names))
+    return ToolUse(shown, None, _parser(template or "", names))
+
+
+def _parser(template: str, names: frozenset[str]) -> Callable[[], ToolParser] | None:
+    """By what the template teaches the model to write."""
+    if OPEN in template:
+        return HermesParser
+    if PYTHON_TAG in template or '"parameters"' in template:
+        return lambda: JsonParser(names)
+    return None
+
+
+def _named(tools: Sequence[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise refused("tool_choice.function.name", f"there is no tool {name!r}")
+
+
+def _calls_schema(tools: Sequence[Tool], most: int | None) -> dict[str, Any]:
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "parameters": tool.function.parameters or _ANY_ARGUMENTS,
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    bounds = {"minItems": 1} | ({"maxItems": most} if most is not None else {})
+    return {"type": "array", "items": {"anyOf": calls}, **bounds}

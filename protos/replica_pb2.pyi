@@ -1,0 +1,44 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RouterShare(_message.Message):
+    __slots__ = ("router_id", "number", "loads", "predictions")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    router_id: bytes
+    number: int
+    loads: _containers.RepeatedCompositeFieldContainer[SharedLoad]
+    predictions: _containers.RepeatedCompositeFieldContainer[SharedPrediction]
+    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ...) -> None: ...
+
+class SharedLoad(_message.Message):
+    __slots__ = ("endpoint", "requests", "tokens", "blocks", "slots")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    requests: int
+    tokens: int
+    blocks: int
+    slots: int
+    def __init__(self, endpoint: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class SharedPrediction(_message.Message):
+    __slots__ = ("number", "endpoint", "block_hashes", "computed_tokens")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    endpoint: str
+    block_hashes: bytes
+    computed_tokens: int
+    def __init__(self, number: _Optional[int] = ..., endpoint: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,77 @@
+"""A worker as an operator is shown it: plain values into protobuf."""
+
+from dataclasses import asdict
+
+from protos import admin_pb2, report_pb2, session_pb2
+from router.caches import CacheStatus
+from router.cluster import Worker
+from router.worker import WorkerDescription, WorkerReport, WorkerRole
+
+ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
+
+
+def worker_status(worker: Worker, cache: CacheStatus | None) -> admin_pb2.WorkerStatus:
+    return admin_pb2.WorkerStatus(
+        worker=_worker_info(worker.description)
+        if worker.description is not None
+        else session_pb2.WorkerInfo(role=ROLES[worker.role]),
+        endpoint=worker.endpoint,
+        connected=worker.connected,
+        epoch=worker.epoch,
+        report=_report(worker.report) if worker.report is not None else None,
+        in_flight_requests=len(worker.charges),
+        cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+    )
+
+
+def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
+    model = description.model
+    return session_pb2.WorkerInfo(
+        worker_id=description.worker_id,
+        role=ROLES[description.role],
+        pid=description.pid,
+        fingerprint=description.fingerprint,
+        model=session_pb2.ModelInfo(
+            name=model.name,
+            path=model.path,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            dtype=model.dtype,
+            block_size=model.block_tokens,
+        ),
+        total_blocks=description.total_blocks,
+        total_slots=description.total_slots,
+        roles=[ROLES[role] for role in description.roles],
+        adapters=[session_pb2.Adapter(name=each.name, digest=each.digest) for each in description.adapters],
+    )
+
+
+def _report(report: WorkerReport) -> report_pb2.Report:
+    pages = report.pages
+    return report_pb2.Report(
+        limit_blocks=report.limit_blocks,
+        limit_slots=report.limit_slots,
+        pages=report_pb2.PageCounts(
+            total=pages.total,
+            free=pages.free,
+            cached=pages.cached,
+            held=pages.held,
+            held_by_sequences=pages.held_by_sequences,
+            held_by_transfers=pages.held_by_transfers,
+        ),
+        waiting_requests=report.waiting_requests,
+        running_sequences=report.running_sequences,
+        pending_tokens=report.pending_tokens,
+        draining=report.draining,
+        steps=report.steps,
+        cache_query_tokens=report.cache_query_tokens,
+        cache_hit_tokens=report.cache_hit_tokens,
+        preemptions=report.preemptions,
+        unfilled_slots=report.unfilled_slots,
+        links=[
+            report_pb2.LinkReport(
+                endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
+            )
+            for link in report.links
+        ],
+    )

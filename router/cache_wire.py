@@ -1,0 +1,27 @@
+"""What session messages say of prefix caches, between protobuf and plain values."""
+
+from protos import report_pb2, session_pb2
+from router.block_hashing import HASH_BYTES
+from router.cache_view import CacheChanges, CacheSnapshotPart, CacheSum
+
+
+def snapshot_request() -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(snapshot_request=session_pb2.SnapshotRequest())
+
+
+def changes(events: session_pb2.CacheEvents) -> CacheChanges:
+    return CacheChanges(events.sequence, _hashes(events.stored), _hashes(events.evicted))
+
+
+def snapshot_part(snapshot: session_pb2.CacheSnapshot) -> CacheSnapshotPart:
+    return CacheSnapshotPart(snapshot.sequence, snapshot.part, snapshot.parts, _hashes(snapshot.hashes))
+
+
+def cache_sum(told: report_pb2.CacheSum) -> CacheSum:
+    return CacheSum(told.sequence, told.digest, told.blocks)
+
+
+def _hashes(packed: bytes) -> tuple[bytes, ...]:
+    """A rest shorter than a hash is none: whoever sent it is wrong, and its own sum will show it."""
+    end = len(packed) // HASH_BYTES * HASH_BYTES
+    return tuple(packed[begin : begin + HASH_BYTES] for begin in range(0, end, HASH_BYTES))

@@ -1,0 +1,101 @@
+"""What a placement is decided upon: a request, and the workers at one moment. Plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from router.worker import Adapter, WorkerRole
+
+CHARGED_ANSWER_TOKENS = 256
+"""An answer counts with at most so many tokens against credit; a decode worker preempts where it grows beyond.
+
+Most answers end long before max_tokens, which is the whole context where a client leaves it out: charged in full, a
+pool would stand nearly empty.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRates:
+    """How fast a worker is. What was never measured on any worker is taken to be as it stands here."""
+
+    prefill_tokens_per_s: float = 10_000.0
+    token_gap_ms: float = 20.0  # between two tokens of an answer, with nothing else on the worker
+    token_gap_ms_per_token: float = 5e-5  # more for each token in flight there
+    kv_bytes_per_token: float = 100_000.0
+    link_gb_per_s: float = 10.0  # where the one to a certain worker is not known
+    links_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # by the endpoint that is read from
+
+
+UNMEASURED = WorkerRates()
+
+
+@dataclass(slots=True)  # not frozen: one is made per worker and decision, and that would take three times as long
+class WorkerView:
+    """One worker at one moment. `limit_*` are this router's credits and `used_*` what it has used of them;
+    `elsewhere_*` is what other routers have there, as far as they were heard.
+    """
+
+    endpoint: str
+    role: WorkerRole
+    fingerprint: bytes
+    total_blocks: int
+    total_slots: int
+    limit_blocks: int
+    limit_slots: int
+    used_blocks: int = 0
+    used_slots: int = 0
+    tokens_in_flight: int = 0  # of all routers
+    hit_blocks: int = 0  # of the request to be placed
+    adapters: tuple[Adapter, ...] = ()
+    ready_blocks: int = 0  # of those, the ones that another worker could fetch from there now
+    elsewhere_slots: int = 0
+    elsewhere_blocks: int = 0
+    pending_prompt_tokens: int = 0  # of a decode worker: what it has still to compute of prompts
+    recent_tokens: float = 0.0  # of prompts, computed there lately: its share of the cluster's newest work
+    rates: WorkerRates = UNMEASURED
+    branches: int = 0  # how many prompts before this one parted behind what of it is found there
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    fingerprint: bytes
+    block_tokens: int
+    prompt_tokens: int
+    max_tokens: int  # per choice
+    choices: int
+    turn: int = 0  # counts requests: equal workers take turns
+    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request; taken only if there is no other
+    adapter: Adapter | None = None
+    prefix: bytes = b""  # hash of an early block, equal for prompts that begin alike; empty where there is none
+    session: str | None = None  # requests of one session go to the same workers, unless those are overloaded
+
+    def suits(self, worker: WorkerView) -> bool:
+        """Whether it has the model, and the adapter if one was chosen."""
+        return worker.fingerprint == self.fingerprint and (self.adapter is None or self.adapter in worker.adapters)
+
+    @property
+    def charged_answer_tokens(self) -> int:
+        """Per choice."""
+        return min(self.max_tokens, CHARGED_ANSWER_TOKENS)
+
+    @property
+    def charged_blocks(self) -> int:
+        """Complete prompt blocks once, and for every choice what an answer of the charged length adds."""
+        shared = self.prompt_tokens // self.block_tokens
+        each = -(-(self.prompt_tokens + self.charged_answer_tokens) // self.block_tokens)
+        return shared + self.choices * (each - shared)
+
+    @property
+    def longest_blocks(self) -> int:
+        """One choice at its longest: what a pool must hold at least."""
+        return -(-(self.prompt_tokens + self.max_tokens) // self.block_tokens)
+
+    @property
+    def reusable_blocks(self) -> int:
+        """A hit ends before the block that holds the last prompt token, whose logits are needed."""
+        return (self.prompt_tokens - 1) // self.block_tokens
+
+    def hit_tokens(self, worker: WorkerView) -> int:
+        return self.block_tokens * min(worker.hit_blocks, self.reusable_blocks)
+
+    def ready_tokens(self, worker: WorkerView) -> int:
+        return self.block_tokens * min(worker.ready_blocks, self.reusable_blocks)

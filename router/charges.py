@@ -1,0 +1,49 @@
+"""What the attempts of this router take up on one worker. Pure; sums are kept, as every decision asks for them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one attempt takes up on one worker."""
+
+    tokens: int
+    blocks: int = 0
+    slots: int = 0
+
+
+class Charges:
+    """By attempt id."""
+
+    __slots__ = ("_charges", "blocks", "slots", "tokens")
+
+    def __init__(self) -> None:
+        self._charges: dict[int, Charge] = {}
+        self.tokens = self.blocks = self.slots = 0
+
+    def __len__(self) -> int:
+        return len(self._charges)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._charges)
+
+    def add(self, attempt_id: int, charge: Charge) -> None:
+        """Instead of what was charged for it before."""
+        self.give_back(attempt_id)
+        self._charges[attempt_id] = charge
+        self.tokens += charge.tokens
+        self.blocks += charge.blocks
+        self.slots += charge.slots
+
+    def give_back(self, attempt_id: int) -> None:
+        """It may have been given back before."""
+        charge = self._charges.pop(attempt_id, None)
+        if charge is not None:
+            self.tokens -= charge.tokens
+            self.blocks -= charge.blocks
+            self.slots -= charge.slots
+
+    def clear(self) -> None:
+        for attempt_id in tuple(self._charges):
+            self.give_back(attempt_id)

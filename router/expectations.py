@@ -1,0 +1,43 @@
+"""What a request may expect of a worker, from measured rates: time to its first token, time between tokens. Pure."""
+
+from typing import NamedTuple
+
+from router.candidates import PlacementRequest, WorkerView
+from router.worker import WorkerRole
+
+
+class Expected(NamedTuple):
+    """Of a prompt that this worker computes."""
+
+    wait_ms: float  # for what is before it
+    compute_ms: float  # what of it is not cached there
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.wait_ms + self.compute_ms
+
+
+def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
+    """A decode worker puts tokens of answers before those of prompts; its rate at prompts is measured among them."""
+    before_tokens = worker.tokens_in_flight if worker.role is WorkerRole.PREFILL else worker.pending_prompt_tokens
+    per_token_ms = 1e3 / worker.rates.prefill_tokens_per_s
+    own_tokens = request.prompt_tokens - request.hit_tokens(worker)
+    return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms)
+
+
+def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:
+    return expected_here(request, worker).ttft_ms
+
+
+def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
+    """Between two tokens of an answer made here, with this request among the others."""
+    tokens = worker.tokens_in_flight + request.prompt_tokens
+    return worker.rates.token_gap_ms + worker.rates.token_gap_ms_per_token * tokens
+
+
+def transfer_ms(request: PlacementRequest, decode: WorkerView, prefill: WorkerView) -> float:
+    """Of what of the prompt's KV the decode worker does not have, over the link between the two."""
+    rates = decode.rates
+    gb_per_s = rates.links_gb_per_s.get(prefill.endpoint, rates.link_gb_per_s)
+    missing_tokens = request.prompt_tokens - request.hit_tokens(decode)
+    return missing_tokens * rates.kv_bytes_per_token / (1e6 * gb_per_s)

@@ -1,0 +1,178 @@
+"""Whose turn it is among requests that wait: tenants share in tokens, classes of priority go one before another. Pure.
+
+Within a class it is start-time fair queueing (Goyal, Vin and Cheng, 1996), all weights equal: a tenant has a virtual
+time, its tokens that were served so far, and the one with the least is next. A tenant that comes (back) begins at the
+time of whoever was served last, so that nobody saves up. Two tenants that wait all the while differ by no more than the
+largest request of each.
+
+Classes are strict but for SPARE_SHARE of the tokens: that goes to the class, other than the first, whose oldest request
+is the oldest. So no class and no request waits for ever.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+SPARE_SHARE = 0.1
+"""Of the tokens served while several classes wait: what does not go to the first of them."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[Item]):
+    """One that waits. `number` counts arrivals."""
+
+    item: Item
+    tenant: str
+    priority: int  # lower is earlier
+    tokens: int  # what it takes of the service; at least 1
+    number: int
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[Item]):
+    start: float  # virtual time, in tokens
+    tokens: int = 0  # of those that wait
+    entries: deque[Entry[Item]] = field(default_factory=deque)  # oldest first, never empty
+
+
+class _Class(Generic[Item]):
+    """The requests of one priority."""
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, _Tenant[Item]] = {}  # that wait now
+        self.tokens = 0
+        self._clock = 0.0  # virtual time of the last one served
+        self._left: dict[str, float] = {}  # tenants that do not wait and are ahead of the clock
+
+    @property
+    def oldest(self) -> int:
+        return min(tenant.entries[0].number for tenant in self.tenants.values())
+
+    def start_of(self, name: str) -> float:
+        """Virtual time at which this tenant's next request would begin if it came now."""
+        tenant = self.tenants.get(name)
+        return max(self._clock, self._left.get(name, 0.0)) if tenant is None else tenant.start + tenant.tokens
+
+    def add(self, entry: Entry[Item]) -> None:
+        tenant = self.tenants.get(entry.tenant)
+        if tenant is None:
+            tenant = self.tenants[entry.tenant] = _Tenant(self.start_of(entry.tenant))
+            self._left.pop(entry.tenant, None)
+        tenant.entries.append(entry)
+        tenant.tokens += entry.tokens
+        self.tokens += entry.tokens
+
+    def remove(self, entry: Entry[Item], served: bool) -> None:
+        tenant = self.tenants[entry.tenant]
+        tenant.entries.remove(entry)
+        tenant.tokens -= entry.tokens
+        self.tokens -= entry.tokens
+        if served:
+            self._clock = max(self._clock, tenant.start)
+            tenant.start += entry.tokens
+        if not tenant.entries:
+            del self.tenants[entry.tenant]
+            self._left = {name: start for name, start in self._left.items() if start > self._clock}
+            self._left[entry.tenant] = tenant.start
+
+    def order(self) -> Iterator[Entry[Item]]:
+        """As they would be served, one after another, if nothing came or went. The class must not change meanwhile."""
+        ahead = [(tenant.start, tenant.entries[0].number, 0, tenant.entries) for tenant in self.tenants.values()]
+        heapq.heapify(ahead)
+        while ahead:
+            start, _, index, entries = ahead[0]
+            entry = entries[index]
+            yield entry
+            if index + 1 < len(entries):
+                following = (start + entry.tokens, entries[index + 1].number, index + 1, entries)
+                heapq.heapreplace(ahead, following)
+            else:
+                heapq.heappop(ahead)
+
+
+class FairQueue(Generic[Item]):
+    """Who is added leaves by `take`, in any order, or by `withdraw`, which costs its tenant nothing."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, _Class[Item]] = {}  # by priority; only those with requests
+        self._by_tenant: Counter[str] = Counter()
+        self._arrivals = 0
+        self._spare = 0.0  # tokens that are due to other classes than the first
+
+    def __len__(self) -> int:
+        return self._by_tenant.total()
+
+    def waiting_of(self, tenant: str) -> int:
+        return self._by_tenant[tenant]
+
+    def add(self, item: Item, tenant: str, priority: int, tokens: int) -> Entry[Item]:
+        self._arrivals += 1
+        entry = Entry(item, tenant, priority, max(1, tokens), self._arrivals)
+        self._classes.setdefault(priority, _Class()).add(entry)
+        self._by_tenant[tenant] += 1
+        return entry
+
+    def take(self, entry: Entry[Item]) -> None:
+        """It is served, in its turn or out of it. Raises: KeyError, ValueError if it does not wait."""
+        if len(self._classes) == 1:
+            self._spare = 0.0
+        elif entry.priority == min(self._classes):
+            self._spare += entry.tokens * SPARE_SHARE / (1 - SPARE_SHARE)
+        else:
+            self._spare = max(0.0, self._spare - entry.tokens)
+        self._remove(entry, served=True)
+
+    def withdraw(self, entry: Entry[Item]) -> None:
+        """It goes unserved. Raises: KeyError, ValueError if it does not wait."""
+        self._remove(entry, served=False)
+
+    def order(self) -> Iterator[Entry[Item]]:
+        """First whose turn it is, then who would come after. The queue must not change while this is read."""
+        due = self._due()
+        if due is not None:
+            yield due
+        for priority in sorted(self._classes):
+            yield from (entry for entry in self._classes[priority].order() if entry is not due)
+
+    def newest_of_largest(self) -> Entry[Item] | None:
+        """The last that came of the tenant with the most requests here."""
+        if not self._by_tenant:
+            return None
+        largest, _ = self._by_tenant.most_common(1)[0]
+        waiting = (each.tenants.get(largest) for each in self._classes.values())
+        return max((tenant.entries[-1] for tenant in waiting if tenant is not None), key=lambda entry: entry.number)
+
+    def tokens_ahead(self, tenant: str, priority: int) -> float:
+        """How many are probably served before a request that came now. Never less for one more that waits."""
+        ahead = float(sum(each.tokens for earlier, each in self._classes.items() if earlier < priority))
+        own = self._classes.get(priority)
+        if own is not None:
+            start = own.start_of(tenant)
+            for name, other in own.tenants.items():
+                if name == tenant:
+                    ahead += other.tokens
+                elif other.start <= start:
+                    ahead += min(other.tokens, start - other.start + other.entries[0].tokens)
+        return ahead / (1 - SPARE_SHARE) if any(later > priority for later in self._classes) else ahead
+
+    def _due(self) -> Entry[Item] | None:
+        """The request of a later class whose turn it is, if it is."""
+        if len(self._classes) < 2:
+            return None
+        first = min(self._classes)
+        others = [each for priority, each in self._classes.items() if priority != first]
+        head = next(min(others, key=lambda each: each.oldest).order())
+        return head if head.tokens <= self._spare else None
+
+    def _remove(self, entry: Entry[Item], served: bool) -> None:
+        of_priority = self._classes[entry.priority]
+        of_priority.remove(entry, served)
+        if not of_priority.tenants:
+            del self._classes[entry.priority]
+        self._by_tenant[entry.tenant] -= 1
+        if not self._by_tenant[entry.tenant]:
+            del self._by_tenant[entry.tenant]

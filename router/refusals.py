@@ -1,0 +1,24 @@
+"""What a request is told that there is no place for, now or ever. Pure."""
+
+from router.placement import NoRoom, PlacementRequest
+from service.errors import InvalidArgument, Unavailable
+
+RETRY_AFTER_S = 1.0
+"""What RetryInfo says where nothing is known of when to come back."""
+
+
+def no_workers(reason: NoRoom) -> Unavailable:
+    missing = "prefill" if reason is NoRoom.NO_PREFILL_WORKER else "decode"
+    return Unavailable(f"there is no {missing} worker", "NO_WORKERS", RETRY_AFTER_S)
+
+
+def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
+    if reason is NoRoom.TOO_MANY_CHOICES:
+        return InvalidArgument(
+            "sampling.n", f"no decode worker runs {request.choices} sequences at once", reason="NEVER_FITS"
+        )
+    return InvalidArgument(
+        "sampling.max_tokens",
+        f"prompt and answer take {request.longest_blocks} KV blocks at their longest; no decode worker has as many",
+        reason="NEVER_FITS",
+    )

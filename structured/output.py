@@ -1,0 +1,87 @@
+"""A form that an answer is to have, as a request states it. Pure: whether a library can follow it is not known here."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_BYTES = 1 << 16  # of a schema, a pattern, a grammar, or all choices together
+MAX_CHOICES = 1000
+
+
+class StructuredKind(Enum):
+    """The values are the names of the public fields."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICE = "choice"
+
+
+class FormRefused(ValueError):
+    """No answer can be held to this form; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """`text` by kind: a JSON schema as JSON; empty for any JSON object; a regular expression, which the whole answer
+    matches; a grammar in llguidance's Lark, whose rule `start` the answer is; a JSON list of texts, one of which is it.
+
+    JSON comes without white space between its tokens.
+    """
+
+    kind: StructuredKind
+    text: str = ""
+
+    @staticmethod
+    def choice(texts: Sequence[str]) -> "StructuredOutput":
+        return StructuredOutput(StructuredKind.CHOICE, json.dumps(list(texts), ensure_ascii=False))
+
+    @property
+    def field(self) -> str:
+        """Of the public schema."""
+        return f"sampling.{self.kind.value}"
+
+
+def check_form(output: StructuredOutput) -> None:
+    """What can be checked without the library. Raises: FormRefused."""
+    if len(output.text) > MAX_BYTES or len(output.text.encode()) > MAX_BYTES:
+        raise FormRefused(f"at most {MAX_BYTES} bytes")
+    match output.kind:
+        case StructuredKind.JSON_SCHEMA:
+            _check_schema(output.text)
+        case StructuredKind.JSON_OBJECT:
+            if output.text:
+                raise FormRefused("any JSON object has no text; a schema is a json_schema")
+        case StructuredKind.CHOICE:
+            choices_of(output)
+        case StructuredKind.REGEX | StructuredKind.GRAMMAR:
+            if not output.text:
+                raise FormRefused("is empty")
+
+
+def choices_of(output: StructuredOutput) -> tuple[str, ...]:
+    """Raises: FormRefused."""
+    try:
+        listed = json.loads(output.text)
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise FormRefused("is not a list of texts")
+    if not listed or "" in listed:
+        raise FormRefused("is empty" if not listed else f"choice {listed.index('')} is empty")
+    if len(listed) > MAX_CHOICES:
+        raise FormRefused(f"at most {MAX_CHOICES} choices, not {len(listed)}")
+    return tuple(listed)
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormRefused(f"is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise FormRefused("is not a JSON object: a schema is one")
+    if "x-guidance" in schema:
+        raise FormRefused("x-guidance is for the server to say")

@@ -1,0 +1,59 @@
+"""How a decode worker deals itself out to its routers."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decode_worker.credits import Charge, Credits
+
+BOTH = frozenset({"a", "b"})
+
+
+def test_a_router_that_is_alone_gets_everything_at_once() -> None:
+    assert Credits[str](10).deal({}, frozenset({"a"})) == {"a": 10}
+
+
+def test_what_nobody_uses_is_shared_equally_and_what_is_used_stays() -> None:
+    credits = Credits[str](10)
+    credits.deal({"a": 6}, BOTH)
+    assert credits.deal({"a": 6}, BOTH) == {"a": 8, "b": 2}
+
+
+def test_a_router_takes_all_but_the_others_share_where_those_are_idle() -> None:
+    """Half a worker does not stand empty because another router has no requests."""
+    credits = Credits[str](16)
+    used = 0
+    for _ in range(12):
+        used = credits.deal({"a": used}, BOTH)["a"]  # it takes whatever it gets
+    assert used == 15
+
+
+def test_a_router_that_is_away_keeps_what_it_has_and_gets_no_more() -> None:
+    credits = Credits[str](10)
+    credits.deal({"a": 4}, frozenset({"b"}))
+    assert credits.deal({"a": 4}, frozenset({"b"})) == {"b": 6}
+
+
+def test_a_charge_counts_what_a_router_counts() -> None:
+    assert Charge.of(prompt_tokens=70, max_tokens=1000, slots=2, block_tokens=32) == Charge(2 + 2 * 9, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(total=st.integers(1, 64), seed=st.integers(0, 2**16), routers=st.integers(2, 4))
+def test_routers_that_keep_to_their_limits_never_have_more_than_there_is(total: int, seed: int, routers: int) -> None:
+    """Each router fills up to the newest limit that it has heard, also just before it hears a lower one."""
+    chance, credits = random.Random(seed), Credits[str](total)
+    names = frozenset(map(str, range(routers)))
+    used = dict.fromkeys(names, 0)
+    heard = dict.fromkeys(names, 0)
+    for _ in range(40):
+        limits = credits.deal({name: count for name, count in used.items() if count}, names)
+        assert sum(limits.values()) <= total
+        for name in names:
+            used[name] = max(used[name], chance.randint(0, heard[name]))  # dispatched before this report came
+        assert sum(used.values()) <= total
+        heard = limits
+        for name in names:
+            used[name] = chance.choice((used[name], max(used[name], heard[name]), chance.randint(0, used[name])))
+        assert sum(used.values()) <= total

@@ -1,0 +1,99 @@
+"""A router knows its workers' prefix caches: under evictions, and again after anyone was killed."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cache_conversations import Shape, converse
+from benchmarks.cache_view_figures import figures, read_spans
+from client import WorkerStatus
+from service.redis_server import start_redis_server
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+
+EXACT_AGAIN_S = 5.0
+BACK_S = 60.0
+SHAPE = Shape(conversations=40, at_once=10, pause_s=0.05)
+LEAST_EQUAL_SHARE = 0.97  # of few requests; the claim of 0.99 is measured by benchmarks/cache_view.py
+
+
+@pytest.fixture(scope="module")
+def small(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """2P+2D with pools that hold about ten conversations each."""
+    flags = ["--kv-memory", "3MiB"]
+    yield from run(make_stack(tmp_path_factory.mktemp("small"), tiny_llama, 2, 2, worker_flags=flags))
+
+
+def views(stack: Stack) -> dict[str, WorkerStatus]:
+    return {worker.worker_id: worker for worker in stack.status().workers if worker.connected}
+
+
+def exact(stack: Stack) -> bool:
+    """All four workers' caches are known, equal to what each of them says itself."""
+    known = [worker.cache_view for worker in views(stack).values()]
+    return len(known) == 4 and all(view is not None and view.follows and view.exact for view in known)
+
+
+def blocks(stack: Stack) -> dict[str, int]:
+    return {name: worker.cache_view.blocks for name, worker in views(stack).items() if worker.cache_view is not None}
+
+
+async def test_predictions_hold_under_evictions(small: Stack) -> None:
+    outcome = await converse(small.target, SHAPE, seed=3, on_ended=lambda ended: None)
+    assert outcome.failed == 0
+    await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view after the load")
+
+    def written() -> bool:
+        return figures(read_spans(small.trace_file.read_text())).requests >= outcome.requests
+
+    await asyncio.to_thread(small.wait_for, written, 10.0, "trace")
+    found = figures(read_spans(small.trace_file.read_text()))
+    assert found.prefill.actual_tokens > 0 and found.decode.actual_tokens > 0
+    assert found.equal_share >= LEAST_EQUAL_SHARE, found
+    for worker in views(small).values():
+        assert worker.load is not None and worker.cache_view is not None
+        assert worker.cache_view.resyncs == 0
+        assert worker.cache_view.blocks >= worker.load.pages.cached
+
+
+@pytest.mark.parametrize("name", ["decode-0", "prefill-1"])
+async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, name: str) -> None:
+    before = views(small)[name].epoch
+    small.processes[name].kill()
+    small.processes[name].start()
+
+    def back() -> bool:
+        worker = views(small).get(name)
+        return worker is not None and worker.epoch != before
+
+    await asyncio.to_thread(small.wait_for, back, BACK_S, f"return of {name}")
+    await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
+    assert blocks(small)[name] <= 2, "its cache has only what the canary left there since"
+
+
+async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) -> None:
+    await converse(small.target, Shape(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
+    await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
+    before = blocks(small)
+    small.processes["router"].kill()
+    small.processes["router"].start()
+    await asyncio.to_thread(small.wait_ready)
+    await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
+    after = blocks(small)
+    assert sum(before.values()) > 8
+    assert all(abs(after[name] - before[name]) <= 2 for name in before), "no more has changed than by the canary"
+
+
+async def test_the_loss_and_return_of_redis_change_nothing(small: Stack) -> None:
+    assert small.redis is not None
+    port = int(small.redis.url.rpartition(":")[2].partition("/")[0])
+    small.redis.process.kill()
+    small.redis.process.wait()
+    await asyncio.to_thread(small.wait_for, lambda: not small.status().registry_connected, 10, "loss of Redis seen")
+    await converse(small.target, Shape(4, 4, turns=(1, 2)), seed=5, on_ended=lambda ended: None)
+    await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view without Redis")
+    small.redis = start_redis_server(port)
+    await asyncio.to_thread(small.wait_for, lambda: small.status().registry_connected, 10, "return of Redis seen")
+    await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view with Redis")

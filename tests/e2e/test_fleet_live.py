@@ -1,0 +1,196 @@
+"""Two routers, two prefill and two decode workers that can change roles: one service, whoever dies or changes."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from client import AdminClient, AsyncBatonClient, BatonClientError, RequestExplanation, RetryPolicy
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+
+SHARED_S = 2.0  # for what one router knows to reach the other; the bound is 0.25 s, this machine is busy
+ANSWER_TOKENS = 6
+FLAGS = ["--planner", "off"]
+
+
+@dataclass
+class Fleet:
+    first: Stack
+    second: Stack
+
+    @property
+    def stacks(self) -> tuple[Stack, Stack]:
+        return self.first, self.second
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    stack = make_stack(folder, tiny_llama, prefill=2, decode=2, elastic=True, router_flags=FLAGS)
+    second = stack.add_router("router-1")
+    for _ in run(stack):
+        second.wait_ready()
+        yield Fleet(stack, second)
+
+
+def explain(stack: Stack, request_id: str) -> RequestExplanation:
+    with AdminClient(f"127.0.0.1:{stack.admin_port}", timeout_s=2.0) as admin:
+        return admin.explain(request_id)
+
+
+@dataclass
+class Load:
+    """Short requests through both routers, one after another in several lanes, until told to stop."""
+
+    fleet: Fleet
+    served: list[tuple[Stack, str]] = field(default_factory=list)
+    failed: list[BatonClientError] = field(default_factory=list)
+    answers: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    ending: bool = False
+
+    @asynccontextmanager
+    async def running(self, lanes: int = 4, attempts: int = 1) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._lane(lane, attempts)) for lane in range(lanes)]
+        try:
+            yield
+        finally:
+            self.ending = True
+            await asyncio.gather(*tasks)
+
+    async def more(self, requests: int = 8) -> None:
+        """Until so many more were answered."""
+        wanted = len(self.served) + requests
+        async with asyncio.timeout(30):
+            while len(self.served) < wanted:
+                await asyncio.sleep(0.01)
+
+    async def _lane(self, lane: int, attempts: int) -> None:
+        retry = RetryPolicy(attempts=attempts)
+        prompt = [5 + lane] * 70  # two full blocks: it goes through prefill and transfer
+        async with (
+            AsyncBatonClient(self.fleet.first.target, retry=retry, timeout_s=20) as first,
+            AsyncBatonClient(self.fleet.second.target, retry=retry, timeout_s=20) as second,
+        ):
+            clients = itertools.cycle(((self.fleet.first, first), (self.fleet.second, second)))
+            for number in itertools.count():
+                if self.ending:
+                    return
+                stack, client = next(clients)
+                name = f"lane-{lane}-{number}-{id(self)}"
+                try:
+                    answer = await client.complete(
+                        prompt, max_tokens=ANSWER_TOKENS, ignore_eos=True, request_id=name, cache_salt=name
+                    )
+                except BatonClientError as error:
+                    self.failed.append(error)
+                    await asyncio.sleep(0.05)
+                else:
+                    self.served.append((stack, name))
+                    self.answers[(lane, *answer.choices[0].token_ids)] += 1
+
+
+async def wait(stack: Stack, condition: Callable[[], bool], within_s: float, what: str) -> None:
+    await asyncio.to_thread(stack.wait_for, condition, within_s, what)
+
+
+def knows(stack: Stack, other_routers: int) -> bool:
+    return stack.status().other_routers == other_routers
+
+
+async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: Fleet) -> None:
+    for stack in fleet.stacks:
+        await wait(stack, partial(knows, stack, 1), SHARED_S, "other router")
+    async with AsyncBatonClient(fleet.first.target) as first, AsyncBatonClient(fleet.second.target) as second:
+        streams = [first.generate([9 + number] * 40, max_tokens=900, ignore_eos=True) for number in range(4)]
+        for stream in streams:
+            await anext(stream)
+
+        async def elsewhere() -> float:
+            name = f"probe-{next(numbers)}"
+            await second.complete([3, 4, 5], max_tokens=1, request_id=name)
+            attempt = (await asyncio.to_thread(explain, fleet.second, name)).attempts[0]
+            return sum(candidate.terms.get("elsewhere_slots", 0.0) for candidate in attempt.candidates)
+
+        numbers = itertools.count()
+        async with asyncio.timeout(SHARED_S):
+            while await elsewhere() < 4:
+                await asyncio.sleep(0.05)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_explain_tells_what_was_weighed_and_what_happened(fleet: Fleet) -> None:
+    prompt = [7] * 200
+    async with AsyncBatonClient(fleet.first.target) as baton:
+        for name in ("cold", "warm"):
+            await baton.complete(prompt, max_tokens=2, ignore_eos=True, request_id=name)
+            await asyncio.sleep(0.3)  # for the worker to tell what it has
+    cold, warm = [await asyncio.to_thread(explain, fleet.first, name) for name in ("cold", "warm")]
+    assert (cold.status, cold.prompt_tokens, len(cold.attempts)) == ("OK", 200, 1)
+    assert cold.attempts[0].actual["cached_tokens"] == 0
+    assert warm.attempts[0].actual["cached_tokens"] == 192
+    assert {each.worker_id for each in cold.attempts[0].candidates} == {
+        "prefill-0",
+        "prefill-1",
+        "decode-0",
+        "decode-1",
+    }
+    assert sum(each.chosen for each in cold.attempts[0].candidates) == 2
+    assert 0 < cold.ttft_ms <= cold.total_ms
+
+
+async def test_workers_change_roles_and_leave_under_load_and_no_request_fails(fleet: Fleet) -> None:
+    stack, load = fleet.first, Load(fleet)
+    async with load.running():
+        await load.more()
+        for role in ("decode", "prefill"):
+            with AdminClient(f"127.0.0.1:{stack.admin_port}") as admin:
+                admin.change_role("prefill-1", role)
+            for seen in fleet.stacks:
+                await wait(seen, partial(has_role, seen, "prefill-1", role), 20, f"a {role} worker")
+            await load.more()
+        stack.processes["decode-1"].terminate()  # a graceful leave
+        await load.more()
+        await asyncio.to_thread(stack.processes["decode-1"].ended)
+        stack.processes["decode-1"].start()
+        await asyncio.to_thread(stack.wait_ready)
+        await load.more()
+    assert load.failed == []
+    assert len(load.answers) == 4, "the same prompt had different answers"
+    await asyncio.to_thread(stack.wait_idle, 5.0)
+
+
+def has_role(stack: Stack, worker_id: str, role: str) -> bool:
+    """And serves in it."""
+    worker = next((each for each in stack.status().workers if each.worker_id == worker_id), None)
+    serves = worker is not None and worker.connected and worker.load is not None and not worker.load.draining
+    return worker is not None and serves and worker.role == role
+
+
+async def test_whoever_dies_no_request_tries_a_dead_worker_twice(fleet: Fleet) -> None:
+    stack, load = fleet.first, Load(fleet)
+    redis = stack.redis
+    assert redis is not None
+    async with load.running(attempts=6):
+        await load.more()
+        for victim in ("prefill-0", "router-1", "decode-0"):
+            dead = {each.worker_id: each.endpoint for each in stack.status().workers}.get(victim)
+            before = len(load.served)
+            stack.processes[victim].kill()
+            await load.more(12)
+            for name in [name for where, name in load.served[before:] if where is stack]:
+                failures = Counter(each.failed_endpoint for each in explain(stack, name).attempts if each.failure)
+                assert failures[dead or ""] <= 1, f"{name} tried {victim} again"
+        stack.start(["decode-0", "router-1", "prefill-0"])
+        await asyncio.to_thread(stack.wait_ready)
+        redis.stop()
+        await load.more()
+        assert all(seen.status().ready for seen in fleet.stacks)
+    await wait(stack, partial(knows, stack, 0), SHARED_S, "view of its own")

@@ -1,0 +1,73 @@
+"""More than the workers can do: a noisy caller is told when to come back, a quiet one is served. Real processes."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client import AsyncBatonClient, Busy, RetryPolicy
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+
+PROMPT_TOKENS = 70
+CANARY_TOKENS = 33  # of each way that the canary went, one or two
+SLOTS, WAITING, NOISY = 2, 4, 30
+
+
+@pytest.fixture(scope="module")
+def small(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A decode worker of few slots, and a short queue."""
+    flags = ("--max-waiting-per-tenant", str(WAITING))
+    stack = make_stack(tmp_path_factory.mktemp("small"), tiny_llama, with_redis=False, router_flags=flags)
+    stack.processes["decode-0"].command += ["--max-sequences", str(SLOTS)]
+    yield from run(stack)
+
+
+def looked_up_tokens(stack: Stack) -> int:
+    """Prompt tokens of all requests that were ever begun, by the decode worker's own count: it looks each one up."""
+    return sum(w.load.cache_query_tokens for w in stack.status().workers if w.load is not None and w.role == "decode")
+
+
+async def ask(baton: AsyncBatonClient, number: int, api_key: str) -> float | None:
+    """When to come back, if it was refused."""
+    prompt = [3 + (number * 31 + place) % 250 for place in range(PROMPT_TOKENS)]
+    try:
+        await baton.complete(prompt, max_tokens=120, ignore_eos=True, api_key=api_key, cache_salt=str(number))
+    except Busy as busy:
+        assert busy.retry_after_s is not None
+        return busy.retry_after_s
+    return None
+
+
+async def test_a_noisy_caller_is_refused_before_prefill_and_a_quiet_one_is_served_beside_it(small: Stack) -> None:
+    async with AsyncBatonClient(small.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
+        assert await ask(baton, 1000, "") is None
+        known = [PROMPT_TOKENS + ways * CANARY_TOKENS for ways in (1, 2)]
+        await asyncio.to_thread(small.wait_for, lambda: looked_up_tokens(small) in known, 2.0, "report of the first")
+        before = looked_up_tokens(small)
+        noisy = [asyncio.create_task(ask(baton, number, "noisy")) for number in range(NOISY)]
+        await asyncio.wait(noisy, return_when=asyncio.FIRST_COMPLETED)  # a refusal: they have all been sent
+        quiet = await ask(baton, 100, "quiet")
+        overtaken = sum(not task.done() for task in noisy)
+        refused = [retry_after_s for retry_after_s in await asyncio.gather(*noisy) if retry_after_s is not None]
+    assert quiet is None and overtaken > 0, "the quiet caller was refused, or served after all others"
+    assert len(refused) == NOISY - SLOTS - WAITING
+    assert all(0.1 <= retry_after_s <= 60.0 for retry_after_s in refused)
+    await asyncio.to_thread(small.wait_idle, 2.0)
+    expected = before + PROMPT_TOKENS * (NOISY - len(refused) + 1)
+    await asyncio.to_thread(small.wait_for, lambda: looked_up_tokens(small) >= expected, 2.0, "reports of the last one")
+    assert looked_up_tokens(small) == expected, "something was begun for a refused one"
+
+
+async def test_who_cannot_be_served_by_its_deadline_is_told_so_at_once(small: Stack) -> None:
+    """The wait is known from the answers before."""
+    async with AsyncBatonClient(small.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
+        patient = [asyncio.create_task(ask(baton, 200 + number, "patient")) for number in range(SLOTS + WAITING)]
+        await asyncio.to_thread(small.wait_for, lambda: small.status().queued_requests == WAITING, 5.0, "queue")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        with pytest.raises(Busy, match="the wait for room would be"):
+            await baton.complete([5] * PROMPT_TOKENS, max_tokens=120, ignore_eos=True, timeout_s=0.2, api_key="hasty")
+        assert loop.time() - began_s < 0.2
+        assert await asyncio.gather(*patient) == [None] * (SLOTS + WAITING)

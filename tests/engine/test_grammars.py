@@ -1,0 +1,79 @@
+"""Compiled forms are kept and shared; without the library every other request is served as ever."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import grammars
+from engine.grammars import Grammars
+from protos import sampling_pb2
+from structured.library import LibraryMissing
+from structured.output import FormRefused, StructuredKind, StructuredOutput
+from tests.fixtures.checkpoints import make_tokenizer
+from worker.structured import constraint_of
+
+END = 2
+LETTERS = StructuredOutput(StructuredKind.REGEX, "[ab]{2}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(512, "byte_level", 2048).save_pretrained(folder)
+    return folder
+
+
+def asked(**fields: Any) -> sampling_pb2.Sampling:
+    structured = sampling_pb2.StructuredOutput(**fields)
+    return sampling_pb2.Sampling(structured=structured, stop_token_ids=[END])
+
+
+def test_a_form_is_compiled_once_for_all_who_ask(folder: Path) -> None:
+    kept = Grammars(folder, 512, [END])
+    first, second = (kept.constraint(LETTERS, [END]) for _ in range(2))
+    assert kept.compiled == 1
+    assert first is not second
+    kept.close()
+
+
+def test_only_so_many_are_kept_those_asked_for_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "KEPT", 2)
+    kept = Grammars(folder, 512, [END])
+    other, third = (StructuredOutput(StructuredKind.REGEX, text) for text in ("x", "y"))
+    for output in (LETTERS, other, LETTERS, third, LETTERS):
+        kept.constraint(output, [END])
+    assert kept.compiled == 3
+    kept.constraint(other, [END])
+    assert kept.compiled == 4
+    kept.close()
+
+
+def test_a_missing_tokenizer_is_told_to_who_asks_for_a_form(tmp_path: Path) -> None:
+    kept = Grammars(tmp_path, 512, [END])
+    kept.prepare()
+    with pytest.raises(FormRefused, match="tokenizer cannot be read"):
+        kept.constraint(LETTERS, [END])
+    kept.close()
+
+
+async def test_without_the_library_only_requests_that_need_it_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    kept = Grammars(folder, 512, [END])
+    kept.prepare()
+    with pytest.raises(LibraryMissing):
+        kept.constraint(LETTERS, [END])
+    with pytest.raises(ValueError, match="regex: llguidance is not installed"):
+        await constraint_of(kept, asked(kind=sampling_pb2.STRUCTURED_KIND_REGEX, text="a"))
+    assert await constraint_of(kept, sampling_pb2.Sampling(stop_token_ids=[END])) is None
+    kept.close()
+
+
+async def test_a_kind_that_a_worker_does_not_know_is_refused(folder: Path) -> None:
+    kept = Grammars(folder, 512, [END])
+    with pytest.raises(ValueError, match="cannot hold answers"):
+        await constraint_of(kept, asked(kind=99, text="a"))
+    kept.close()

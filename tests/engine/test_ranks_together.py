@@ -1,0 +1,204 @@
+"""What the ranks of a worker agree on before they serve: memory, primitives, recorded steps. Over gloo, on a CPU."""
+
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.cuda_graphs import GraphSizes, why_not_recorded
+from engine.kv_layout import kv_layout
+from engine.kv_memory import LargestStep, prepare_with_spare_memory
+from engine.model_config import ModelError
+from engine.models.primitive import ChosenLinear, Primitive, PrimitiveChoice
+from engine.parallel import wire
+from engine.parallel.collectives import Collectives
+from engine.parallel.follower import carry_out
+from engine.parallel.load import load_part
+from engine.parallel.model import ParallelModel, SummedLinear
+from engine.parallel.orders import FollowerStart, LinearChoice, RankOptions
+from engine.parallel.shard import Shard
+from engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
+from engine.prepare import ModelOptions
+from engine.runner import Runner
+from engine.sampling_params import SamplingParams
+from engine.sizing import GPU_RESERVE_BYTES
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.host_recorder import HostRecorder
+from tests.fixtures.metered_rank import ToldMeter
+from tests.fixtures.paged import CPU, PagedModel, random_prompt
+
+MIB = 1 << 20
+METERED = RankOptions(entry="tests.fixtures.metered_rank")
+STEP = LargestStep(tokens=20, sequences=3)
+LINEAR = PrimitiveChoice(Primitive.ONEDNN)
+
+
+def options(folder: Path) -> ModelOptions:
+    return ModelOptions(folder, CPU, "float32", 8, 0, max_model_len=64, tensor_parallel=2, linear=LINEAR)
+
+
+def free_for(pool_bytes: int) -> int:
+    """Of a device that has so much left for KV in the end."""
+    return pool_bytes + GPU_RESERVE_BYTES // 2
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("ranks"), "llama", num_hidden_layers=2)
+
+
+def test_the_rank_with_least_memory_decides_for_all(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_TEST_FREE_BYTES", str(free_for(2 * MIB)))
+    prepared = prepare_with_spare_memory(
+        options(checkpoint), STEP, 1.0, ranks=METERED, meter=lambda device: ToldMeter(free_for(7 * MIB))
+    )
+    assert prepared.ranks is not None
+    small_bytes = 2 * MIB + STEP.tokens // 8 * prepared.layout.block_bytes  # the blocks of the trial are free again
+    assert 2 * 2 * MIB <= prepared.pool_bytes <= 2 * small_bytes
+    runner = prepared.load(torch.zeros(prepared.storage_bytes, dtype=torch.uint8), progress=False)
+    try:
+        whole, prompt = PagedModel(checkpoint, 8), random_prompt(20)
+        plan = Plan((Chunk(0, prompt, 0, whole.blocks(20), (Sample(0, SamplingParams(max_tokens=1)),)),))
+        assert tokens(runner, plan) == tokens(whole.runner, plan)
+    finally:
+        runner.close()
+
+
+def tokens(runner: Runner, plan: Plan) -> list[int]:
+    return [drawn.token_id for result in runner.run(plan) if isinstance(result, Computed) for drawn in result.drawn]
+
+
+def test_a_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_TEST_FREE_BYTES", str(free_for(-MIB)))
+    with pytest.raises(ModelError, match=r"leaves no room for KV \(rank 1\)"):
+        prepare_with_spare_memory(
+            options(checkpoint), STEP, 1.0, ranks=METERED, meter=lambda device: ToldMeter(free_for(7 * MIB))
+        )
+
+
+def test_what_multiplies_is_told_to_every_rank_and_kept_to(checkpoint: Path, tmp_path: Path) -> None:
+    asked = PrimitiveChoice(Primitive.ONEDNN, tmp_path, threads=7)
+    start = FollowerStart(str(checkpoint), "cpu", "float32", "none", 2, None, LinearChoice.of(asked), "entry", 3)
+    read = FollowerStart.of_bytes(start.to_bytes())
+    assert read == start
+    assert read.linear is not None
+    assert read.linear.choice() == replace(asked, threads=None)
+    alone = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)
+    part = load_part(checkpoint, torch.float32, CPU, False, "none", alone, read.linear.choice())
+    for layer in part.layers:
+        assert isinstance(layer.qkv, ChosenLinear)
+        assert isinstance(layer.output, SummedLinear)
+        assert isinstance(layer.output.part, ChosenLinear)
+    alone.close()
+
+
+def test_sums_over_gloo_are_not_recorded(checkpoint: Path, tmp_path: Path) -> None:
+    alone = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)
+    model = ParallelModel(load_part(checkpoint, torch.float32, CPU, False, "none", alone), alone, lambda rows: None)
+    assert why_not_recorded(model) == "sums over gloo are no part of a graph"
+    alone.close()
+
+
+class TwoRanks:
+    """Both ranks of a model, each on a thread of its own, with decode steps recorded."""
+
+    def __init__(self, checkpoint: Path, meeting: Path) -> None:
+        self._checkpoint, self._meeting = checkpoint, meeting
+        self._announced: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.recorders = HostRecorder(), HostRecorder()
+        self.failed: list[BaseException] = []
+
+    def run(self, plans: list[Plan]) -> list[list[int]]:
+        """What each plan draws."""
+        found: list[list[int]] = []
+
+        def lead() -> None:
+            runner, _ = self._ready(0)
+            found.extend(tokens(runner, plan) for plan in plans)
+
+        def follow() -> None:
+            runner, model = self._ready(1)
+            for plan in plans:
+                runner.follow(plan)
+                if any(chunk.samples for chunk in plan.chunks):
+                    rows = self._announced.get(timeout=20)
+                    with torch.inference_mode():
+                        model.logits_together(torch.empty(rows, model.config.hidden_size))
+
+        threads = [threading.Thread(target=self._kept, args=(part,)) for part in (lead, follow)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(40)
+        assert not self.failed
+        return found
+
+    def _kept(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001 -- told on the other thread
+            self.failed.append(error)
+
+    def _ready(self, rank: int) -> tuple[Runner, ParallelModel]:
+        collectives = Collectives(Shard(rank, 2), self._meeting, CPU)
+        part = load_part(self._checkpoint, torch.float32, CPU, False, "none", collectives)
+        model = ParallelModel(part, collectives, self._announced.put)
+        layout = kv_layout(model.config, torch.float32, 8)
+        runner = Runner(model, layout, layout.view(torch.zeros(16 * layout.block_bytes, dtype=torch.uint8), 16))
+        runner.record(GraphSizes(4, 4), self.recorders[rank])
+        self.recorders[rank].replays = 0
+        return runner, model
+
+
+def test_ranks_replay_recorded_steps_together(checkpoint: Path, tmp_path: Path) -> None:
+    sample = (Sample(0, SamplingParams(max_tokens=9)),)
+    prompts = [random_prompt(11), random_prompt(6)]
+    tables = [[0, 1, 2], [3, 4, 5]]
+    plans = [Plan(tuple(Chunk(index, prompt, 0, tables[index], sample) for index, prompt in enumerate(prompts)))]
+    for step in range(4):
+        chunks = [
+            Chunk(index, [40 + step], len(prompt) + step, tables[index], sample) for index, prompt in enumerate(prompts)
+        ]
+        plans.append(Plan(tuple(chunks[: 2 - step // 2])))
+    ranks, whole = TwoRanks(checkpoint, tmp_path / "meeting"), PagedModel(checkpoint, 8, 16)
+    assert ranks.run(plans) == [tokens(whole.runner, plan) for plan in plans]
+    assert [recorder.replays for recorder in ranks.recorders] == [4, 4]
+
+
+class NotingRunner:
+    """Notes what it is asked, and what has been said on the connection by then."""
+
+    def __init__(self, said: socket.socket) -> None:
+        self.noted: list[tuple[str, bool]] = []
+        self._said = said
+
+    def follow(self, plan: Plan) -> None:
+        self._note("follow")
+
+    def settle(self) -> None:
+        self._note("settle")
+
+    def _note(self, what: str) -> None:
+        self._said.setblocking(False)
+        try:
+            has_said = bool(self._said.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            has_said = False
+        self.noted.append((what, has_said))
+
+
+def test_a_rank_says_that_blocks_are_moved_when_its_device_has_moved_them() -> None:
+    leader, own = socket.socketpair()
+    with leader, own:
+        runner = NotingRunner(leader)
+        carry_out(own, runner, Plan((Chunk(0, [1], 0, [0]),), (BlockCopy(0, 1),)))
+        assert runner.noted == [("follow", False)]  # its first sum tells
+        carry_out(own, runner, Plan((), (BlockCopy(0, 1),)))
+        assert runner.noted[1:] == [("follow", False), ("settle", False)]
+        leader.setblocking(True)
+        assert wire.receive(leader).kind == wire.MOVED

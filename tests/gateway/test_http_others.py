@@ -1,0 +1,111 @@
+"""The smaller routes: responses, the simple server, tokenizer, models, metrics, and the document of all of them."""
+
+import json
+from typing import Any
+
+from tests.gateway.conftest import Gateway
+from tests.router.conftest import encode
+
+
+async def test_a_response(gateway: Gateway) -> None:
+    gateway.says("hello")
+
+    answer = await gateway.post("/v1/responses", input="hi", instructions="be kind")
+
+    assert answer["object"] == "response" and answer["status"] == "completed"
+    assert answer["output"][0]["content"][0]["text"] == "hello"
+    assert answer["usage"]["output_tokens"] == 6
+    assert gateway.prompt() == "[system]be kind[user]hi[assistant]"
+
+
+async def test_a_response_as_events(gateway: Gateway) -> None:
+    gateway.says("hello")
+
+    response = await gateway.client.post("/v1/responses", json={"input": "hi", "stream": True, "max_output_tokens": 3})
+
+    events = [json.loads(block.partition("\ndata: ")[2]) for block in response.text.split("\n\n") if block]
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-1] == "response.incomplete"
+    assert "".join(event["delta"] for event in events if event["type"].endswith("text.delta")) == "hel"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_what_responses_do_not_do_is_named(gateway: Gateway) -> None:
+    refusals: tuple[dict[str, Any], ...] = (
+        {"previous_response_id": "resp_1"}, {"background": True}, {"tools": [{"type": "web_search"}]},
+    )  # fmt: skip
+    for fields in refusals:
+        assert (await gateway.refused("/v1/responses", input="hi", **fields))["param"] == next(iter(fields))
+
+
+async def test_generate_answers_with_prompt_and_output(gateway: Gateway) -> None:
+    assert await gateway.post("/generate", prompt="ab", max_tokens=3, n=2) == {"text": ["ababa", "abbab"]}
+
+
+async def test_generate_streams_cumulative_texts_between_zero_bytes(gateway: Gateway) -> None:
+    response = await gateway.client.post("/generate", json={"prompt": "ab", "max_tokens": 3, "stream": True})
+
+    *texts, rest = response.content.split(b"\0")
+    assert rest == b""
+    said = [json.loads(text)["text"][0] for text in texts]
+    assert said[-1] == "ababa" and all(
+        later.startswith(earlier) for earlier, later in zip(said, said[1:], strict=False)
+    )
+
+
+async def test_texts_and_tokens_there_and_back(gateway: Gateway) -> None:
+    tokenized = await gateway.post("/tokenize", prompt="héllo", return_token_strs=True)
+
+    assert tokenized["tokens"] == encode("héllo") and tokenized["count"] == 6
+    assert tokenized["token_strs"][1:3] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert (await gateway.post("/detokenize", tokens=tokenized["tokens"])) == {"prompt": "héllo"}
+    chat = await gateway.post("/tokenize", messages=[{"role": "user", "content": "hi"}])
+    assert chat["tokens"] == encode("[user]hi[assistant]")
+    assert (await gateway.refused("/tokenize"))["param"] == "prompt"
+    assert (await gateway.refused("/detokenize", tokens=[5, 999]))["param"] == "tokens[1]"
+
+
+async def test_models_health_and_readiness(gateway: Gateway) -> None:
+    get = gateway.client.get
+
+    (model,) = (await get("/v1/models")).json()["data"]
+
+    assert model["id"] == "tiny" and model["object"] == "model" and model["max_model_len"] == 1024
+    assert (await get("/v1/models/tiny")).json() == model
+    assert (await get("/v1/models/other")).status_code == 404
+    health = await get("/health")
+    assert (health.status_code, health.content) == (200, b"")
+    assert (await get("/ready")).json() == {"ready": True, "detail": ""}
+    assert (await get("/version")).json()["version"]
+
+
+async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
+    gateway.says("hello")
+    await gateway.post("/v1/completions", prompt="abc", max_tokens=4)
+    await gateway.refused("/v1/completions", prompt="abc", n=1000)
+
+    text = (await gateway.client.get("/metrics")).text
+
+    labels = 'engine="router",model_name="tiny"'
+    assert f"vllm:prompt_tokens_total{{{labels}}} 3.0" in text
+    assert f"vllm:generation_tokens_total{{{labels}}} 4.0" in text
+    assert 'vllm:request_success_total{engine="router",finished_reason="length",model_name="tiny"} 1.0' in text
+    assert f"vllm:time_to_first_token_seconds_count{{{labels}}} 1.0" in text
+    assert 'vllm:inter_token_latency_seconds_bucket{engine="router",le="+Inf",model_name="tiny"}' in text
+    assert 'vllm:num_requests_running{engine="decode-0",model_name="tiny"} 0.0' in text
+    assert 'baton:requests_failed_total{status="INVALID_ARGUMENT"} 1.0' in text
+
+
+async def test_the_document_names_every_route_and_its_message(gateway: Gateway) -> None:
+    document = (await gateway.client.get("/openapi.json")).json()
+
+    posts = {path for path, operations in document["paths"].items() if "post" in operations}
+    assert posts == {
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/tokenize", "/detokenize",
+    }  # fmt: skip
+    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = schema["$ref"].rpartition("/")[2]
+    assert {"prompt", "max_tokens", "stop_token_ids"} <= document["components"]["schemas"][name]["properties"].keys()

@@ -1,0 +1,104 @@
+"""How requests come in: bodies, methods, headers, and what is refused before it costs anything."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.gateway.conftest import Gateway
+from tests.router.conftest import encode
+
+PATH = "/v1/completions"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "\xff"}', b"[" * 100_000, b"null", b'"text"', b"[]"])
+async def test_what_is_no_message_is_refused(gateway: Gateway, body: bytes) -> None:
+    response = await gateway.client.post(PATH, content=body)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("settings", [{"http_max_body": 1000}], indirect=True)
+async def test_a_body_over_the_limit_is_refused_by_its_header(gateway: Gateway) -> None:
+    response = await gateway.client.post(PATH, content=b" " * 1001)
+
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("settings", [{"http_max_body": 1000}], indirect=True)
+async def test_a_body_over_the_limit_is_refused_where_no_header_tells(gateway: Gateway) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    response = await gateway.client.post(PATH, content=chunks())
+
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize("settings", [{"http_all_bodies": 1000}], indirect=True)
+async def test_all_bodies_together_have_a_bound(gateway: Gateway) -> None:
+    response = await gateway.client.post(PATH, content=b" " * 2000)
+
+    assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    assert (await gateway.client.post(PATH, json={"prompt": "a", "max_tokens": 1})).status_code == 200
+
+
+async def test_a_wrong_method_is_told_the_right_one(gateway: Gateway) -> None:
+    response = await gateway.client.get(PATH)
+
+    assert response.status_code == 405 and response.headers["allow"] == "POST"
+    assert (await gateway.client.post("/v1/models")).status_code == 405
+
+
+async def test_an_unknown_path_is_an_error_object_too(gateway: Gateway) -> None:
+    response = await gateway.client.post("/v1/embeddings", json={})
+
+    assert response.status_code == 404 and response.json()["error"]["code"] == "unknown_path"
+
+
+async def test_a_request_id_comes_back_and_names_the_answer(gateway: Gateway) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+
+    given = await gateway.client.post(PATH, json=body, headers={"x-request-id": "mine-1"})
+    drawn = await gateway.client.post(PATH, json=body)
+
+    assert given.headers["x-request-id"] == "mine-1" and given.json()["id"] == "cmpl-mine-1"
+    assert drawn.headers["x-request-id"] and drawn.json()["id"] == f"cmpl-{drawn.headers['x-request-id']}"
+
+
+@pytest.mark.parametrize("settings", [{"max_active": 1}], indirect=True)
+async def test_no_room_says_when_to_come_back(gateway: Gateway) -> None:
+    async with gateway.held(PATH, prompt="a"):
+        response = await gateway.client.post(PATH, json={"prompt": "a"})
+
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_before_the_first_token_frees_both_workers(gateway: Gateway, stream: bool) -> None:
+    async with gateway.held(PATH, prompt="a", stream=stream):
+        pass
+
+    cancelled = {(await worker.received("cancel")).attempt_id for worker in (gateway.pair.prefill, gateway.pair.decode)}
+    assert len(cancelled) == 1
+
+
+async def test_a_client_that_goes_in_the_middle_of_a_stream_frees_decode(gateway: Gateway) -> None:
+    gateway.pair.manual = True
+
+    async def say_one_token() -> int:
+        attempt_id: int = (await gateway.pair.prefill.received("prefill", 2)).attempt_id
+        gateway.pair.first_step(attempt_id, encode("x"))
+        return attempt_id
+
+    saying = asyncio.create_task(say_one_token())
+    async with gateway.client.stream("POST", PATH, json={"prompt": "a", "stream": True}) as response:
+        assert '"x"' in await anext(response.aiter_lines())
+    attempt_id = await saying
+
+    assert (await gateway.pair.decode.received("cancel")).attempt_id == attempt_id

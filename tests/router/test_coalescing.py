@@ -1,0 +1,88 @@
+"""Whoever is slow to take the answer gets more of it at a time, and the same answer."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protos import baton_pb2
+from router.answer import Delta
+from router.attempt import Attempt
+from router.cluster import Cluster
+from router.events import Failed, FailureReason, FirstStep, PrefillTimings, SequenceOutput
+from router.failures import AttemptFailed
+from router.inbox import Inbox
+from router.lifecycle import Lifecycle, Released
+from router.placement import Placement
+from router.public_wire import Responses
+from router.timeline import Timeline
+
+PLACEMENT = Placement("p", "d", 0, 0, 0, 0, 1, 1)
+ATTEMPT = 1
+
+
+class OneInbox:
+    """As much of a fleet as an attempt needs."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+
+    def open(self, attempt_id: int, placement: Placement) -> Inbox:
+        return self.inbox
+
+
+def attempt_on(fleet: OneInbox) -> Attempt:
+    sampling: Any = SimpleNamespace(prompt_logprobs=None, n=2)
+    request: Any = SimpleNamespace(sampling=sampling, token_ids=(1, 2))
+    one: Any = fleet
+    attempt = Attempt(ATTEMPT, PLACEMENT, request, Cluster(), one, Timeline(0.0), Lifecycle(2))
+    attempt.__enter__()
+    return attempt
+
+
+def output(offset: int, token_id: int, choice: int = 0) -> SequenceOutput:
+    return SequenceOutput(ATTEMPT, choice, offset, (token_id,))
+
+
+async def test_all_that_has_come_is_taken_at_once() -> None:
+    fleet = OneInbox()
+    attempt = attempt_on(fleet)
+    fleet.inbox.put(FirstStep(ATTEMPT, (output(0, 5), output(0, 7, choice=1)), PrefillTimings(0.0, (), 0.0, 0)), 1.0)
+    for offset in range(1, 4):
+        fleet.inbox.put(output(offset, 5 + offset), 2.0)
+    assert await attempt.next() == (Released(0, 0, (5, 6, 7, 8), None), Released(1, 0, (7,), None))
+
+
+async def test_what_came_before_a_failure_goes_out_before_it() -> None:
+    fleet = OneInbox()
+    attempt = attempt_on(fleet)
+    fleet.inbox.put(output(0, 5), 1.0)
+    fleet.inbox.put(Failed(ATTEMPT, "d", FailureReason.WORKER_LOST, ""), 1.0)
+    fleet.inbox.put(output(1, 6), 1.0)
+    assert await attempt.next() == (Released(0, 0, (5,), None),)
+    with pytest.raises(AttemptFailed):
+        await attempt.next()
+
+
+async def test_an_expired_inbox_ends_the_wait_and_gives_nothing_more() -> None:
+    inbox = Inbox()
+    waiting = asyncio.create_task(inbox.take())
+    await asyncio.sleep(0)
+    inbox.expire()
+    with pytest.raises(TimeoutError):
+        await waiting
+    inbox.put(output(0, 5), 1.0)
+    with pytest.raises(TimeoutError):
+        await inbox.take()
+
+
+def test_a_response_that_is_used_again_keeps_nothing_of_the_last_delta() -> None:
+    responses = Responses(baton_pb2.GenerateResponse)
+    deltas = [Delta(1, 4, (7, 8), "ab"), Delta(0, 0, (), "c"), Delta(0, 9, (3,), "")]
+    for delta in deltas:
+        written = baton_pb2.GenerateResponse.FromString(responses.of(delta).SerializeToString()).delta
+        assert (written.index, written.offset, tuple(written.token_ids), written.text) == (
+            delta.index, delta.offset, delta.token_ids, delta.text
+        )  # fmt: skip
+        assert not written.HasField("logprobs")

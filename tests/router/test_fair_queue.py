@@ -1,0 +1,132 @@
+"""Whose turn it is: shares, classes, and what every order of arrivals keeps."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fair_queue import SPARE_SHARE, Entry, FairQueue
+
+MOST_TOKENS = 50
+TOKENS = st.integers(1, MOST_TOKENS)
+ARRIVALS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from((-1, 0, 2)), TOKENS), max_size=40)
+
+
+def head(queue: FairQueue[int]) -> Entry[int]:
+    return next(queue.order())
+
+
+def serve(queue: FairQueue[int]) -> Entry[int]:
+    entry = head(queue)
+    queue.take(entry)
+    return entry
+
+
+def filled(arrivals: list[tuple[str, int, int]]) -> FairQueue[int]:
+    queue: FairQueue[int] = FairQueue()
+    for item, (tenant, priority, tokens) in enumerate(arrivals):
+        queue.add(item, tenant, priority, tokens)
+    return queue
+
+
+@settings(max_examples=200, deadline=None)
+@given(ARRIVALS)
+def test_every_request_is_served_once_and_a_tenants_in_order(
+    arrivals: list[tuple[str, int, int]],
+) -> None:
+    queue = filled(arrivals)
+    served = [serve(queue) for _ in arrivals]
+    assert sorted(entry.item for entry in served) == list(range(len(arrivals)))
+    for key in {(entry.tenant, entry.priority) for entry in served}:
+        items = [entry.item for entry in served if (entry.tenant, entry.priority) == key]
+        assert items == sorted(items)
+    assert (len(queue), list(queue.order()), queue.newest_of_largest()) == (0, [], None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ARRIVALS)
+def test_order_lists_everyone_once(arrivals: list[tuple[str, int, int]]) -> None:
+    assert sorted(entry.item for entry in filled(arrivals).order()) == list(range(len(arrivals)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TOKENS, min_size=30, max_size=30), st.lists(TOKENS, min_size=30, max_size=30), st.integers(1, 30))
+def test_two_tenants_that_wait_all_the_while_are_served_equally(one: list[int], other: list[int], turns: int) -> None:
+    """Within the largest request of each."""
+    queue = filled([("one", 0, tokens) for tokens in one] + [("other", 0, tokens) for tokens in other])
+    tokens: Counter[str] = Counter()
+    for _ in range(turns):
+        entry = serve(queue)
+        tokens[entry.tenant] += entry.tokens
+        assert abs(tokens["one"] - tokens["other"]) <= 2 * MOST_TOKENS
+
+
+def test_a_tenant_that_comes_late_neither_saved_up_nor_lost() -> None:
+    queue = filled([("noisy", 0, 10)] * 20)
+    for _ in range(10):
+        serve(queue)
+    for item in (100, 101):
+        queue.add(item, "late", 0, 10)
+    assert [serve(queue).tenant for _ in range(4)] in (
+        ["noisy", "late", "noisy", "late"],
+        ["late", "noisy", "late", "noisy"],
+        ["noisy", "late", "late", "noisy"],
+    )
+
+
+def test_a_withdrawn_request_costs_its_tenant_nothing() -> None:
+    queue = filled([("a", 0, 10), ("b", 0, 10), ("a", 0, 10)])
+    big = queue.add(9, "b", 0, 1000)
+    queue.withdraw(big)
+    queue.add(10, "b", 0, 10)
+    assert [serve(queue).tenant for _ in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_coming_and_going_does_not_win_turns() -> None:
+    """Whoever leaves the queue for a moment is not forgotten while the others have not caught up."""
+    queue = filled([("patient", 0, 10)] * 10)
+    queue.add(100, "nimble", 0, 10)
+    tokens: Counter[str] = Counter()
+    for _ in range(10):
+        entry = serve(queue)
+        tokens[entry.tenant] += 1
+        if entry.tenant == "nimble":
+            queue.add(100, "nimble", 0, 10)
+    assert tokens == {"patient": 5, "nimble": 5}
+
+
+def test_an_earlier_class_goes_first_but_for_a_tenth() -> None:
+    queue = filled([("a", 5, 10)] * 100 + [("a", 0, 10)] * 200)
+    served = [serve(queue) for _ in range(200)]
+    assert served[0].priority == 0
+    late = sum(entry.tokens for entry in served if entry.priority == 5)
+    assert abs(late / 2000 - SPARE_SHARE) <= 0.01
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), TOKENS)
+def test_no_class_starves_however_many_earlier_ones_keep_coming(later: int, tokens: int) -> None:
+    queue: FairQueue[int] = FairQueue()
+    last = queue.add(-1, "low", later, tokens)
+    for turn in range(1000):
+        queue.add(turn, "high", 0, 10)
+        if serve(queue) is last:
+            break
+    # So much of the earlier class goes before it as makes its share up.
+    assert turn * 10 <= tokens * (1 - SPARE_SHARE) / SPARE_SHARE + 10
+
+
+@settings(max_examples=200, deadline=None)
+@given(ARRIVALS, st.tuples(st.sampled_from("abcd"), st.sampled_from((-1, 0, 2)), TOKENS))
+def test_one_more_that_waits_never_shortens_what_is_ahead(
+    arrivals: list[tuple[str, int, int]], one_more: tuple[str, int, int]
+) -> None:
+    queue = filled(arrivals)
+    before = {(name, level): queue.tokens_ahead(name, level) for name in "abcd" for level in (-1, 0, 2)}
+    queue.add(99, *one_more)
+    assert all(queue.tokens_ahead(*key) >= ahead for key, ahead in before.items())
+
+
+def test_a_quiet_tenant_is_not_told_to_wait_for_a_noisy_one() -> None:
+    queue = filled([("noisy", 0, 10)] * 50)
+    assert queue.tokens_ahead("quiet", 0) <= 10 < 500 == queue.tokens_ahead("noisy", 0)

@@ -1,0 +1,133 @@
+"""The planner of roles: when it proposes a change, and that it never goes to and fro."""
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from router.planner import Planner, PlannerTiming, Pressure, Situation, Verdict
+from router.worker import WorkerRole
+
+TIMING = PlannerTiming(hold_s=5.0, cool_down_s=30.0)
+LOOK_S = 2.5  # seldomer than the router does, which is harder: a few unlucky measurements count for more
+
+
+def look(prefill: float, decode: float, workers: tuple[int, int] = (2, 2), floor: float = 0.0) -> Verdict:
+    """After it has held for long enough."""
+    planner = Planner(TIMING)
+    situation = Situation(*workers, Pressure(prefill, floor), Pressure(decode, floor))
+    planner.look(situation, 0.0)
+    return planner.look(situation, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "to"),
+    [
+        (0.9, 0.1, None),  # within the SLOs
+        (1.6, 0.3, WorkerRole.PREFILL),
+        (0.3, 1.6, WorkerRole.DECODE),
+        (1.6, 1.5, None),  # both: nothing is gained
+        (0.7, 1.2, None),  # prefill would have twice of 0.7
+    ],
+)
+def test_the_busier_role_gets_a_worker_where_both_are_better_off_then(
+    prefill: float, decode: float, to: WorkerRole | None
+) -> None:
+    assert look(prefill, decode).to is to
+
+
+@pytest.mark.parametrize(("workers", "prefill", "decode"), [((1, 3), 0.0, 9.0), ((3, 1), 9.0, 0.0)])
+def test_a_role_keeps_its_last_worker(workers: tuple[int, int], prefill: float, decode: float) -> None:
+    verdict = look(prefill, decode, workers)
+    assert verdict.to is None
+    assert "no worker to spare" in verdict.why
+
+
+def test_what_more_workers_would_not_shorten_is_no_reason() -> None:
+    """A prompt that takes 3 s on any worker is beyond an SLO of 2 s with as many workers as one likes."""
+    assert look(1.6, 0.1).to is WorkerRole.PREFILL
+    assert look(1.6, 0.1, floor=1.5).to is None
+
+
+def test_a_change_must_seem_worth_it_for_a_while() -> None:
+    planner, busy, calm = Planner(TIMING), situation(2, 2, 0.2, 1.8), situation(2, 2, 0.2, 0.9)
+    assert planner.look(busy, 0.0).to is None
+    assert planner.look(calm, 4.0).to is None
+    assert planner.look(busy, 5.0).to is None, "a moment of calm did not begin the wait anew"
+    assert planner.look(busy, 10.1).to is WorkerRole.DECODE
+
+
+def test_nothing_is_decided_while_a_worker_is_on_its_way() -> None:
+    planner, moving = Planner(TIMING), Situation(2, 2, Pressure(0.2), Pressure(1.8), moving=True)
+    assert [planner.look(moving, at).to for at in (0.0, 6.0, 60.0)] == [None] * 3
+
+
+def test_after_a_change_there_is_none_for_a_while() -> None:
+    planner, busy = Planner(TIMING), situation(4, 2, 0.2, 2.5)
+    planner.look(busy, 0.0)
+    assert planner.look(busy, 5.0).to is WorkerRole.DECODE
+    planner.changed(5.0)
+    assert [planner.look(busy, at).to for at in (6.0, 20.0, 34.9)] == [None] * 3
+    assert planner.look(busy, 35.1).to is WorkerRole.DECODE
+
+
+def situation(prefill_workers: int, decode_workers: int, prefill: float, decode: float) -> Situation:
+    return Situation(prefill_workers, decode_workers, Pressure(prefill), Pressure(decode))
+
+
+@dataclass
+class World:
+    """Work for each role, in workers that it keeps busy; pressures are measured with noise."""
+
+    chance: random.Random
+    workers: int
+    prefill_workers: int
+    prefill_work: float
+    decode_work: float
+    noise: float = 0.1
+    changes: int = 0
+
+    def run(self, planner: Planner, begin_s: float, seconds: float) -> None:
+        for tick in range(int(seconds / LOOK_S)):
+            now = begin_s + tick * LOOK_S
+            verdict = planner.look(self.situation(), now)
+            if verdict.to is not None:
+                self.prefill_workers += 1 if verdict.to is WorkerRole.PREFILL else -1
+                assert 1 <= self.prefill_workers < self.workers
+                planner.changed(now)
+                self.changes += 1
+
+    def situation(self) -> Situation:
+        decode_workers = self.workers - self.prefill_workers
+        prefill = self._noisy(self.prefill_work / self.prefill_workers)
+        return situation(self.prefill_workers, decode_workers, prefill, self._noisy(self.decode_work / decode_workers))
+
+    def _noisy(self, level: float) -> float:
+        return level * (1 + self.chance.uniform(-self.noise, self.noise))
+
+    @property
+    def worst(self) -> float:
+        return self.worst_with(self.prefill_workers)
+
+    def worst_with(self, prefill_workers: int) -> float:
+        return max(self.prefill_work / prefill_workers, self.decode_work / (self.workers - prefill_workers))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_thousand_clusters_settle_near_the_best_split_and_stay_there(part: int) -> None:
+    """Each from any split, under a load that stays; then the load moves once, and it settles again."""
+    for seed in range(part * 250, part * 250 + 250):
+        chance = random.Random(seed)
+        workers = chance.randint(2, 16)
+        world = World(chance, workers, chance.randint(1, workers - 1), 0.0, 0.0)
+        planner = Planner(replace(TIMING, cool_down_s=12.5))
+        for phase in range(2):
+            share = chance.uniform(0.1, 0.9)
+            load = workers * chance.uniform(0.3, 1.5)
+            world.prefill_work, world.decode_work = load * share, load * (1 - share)
+            started = world.prefill_workers
+            world.changes = 0
+            world.run(planner, phase * 1000.0, 250.0)
+            best = min(map(world.worst_with, range(1, workers)))
+            assert world.worst <= max(1.15, best * 1.45), f"seed {seed}: {world}, best {best}"
+            assert world.changes == abs(world.prefill_workers - started), f"seed {seed} went to and fro"

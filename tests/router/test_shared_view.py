@@ -1,0 +1,178 @@
+"""What routers tell each other: what is heard counts for a while, each prediction once, and silence is no error."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from router.cluster import Cluster
+from router.placement import Placement, PlacementRequest, WorkerView
+from router.replicas import Replicas
+from router.shared_view import MAX_AGE_S, ElsewhereLoad, Prediction, RecentPredictions, Share, SharedView
+from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from service.registry import RegistryUnavailable
+
+MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
+CHAIN = tuple(bytes([i]) * 32 for i in range(4))
+REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=17, max_tokens=8, choices=1)
+PLACED = Placement("p0", "d0", 0, 0, 0, 0, 1, 1)
+
+
+class Redis:
+    """What is on it, for two routers at most; `gone` it does not answer."""
+
+    def __init__(self) -> None:
+        self.shares: dict[int, bytes] = {}
+        self.gone = False
+
+    def store(self, number: int) -> "Store":
+        return Store(self, number)
+
+
+class Store:
+    def __init__(self, redis: Redis, number: int) -> None:
+        self._redis = redis
+        self._number = number
+
+    async def exchange(self, share: bytes) -> tuple[bytes, ...]:
+        if self._redis.gone:
+            raise RegistryUnavailable("it is gone")
+        self._redis.shares[self._number] = share
+        return tuple(each for number, each in self._redis.shares.items() if number != self._number)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Router:
+    """One router's cluster of a prefill and a decode worker, and its place among the others."""
+
+    def __init__(self, redis: Redis, number: int, clock: "Clock") -> None:
+        self.cluster = Cluster()
+        for endpoint, role in (("p0", WorkerRole.PREFILL), ("d0", WorkerRole.DECODE)):
+            self.cluster.add(endpoint, role)
+            self.cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, b"f", MODEL, 100, 8), 1)
+            self.cluster.reported(endpoint, WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+        self.replicas = Replicas(self.cluster, redis.store(number), bytes([number]) * 16, clock=clock)
+
+    def view(self, endpoint: str) -> WorkerView:
+        return next(view for view in self.cluster.snapshot(CHAIN) if view.endpoint == endpoint)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def redis() -> Redis:
+    return Redis()
+
+
+@pytest.fixture
+def two(redis: Redis, clock: Clock) -> tuple[Router, Router]:
+    return Router(redis, 0, clock), Router(redis, 1, clock)
+
+
+async def test_a_router_counts_what_another_has_charged_and_expects_what_it_predicts(
+    two: tuple[Router, Router],
+) -> None:
+    first, second = two
+    first.cluster.charge(1, PLACED, REQUEST, CHAIN)
+    await first.replicas.exchange()
+    await second.replicas.exchange()
+    assert second.replicas.others == 1
+    assert second.view("p0").tokens_in_flight == first.view("p0").tokens_in_flight == 17
+    assert second.view("d0").elsewhere_slots == 1
+    assert second.view("d0").used_slots == 0, "another router's credit was taken for its own"
+    assert second.view("p0").hit_blocks == 4
+
+
+async def test_what_is_returned_is_heard_too(two: tuple[Router, Router]) -> None:
+    first, second = two
+    first.cluster.charge(1, PLACED, REQUEST, CHAIN)
+    await first.replicas.exchange()
+    for endpoint in PLACED.endpoints:
+        first.cluster.release(1, endpoint)
+    await first.replicas.exchange()
+    await second.replicas.exchange()
+    assert second.view("p0").tokens_in_flight == 0
+
+
+async def test_a_router_that_has_gone_counts_no_longer_than_a_second(two: tuple[Router, Router], clock: Clock) -> None:
+    first, second = two
+    first.cluster.charge(1, PLACED, REQUEST, CHAIN)
+    await first.replicas.exchange()
+    await second.replicas.exchange()
+    clock.now += MAX_AGE_S + 0.1
+    await second.replicas.exchange()
+    assert (second.replicas.others, second.view("p0").tokens_in_flight) == (0, 0)
+
+
+async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all(
+    two: tuple[Router, Router], redis: Redis, clock: Clock
+) -> None:
+    first, second = two
+    first.cluster.charge(1, PLACED, REQUEST, CHAIN)
+    await first.replicas.exchange()
+    await second.replicas.exchange()
+    redis.gone = True
+    clock.now += MAX_AGE_S + 0.1
+    assert not await second.replicas.exchange()
+    assert second.view("p0").tokens_in_flight == 0
+    redis.gone = False
+    await first.replicas.exchange()
+    assert await second.replicas.exchange()
+    assert second.view("p0").tokens_in_flight == 17
+
+
+async def test_what_no_router_of_this_version_wrote_is_passed_over(two: tuple[Router, Router], redis: Redis) -> None:
+    redis.shares[7] = b"\xff\xff"
+    assert await two[0].replicas.exchange()
+    assert two[0].replicas.others == 0
+
+
+async def test_it_ends_when_it_is_told_to_also_where_the_store_swallows_that(redis: Redis, clock: Clock) -> None:
+    """As redis-py does with a cancellation that comes together with its answer."""
+    router, asked = Router(redis, 0, clock), asyncio.Event()
+
+    class Swallowing(Store):
+        async def exchange(self, share: bytes) -> tuple[bytes, ...]:
+            asked.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return ()
+
+    running = asyncio.create_task(Replicas(router.cluster, Swallowing(redis, 0), bytes(16), clock=clock).run())
+    await asked.wait()
+    running.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait([running])
+
+
+def share(number: int, predictions: tuple[Prediction, ...]) -> Share:
+    return Share(b"r" * 16, number, {"w": ElsewhereLoad(tokens=number)}, predictions)
+
+
+def test_each_prediction_is_taken_once_and_an_older_share_not_at_all() -> None:
+    view = SharedView()
+    one, two, three = (Prediction(number, "w", CHAIN) for number in (1, 2, 3))
+    assert list(view.take(share(5, (one, two)), 0.0)) == [one, two]
+    assert list(view.take(share(6, (two, three)), 0.1)) == [three]
+    assert list(view.take(share(4, (one,)), 0.2)) == []
+    assert view.loads()["w"].tokens == 6
+
+
+def test_a_prediction_is_told_in_three_shares_and_the_oldest_give_way() -> None:
+    recent = RecentPredictions(shares=3, max_blocks=10)
+    for number in range(4):
+        recent.add(f"w{number}", CHAIN, 17)
+    assert [each.endpoint for each in recent.take()] == ["w2", "w3"]
+    assert [len(recent.take()) for _ in range(3)] == [2, 2, 0]

@@ -1,0 +1,91 @@
+"""How long one waits, from what was measured: by the thousand, on a clock of their own."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.wait_estimate import RETRY_LEAST_S, RETRY_MOST_S, RETRY_UNKNOWN_S, WaitEstimate
+
+
+def test_before_anything_is_known_nobody_is_refused_and_retries_take_the_usual_time() -> None:
+    estimate = WaitEstimate()
+    assert (estimate.wait_s(1000, 5.0), estimate.stay_s(10)) == (None, 0.0)
+    assert estimate.retry_after_s(1000, 5.0) == RETRY_UNKNOWN_S
+
+
+def test_at_first_what_is_there_by_how_long_it_stays_says_the_rate() -> None:
+    estimate = WaitEstimate()
+    estimate.dispatched(100)
+    estimate.ended(100, stayed_s=2.0, now=2.0)
+    for _ in range(4):
+        estimate.dispatched(100)
+    assert estimate.tokens_per_s(2.0) == pytest.approx(200.0)  # 400 tokens, 2 s each
+    assert estimate.wait_s(1000, 2.0) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_wait_of_a_saturated_service_is_foretold(seed: int) -> None:
+    """8 places, requests of 50 to 150 tokens that take 1 to 3 s each; each wait is foretold within a third of it."""
+    draw = random.Random(seed)
+    estimate, now = WaitEstimate(), 0.0
+    running: list[tuple[float, float, int]] = []  # (ends, began, tokens)
+    waiting = [draw.randint(50, 150) for _ in range(400)]
+    foretold: dict[int, tuple[float, float]] = {}
+    for turn, tokens in enumerate(waiting):
+        if len(running) == 8:
+            running.sort()
+            now, began, freed = running.pop(0)
+            estimate.ended(freed, now - began, now)
+        if turn in foretold:
+            told_at, told = foretold.pop(turn)
+            assert told == pytest.approx(now - told_at, rel=0.34)
+        estimate.dispatched(tokens)
+        estimate.some_wait(True, now)
+        running.append((now + draw.uniform(1.0, 3.0), now, tokens))
+        if turn >= 40 and turn % 20 == 0 and turn + 60 < len(waiting):
+            wait_s = estimate.wait_s(sum(waiting[turn + 1 : turn + 61]), now)
+            assert wait_s is not None
+            foretold[turn + 60] = (now, wait_s)
+
+
+def test_time_in_which_nobody_waited_does_not_count() -> None:
+    estimate = WaitEstimate()
+    for second in range(20):
+        estimate.dispatched(100)
+        estimate.some_wait(True, float(second))
+        estimate.ended(100, 1.0, second + 1.0)
+    busy = estimate.tokens_per_s(20.0)
+    estimate.some_wait(False, 20.0)
+    assert estimate.tokens_per_s(10_000.0) == busy
+    assert busy == pytest.approx(100.0, rel=0.1)
+
+
+def test_workers_that_stand_still_make_the_wait_longer() -> None:
+    estimate = WaitEstimate()
+    estimate.dispatched(100)
+    estimate.ended(100, 1.0, 1.0)
+    estimate.dispatched(100)
+    estimate.some_wait(True, 1.0)
+    waits = [estimate.wait_s(100, now) or 0.0 for now in (1.0, 3.0, 9.0)]
+    assert waits[0] < waits[1] < waits[2]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 30), st.floats(0.0, 5), st.booleans()), max_size=30),
+    st.lists(st.floats(0, 1e7), min_size=2, max_size=10),
+)
+def test_the_time_to_come_back_is_bounded_and_grows_with_the_queue(
+    ended: list[tuple[int, float, float, bool]], queues: list[float]
+) -> None:
+    estimate, now = WaitEstimate(), 0.0
+    for tokens, stayed_s, passed_s, some_wait in ended:
+        estimate.some_wait(some_wait, now)
+        estimate.dispatched(2 * tokens)
+        now += passed_s
+        estimate.ended(tokens, stayed_s, now)
+    retries = [estimate.retry_after_s(tokens, now) for tokens in sorted(queues)]
+    assert retries == sorted(retries)
+    assert all(RETRY_LEAST_S <= retry <= RETRY_MOST_S for retry in retries)

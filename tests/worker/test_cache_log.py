@@ -1,0 +1,47 @@
+"""What routers are told of a cache: numbered, bounded, and enough to check the sum by."""
+
+from functools import reduce
+
+from engine.cache_journal import CacheChanges
+from worker.cache_log import CacheLog
+
+HASHES = [bytes([number]) * 32 for number in range(1, 9)]
+
+
+def digest(*hashes: bytes) -> int:
+    return reduce(lambda sum_, each: sum_ ^ int.from_bytes(each[:8], "little"), hashes, 0)
+
+
+def test_a_step_is_one_message_and_messages_count_from_one() -> None:
+    log = CacheLog()
+    [first] = log.record(CacheChanges(tuple(HASHES[:3]), ()))
+    [second] = log.record(CacheChanges((HASHES[3],), (HASHES[0],)))
+    assert (first.sequence, second.sequence, log.sequence) == (1, 2, 2)
+    assert (second.stored, second.evicted) == ((HASHES[3],), (HASHES[0],))
+
+
+def test_what_is_too_much_for_one_message_goes_into_several() -> None:
+    log = CacheLog(message_hashes=3)
+    log.record(CacheChanges(tuple(HASHES[:4]), ()))
+    messages = log.record(CacheChanges(tuple(HASHES[4:]), tuple(HASHES[:4])))
+    assert [len(each.stored) + len(each.evicted) for each in messages] == [3, 3, 2]
+    assert [each.sequence for each in messages] == [3, 4, 5]
+    assert tuple(block for each in messages for block in each.stored) == tuple(HASHES[4:])
+
+
+def test_the_sum_is_that_of_what_is_there_now() -> None:
+    log = CacheLog()
+    log.record(CacheChanges(tuple(HASHES[:3]), ()))
+    log.record(CacheChanges((HASHES[1],), (HASHES[0], HASHES[7])))  # one was there, one never was
+    assert (log.blocks, log.digest) == (2, digest(HASHES[1], HASHES[2]))
+
+
+def test_a_snapshot_has_everything_in_bounded_parts() -> None:
+    log = CacheLog(message_hashes=3)
+    [empty] = log.snapshot()
+    assert (empty.sequence, empty.part, empty.parts, empty.hashes) == (0, 0, 1, ())
+    log.record(CacheChanges(tuple(HASHES[:7]), ()))
+    parts = log.snapshot()
+    assert [(each.part, each.parts, len(each.hashes)) for each in parts] == [(0, 3, 3), (1, 3, 3), (2, 3, 1)]
+    assert {each.sequence for each in parts} == {3}
+    assert {block for each in parts for block in each.hashes} == set(HASHES[:7])

@@ -1,0 +1,76 @@
+"""How a worker stops taking work: it says so first and takes what crosses that notice; then it refuses. And who may
+tell it to take another kind of work.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from protos import session_pb2
+
+logger = logging.getLogger(__name__)
+ChangeRole = Callable[[session_pb2.Role], None]
+
+NOTICE_S = 0.3  # a report to every router, and whatever they sent before it came
+
+
+class Departing:
+    """Base of a worker's book of requests."""
+
+    leaving = False  # reported as draining
+    draining = False  # and new work is refused
+    _change_role: ChangeRole | None = None
+
+    def offer_roles(
+        self, worker: session_pb2.WorkerInfo, roles: Sequence[session_pb2.Role], change_role: ChangeRole
+    ) -> None:
+        """Tells routers which roles this process can take; `change_role` is called when one of them wants another."""
+        worker.roles.extend(roles)
+        self._change_role = change_role
+
+    def on_change_role(self, wanted: session_pb2.Role) -> None:
+        if self._change_role is None:
+            logger.warning("a router asked for another role, and this process has one for life")
+        else:
+            self._change_role(wanted)
+
+
+class Draining(Protocol):
+    """A worker's book of requests. `leaving` is reported; with `draining` new work is refused."""
+
+    leaving: bool
+    draining: bool
+
+    @property
+    def busy(self) -> bool: ...
+    def report(self) -> None: ...
+
+
+class Drain:
+    """One service's drain; it may be called off. On the event loop."""
+
+    def __init__(self, service: Draining) -> None:
+        self._service = service
+        self._notice: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Something is open, or may still arrive."""
+        service = self._service
+        return service.busy or (service.leaving and not service.draining)
+
+    def begin(self) -> None:
+        if not self._service.leaving:
+            self._service.leaving = True
+            self._service.report()
+            self._notice = asyncio.get_running_loop().call_later(NOTICE_S, self._refuse)
+
+    def call_off(self) -> None:
+        if self._notice is not None:
+            self._notice.cancel()
+        self._service.leaving = self._service.draining = False
+        self._service.report()
+
+    def _refuse(self) -> None:
+        self._service.draining = True

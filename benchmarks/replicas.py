@@ -194,12 +194,12 @@ def summary(runs: Sequence[Run]) -> dict[str, object]:
     }
 
 
-async def compare(routers: int, rounds: int, talk: Talk, kv_memory: str) -> dict[str, object]:
+async def compare(routers: int, rounds: int, talk: Talk, kv_memory: str, seed: int) -> dict[str, object]:
     """One router and several by turns, the first of a round changing."""
     runs: list[Run] = []
     for number in range(rounds):
-        for count in (1, routers) if number % 2 == 0 else (routers, 1):
-            runs.append(await measure(count, talk, kv_memory, seed=number))
+        for count in (1, routers) if (seed + number) % 2 == 0 else (routers, 1):
+            runs.append(await measure(count, talk, kv_memory, seed + number))
             print(runs[-1], file=sys.stderr, flush=True)
     return summary(runs)
 
@@ -209,11 +209,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--routers", type=int, default=2)
     parser.add_argument("--conversations", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0, help="of the first round's conversations")
     parser.add_argument("--kv-memory", default="12MiB", help="of each worker; 32 KiB a block of 32 tokens")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     talk = Talk(arguments.conversations)
-    result = asyncio.run(compare(arguments.routers, arguments.rounds, talk, arguments.kv_memory))
+    result = asyncio.run(compare(arguments.routers, arguments.rounds, talk, arguments.kv_memory, arguments.seed))
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=2))
 
 

@@ -33,7 +33,6 @@ SAMPLING_FLAGS = (
     "length_penalty",
     "json_object",
     "regex",
-    "choice",
     "model",
 )
 
@@ -195,6 +194,8 @@ def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
         given["stop"] = list(flags["stop"])
     if flags["ignore_eos"]:
         given["ignore_eos"] = True
+    if flags["choice"]:
+        given["choice"] = list(flags["choice"])
     for name in ("json_schema", "grammar"):
         if flags[name] is not None:
             given[name] = flags[name].read_text(encoding="utf-8")

@@ -26,6 +26,8 @@ class Admission:
         Raises: RequestRefused, RequestTooLong.
         """
         self.waiting += 1
+        if self._turn.locked():
+            self._loop.touch(request.block_hashes)  # those before it take what nobody waits for
         try:
             async with self._turn:
                 while True:

@@ -67,6 +67,10 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         """
         self._thread.post(self._scheduler.abort, request_id)
 
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """Cached blocks that a request will be given when its turn comes: others are evicted before them."""
+        self._thread.post(self._scheduler.pool.touch, hashes)
+
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
         """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)

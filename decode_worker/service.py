@@ -46,7 +46,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     """Serves SessionService and keeps the book of answers. Lives on the event loop."""
 
     def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
-        self.worker = self._worker = worker
+        self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
             session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end

@@ -49,7 +49,7 @@ class ElasticWorker:
         self._door = Door()
         rows = config.max_sequences if config.graphs else 0
         slots = swap_slots(config, prepared)
-        self.host = self._host = EngineHost(config, prepared, transfer_options(config), slots, config.nice, rows)
+        self.host = EngineHost(config, prepared, transfer_options(config), slots, config.nice, rows)
         self._on_fault: Callable[[BaseException], None] = lambda fault: None
         self._change: asyncio.Task[None] | None = None
         self._switching = False  # the old role has ended and the new one does not serve yet
@@ -99,7 +99,7 @@ class ElasticWorker:
                 self._change.cancel()
             await asyncio.gather(self._change, return_exceptions=True)
         await self._current.stop()
-        await self._host.close()
+        await self.host.close()
 
     def change_role(self, wanted: "session_pb2.Role") -> None:
         """Begins a change; does nothing where it is that already, or one is under way."""
@@ -126,7 +126,7 @@ class ElasticWorker:
         drained_s = time.monotonic()
         self._switching = True
         await old.stop()
-        self._host.pass_on()
+        self.host.pass_on()
         self._current = self._make(role, epoch)
         await self._current.start(self._on_fault)
         self._switching = False
@@ -137,14 +137,14 @@ class ElasticWorker:
         logger.info("serves as %s: drained in %.2f s, changed in %.2f s", role, drained_s - began_s, now - drained_s)
 
     def _make(self, role: WorkerRole, epoch: int) -> PrefillWorker | DecodeWorker:
-        config, host = self._config, self._host
+        config, host = self._config, self.host
         stand_back(config.nice if role is WorkerRole.PREFILL else 0)
         worker: PrefillWorker | DecodeWorker
         if role is WorkerRole.PREFILL:
             worker = PrefillWorker(config, self._prepared, epoch, host)
         else:
             worker = DecodeWorker(config, self._prepared, epoch, host=host)
-        worker.service.offer_roles(worker.service.worker, tuple(ROLES), self.change_role)
+        worker.service.offer_roles(tuple(ROLES), self.change_role)
         self._door.clear()
         worker.register(cast(grpc.aio.Server, self._door))
         return worker

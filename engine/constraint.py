@@ -8,15 +8,11 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from typing import TYPE_CHECKING
 
 import numpy
 import numpy.typing
 
-from structured.library import GrammarFailed, Vocabulary, next_tokens, take_tokens
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
+from structured.library import GrammarFailed, Matcher, Vocabulary, next_tokens, take_tokens
 
 Banned = numpy.typing.NDArray[numpy.bool_]
 """[vocabulary]: the tokens that may not come."""
@@ -27,7 +23,7 @@ PATIENCE_S = 30.0  # of a step that has nothing else to draw
 class Grammar:
     """A form, compiled for one vocabulary. Shared by all requests that ask for it; never changed."""
 
-    def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
         """`matcher` stands before the first token. Computes the mask of that."""
         self.vocabulary = vocabulary
         self._matcher = matcher
@@ -35,7 +31,7 @@ class Grammar:
         self._first = self._texts(matcher)
         self._may_be_empty = matcher.is_accepting()
 
-    def matcher(self) -> "LLMatcher":
+    def matcher(self) -> Matcher:
         """One of its own for an answer."""
         return self._matcher.deep_copy()
 
@@ -43,12 +39,12 @@ class Grammar:
         """As `banned`, before the first token. Raises: GrammarFailed."""
         return _banned(self._first.copy(), ends if self._may_be_empty else ())
 
-    def banned(self, matcher: "LLMatcher", ends: Sequence[int]) -> Banned:
+    def banned(self, matcher: Matcher, ends: Sequence[int]) -> Banned:
         """All but what goes on with the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed."""
         texts = self._texts(matcher)
         return _banned(texts, ends if matcher.is_accepting() else ())
 
-    def _texts(self, matcher: "LLMatcher") -> Banned:
+    def _texts(self, matcher: Matcher) -> Banned:
         """[vocabulary]: the tokens with a text of their own that may come."""
         bits = numpy.frombuffer(next_tokens(matcher), numpy.uint8)
         texts = numpy.unpackbits(bits, count=self.vocabulary.size, bitorder="little").view(numpy.bool_)
@@ -70,7 +66,7 @@ class Follower:
     def __init__(self, grammar: Grammar, ends: Sequence[int]) -> None:
         self._grammar = grammar
         self._ends = ends
-        self._matcher: LLMatcher | None = None
+        self._matcher: Matcher | None = None
         self._turn = threading.Lock()
         self.tokens = 0  # of the answer, that it was told of
         self._mask: Future[Banned] | None = None  # of the token after those

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
+import numpy
 import torch
 
 from engine.constraint import Banned, wait_for
@@ -47,33 +48,38 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s:
     return undrawn
 
 
-def keep_formed(adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
-    """Bans, in place, what would leave a form. `adjusted` has a row for each; `logits` are as the model made them.
-
-    Where other rules have banned all that the form allows, the form goes before them.
-    """
-    formed = [(place, each, each.banned) for place, each in enumerate(distributions) if each.banned is not None]
+def keep_formed(adjusted: torch.Tensor, distributions: Sequence[Distribution]) -> None:
+    """Bans, in place, what would leave a form. `adjusted`: float32 [len(distributions), vocab]."""
+    formed = [(place, each.banned) for place, each in enumerate(distributions) if each.banned is not None]
     if not formed:
         return
-    places = [place for place, _, _ in formed]
-    banned = torch.stack([_as_wide(mask, logits.shape[-1]) for _, _, mask in formed]).to(logits.device)
-    kept = adjusted[places].masked_fill_(banned, -math.inf)
-    for index, nothing in enumerate((kept.amax(-1) == -math.inf).tolist()):
-        if nothing:
-            kept[index] = logits[formed[index][1].row].masked_fill(banned[index], -math.inf)
-    adjusted[places] = kept
+    if adjusted.device.type == "cpu":
+        rows = adjusted.numpy()
+        for place, banned in formed:
+            numpy.putmask(rows[place, : len(banned)], banned, -math.inf)
+            rows[place, len(banned) :] = -math.inf  # logits may have more columns than there are tokens
+        return
+    wide = numpy.ones((len(formed), adjusted.shape[-1]), numpy.bool_)
+    for row, (_, banned) in zip(wide, formed, strict=True):
+        row[: len(banned)] = banned
+    places = [place for place, _ in formed]
+    adjusted[places] = adjusted[places].masked_fill_(torch.from_numpy(wide).to(adjusted.device), -math.inf)
+
+
+def put_form_first(
+    adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
+) -> bool:
+    """Where other rules have banned all that a form allows, the form alone counts. Returns whether there are such rows.
+
+    `logits` are as the model made them; `alive`: rows of `adjusted` that have a token left.
+    """
+    places = [place for place, each in enumerate(distributions) if each.banned is not None and not alive[place]]
+    for place in places:
+        adjusted[place] = logits[distributions[place].row]
+        keep_formed(adjusted[place : place + 1], [distributions[place]])
+    return bool(places)
 
 
 def _mask(sample: Sample) -> "Future[Banned] | None":
     constraint = sample.params.constraint
     return None if constraint is None else constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
-
-
-def _as_wide(mask: Banned, vocabulary: int) -> torch.Tensor:
-    """Logits may have more columns than there are tokens."""
-    known = torch.from_numpy(mask)
-    if len(mask) == vocabulary:
-        return known
-    wide = torch.ones(vocabulary, dtype=torch.bool)
-    wide[: len(mask)] = known[:vocabulary]
-    return wide

@@ -16,11 +16,11 @@ from engine.kv_layout import KvLayout
 from engine.launched import Launched, draws_on_device, launch_draws, launched_moves, launched_with
 from engine.models.model import Model
 from engine.parallel.followers import Followers
-from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
+from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan
 from engine.prompt_scores import prompt_scores
 from engine.sampler import Row, RowResult, sample
-from engine.sampling_params import SamplingParams
 from engine.to_device import to_device
+from engine.warm_up import warm_up_plans
 from kernels.copy_blocks import copy_blocks
 from kernels.kv_pages import KvPages
 
@@ -134,14 +134,14 @@ class Runner:
             self.followers.close()
 
     def warm_up(self) -> None:
-        """Runs one prefill and one decode step, so that the first request does not pay for lazy set-up; records graphs.
+        """Runs a few steps, so that the first requests do not pay for lazy set-up; records graphs.
 
         Writes to block 0: call it before anyone owns blocks.
         """
-        tokens = min(2, self._block_tokens)
-        self.run(Plan((Chunk(0, [0] * tokens, 0, [0]),)))
-        self.run(Plan((Chunk(0, [0], tokens - 1, [0], (Sample(0, SamplingParams(max_tokens=1)),)),)))
-        if self._graphs is None or self._model.device.type != "cuda":
+        is_cuda = self._model.device.type == "cuda"
+        for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):
+            self.run(plan)
+        if self._graphs is None or not is_cuda:
             return
         if reason := why_not_recorded(self._model):
             logger.info("decode steps are launched kernel by kernel: %s", reason)

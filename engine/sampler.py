@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.constraint_rows import keep_formed, settle
+from engine.constraint_rows import keep_formed, put_form_first, settle
 from engine.distribution import Distribution
 from engine.logits_processors import adjust
 from engine.logprobs import described
@@ -100,9 +100,12 @@ def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
 def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
     adjusted = logits[[each.row for each in distributions]]  # a copy
     adjust(adjusted, [each.sample for each in distributions])
-    keep_formed(adjusted, logits, distributions)
+    keep_formed(adjusted, distributions)
     largest = adjusted.max(-1)
     alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
+    if not all(alive) and put_form_first(adjusted, logits, distributions, alive):
+        largest = adjusted.max(-1)
+        alive = largest.values.isfinite().tolist()
     if distributions[0].sample.params.greedy:
         for each, token_id, lives in zip(distributions, largest.indices.tolist(), alive, strict=True):
             each.token_ids = [token_id] * len(each.places) if lives else []

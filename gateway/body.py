@@ -14,6 +14,10 @@ from gateway.problem import Problem
 
 Message = TypeVar("Message", bound=BaseModel)
 
+MAX_ELEMENTS = 1 << 18
+"""Of all lists and objects of a body. Parsing holds the event loop, and so everybody's tokens: ten milliseconds for as
+many numbers, which are more than a prompt has room for. Commas are counted, those in texts too.
+"""
 _MEGABYTE = 1 << 20
 _BUSY_RETRY_S = 1.0
 
@@ -79,6 +83,8 @@ def _no_memory() -> Problem:
 
 def parse(message_type: type[Message], body: bytes) -> Message:
     """Raises: Problem that names the first field that is wrong."""
+    if body.count(b",") > MAX_ELEMENTS:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body has more than {MAX_ELEMENTS} elements", code="body_too_large")
     try:
         return message_type.model_validate_json(body)
     except ValidationError as error:

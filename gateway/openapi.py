@@ -58,7 +58,7 @@ def openapi_document(
 def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
     body = {"required": True, "content": {"application/json": {"schema": _reference(message)}}}
     content = {"application/json": {"schema": {"type": "object"}}}
-    content |= {media.partition(";")[0]: {"schema": {"type": "string"}} for media in streams}
+    content |= {media.partition(";")[0]: {} for media in streams}
     responses = {"200": {"description": "the answer", "content": content}, **_failures(_FAILURES)}
     return {"operationId": _operation_id("post", path), "requestBody": body, "responses": responses}
 

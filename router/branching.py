@@ -1,32 +1,40 @@
-"""Where prompts part: how many went on in their own way behind a block that was known. Pure.
+"""Where prompts part: whether a known prefix ends where a prompt did, and how many went on from there. Pure.
 
-Behind the last block of a conversation goes on one, its next turn. Behind a system prompt or a document that many ask
-about, many do: whoever computes that again on another worker does it for all that come after.
+Behind the end of a prompt goes on its conversation's next turn. Behind a system prompt or a document go on many, each in
+its own way: whoever computes that again on another worker does it for all that come after.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-MOST_BLOCKS = 65_536  # about 15 MB
+MOST_BLOCKS = 131_072  # about 30 MB
+END_BLOCKS = 2  # the last one may have been cut short, and differs then in the next turn
+MIDWAY = 16
+"""What a prefix counts as that ends inside of other prompts: as one behind which so many parted."""
 
 
 class Branching:
-    """Of the blocks that prompts parted behind most recently."""
+    """Of the newest prompts."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_blocks = most_blocks
-        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._counts: OrderedDict[bytes, int] = OrderedDict()  # by block that was one of the last of a prompt
 
-    def parted(self, block_hashes: Sequence[bytes], known_blocks: int) -> None:
+    def placed(self, block_hashes: Sequence[bytes], known_blocks: int) -> None:
         """A prompt was placed of which so many blocks, from its beginning, were known."""
-        if not 0 < known_blocks <= len(block_hashes):
-            return
-        last = block_hashes[known_blocks - 1]
-        self._counts[last] = self._counts.get(last, 0) + 1
-        self._counts.move_to_end(last)
-        if len(self._counts) > self._most_blocks:
+        if 0 < known_blocks <= len(block_hashes):
+            last = block_hashes[known_blocks - 1]
+            self._counts[last] = self._counts.get(last, MIDWAY) + 1
+            self._counts.move_to_end(last)
+        self.ended(block_hashes)
+
+    def ended(self, block_hashes: Sequence[bytes]) -> None:
+        """A prompt, or an answer, ends there."""
+        for block_hash in block_hashes[-END_BLOCKS:]:
+            self._counts.setdefault(block_hash, 0)
+        while len(self._counts) > self._most_blocks:
             self._counts.popitem(last=False)
 
     def behind(self, block_hashes: Sequence[bytes], known_blocks: int) -> int:
-        """How many parted there before."""
-        return self._counts.get(block_hashes[known_blocks - 1], 0) if 0 < known_blocks <= len(block_hashes) else 0
+        """How many parted there before; 0 where nothing is known of the prompt."""
+        return self._counts.get(block_hashes[known_blocks - 1], MIDWAY) if 0 < known_blocks <= len(block_hashes) else 0

@@ -10,6 +10,7 @@ true, a snapshot is to be asked for now.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum, auto
 
 from router.prefix_index import PrefixIndex
 
@@ -45,6 +46,15 @@ class CacheSum:
     blocks: int
 
 
+class Wrong(StrEnum):
+    """How it shows that a view cannot be right."""
+
+    GAP = auto()  # a change is missing
+    BEHIND = auto()  # changes that the worker has told of do not come
+    SUM = auto()  # the worker has other blocks
+    DRIFT = auto()  # too many prompts found something else than was predicted
+
+
 class CacheView:
     """Keeps the worker's lane of the index right. Lives as long as the worker's process: a new epoch has a new one."""
 
@@ -52,7 +62,8 @@ class CacheView:
         self.follows = False
         self.exact = False  # when it was compared with the worker's own sum for the last time
         self.sequence = 0  # of the changes that are in the index
-        self.resyncs = 0  # snapshots that were asked for because something was missing or wrong
+        self.resyncs = 0  # how often something was wrong
+        self.wrong: Wrong | None = None  # what was, the last time
         self._worker = worker
         self._index = index
         self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
@@ -73,7 +84,7 @@ class CacheView:
         if not self.follows or changes.sequence <= self.sequence:
             return False  # the snapshot will have it, or it was here before
         if changes.sequence > self.sequence + 1:
-            return self.resync(now)
+            return self.resync(Wrong.GAP, now)
         self._index.evict(self._worker, changes.evicted)
         self._index.store(self._worker, changes.stored)
         self.sequence = changes.sequence
@@ -105,16 +116,17 @@ class CacheView:
             return self._ask(now)
         if told.sequence > self.sequence:
             self._behind_s = now if self._behind_s is None else self._behind_s
-            return now - self._behind_s > BEHIND_S and self.resync(now)
+            return now - self._behind_s > BEHIND_S and self.resync(Wrong.BEHIND, now)
         if told.sequence == self.sequence:
             index, worker = self._index, self._worker
             self.exact = told.digest == index.digest(worker) and told.blocks == index.blocks(worker)
-            return not self.exact and self.resync(now)
+            return not self.exact and self.resync(Wrong.SUM, now)
         return False
 
-    def resync(self, now: float) -> bool:
+    def resync(self, wrong: Wrong, now: float) -> bool:
         """What is known cannot be right."""
         self.follows = self.exact = False
+        self.wrong = wrong
         self._behind_s = None
         self.resyncs += 1
         return self._ask(now)

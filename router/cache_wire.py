@@ -1,19 +1,19 @@
 """What session messages say of prefix caches, between protobuf and plain values."""
 
-from protos import report_pb2, session_pb2
+from protos import cache_pb2, report_pb2, session_pb2
 from router.block_hashing import HASH_BYTES
 from router.cache_view import CacheChanges, CacheSnapshotPart, CacheSum
 
 
 def snapshot_request() -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(snapshot_request=session_pb2.SnapshotRequest())
+    return session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest())
 
 
-def changes(events: session_pb2.CacheEvents) -> CacheChanges:
+def changes(events: cache_pb2.CacheEvents) -> CacheChanges:
     return CacheChanges(events.sequence, _hashes(events.stored), _hashes(events.evicted))
 
 
-def snapshot_part(snapshot: session_pb2.CacheSnapshot) -> CacheSnapshotPart:
+def snapshot_part(snapshot: cache_pb2.CacheSnapshot) -> CacheSnapshotPart:
     return CacheSnapshotPart(snapshot.sequence, snapshot.part, snapshot.parts, _hashes(snapshot.hashes))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.cache_audit import CacheAudit
-from router.cache_view import CacheChanges, CacheSnapshotPart, CacheSum, CacheView
+from router.cache_view import CacheChanges, CacheSnapshotPart, CacheSum, CacheView, Wrong
 from router.prefix_index import Hits, PrefixIndex
 
 
@@ -75,8 +75,13 @@ class Caches:
         if cache is None:
             return False
         if cache.view.follows and cache.audit.wants_resync(now):
-            return cache.view.resync(now)
+            return cache.view.resync(Wrong.DRIFT, now)
         return cache.view.check(told, now)
+
+    def wrong(self, worker: str) -> Wrong | None:
+        """Why its view was given up the last time."""
+        cache = self._caches.get(worker)
+        return None if cache is None else cache.view.wrong
 
     def follows(self, worker: str) -> bool:
         """Whether it tells of its cache; otherwise `assume` what it was given."""

@@ -44,7 +44,12 @@ async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) 
     now = time.monotonic()
     timeline = Timeline(arrived_s=now)
     generation = Generation(
-        await served.prepare(valid), scheduling, timeline, served.tokenizer.detokenizer, deadline_s=now + time_left_s
+        await served.prepare(valid),
+        scheduling,
+        timeline,
+        served.tokenizer.detokenizer,
+        deadline_s=now + time_left_s,
+        is_usual=False,  # it is short, and may warm a worker up
     )
     tokens = 0
     async for event in generation.events():

@@ -153,7 +153,7 @@ class Cluster:
     ) -> None:
         """The attempt is dispatched: it counts from now on."""
         known_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
-        self._branching.parted(block_hashes, known_tokens // request.block_tokens)
+        self._branching.placed(block_hashes, known_tokens // request.block_tokens)
         if placement.prefill is not None:
             uncached = request.prompt_tokens - placement.prefill_hit_tokens
             self._charge(placement.prefill, attempt_id, Charge(tokens=uncached))
@@ -199,6 +199,7 @@ class Cluster:
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
             self.caches.assume(endpoint, block_hashes, worker.description.total_blocks)
+            self._branching.ended(block_hashes)
 
     def release(self, attempt_id: int, endpoint: str) -> None:
         """The attempt takes up nothing more on this worker. The worker may be gone, or the charge returned before."""

@@ -17,6 +17,7 @@ from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.cluster import Cluster
 from router.events import AttemptEvent, Failed, FailureReason
 from router.inbox import Inbox
+from router.loop_turns import LoopTurns
 from router.placement import Placement
 from router.request import PreparedRequest
 from router.role_change import endpoint_to_change
@@ -58,6 +59,7 @@ class Fleet:
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
+        self._turns = LoopTurns()
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
@@ -68,7 +70,7 @@ class Fleet:
 
     def open(self, attempt_id: int, placement: Placement) -> Inbox:
         """From now on what its workers say of this attempt goes to the inbox, until `close`."""
-        inbox = Inbox()
+        inbox = Inbox(self._turns)
         self._attempts[attempt_id] = _Open(inbox, placement)
         return inbox
 
@@ -119,7 +121,8 @@ class Fleet:
         self._cluster.caches.take_snapshot(endpoint, part, time.monotonic())
 
     def _resync(self, endpoint: str) -> None:
-        logger.info("what is known of the cache of %s is not right: it is asked for all of it", endpoint)
+        wrong = self._cluster.caches.wrong(endpoint)
+        logger.info("what is known of the cache of %s is not right (%s): it is asked for all of it", endpoint, wrong)
         self._send(endpoint, cache_wire.snapshot_request())
 
     def on_event(self, event: AttemptEvent) -> None:

@@ -58,8 +58,9 @@ class Generation:
         new_detokenizer: Callable[[], Detokenizer],
         deadline_s: float,
         traceparent: str = "",
+        is_usual: bool = True,
     ) -> None:
-        """`deadline_s` is a reading of the monotonic clock."""
+        """`deadline_s` is a reading of the monotonic clock. `is_usual`: how long it takes says how long others will."""
         sampling = request.sampling
         valid = request.valid
         made = Answer(sampling.n, valid.stop, sampling.rules.min_tokens, new_detokenizer)
@@ -70,6 +71,7 @@ class Generation:
         self._scheduling = scheduling
         self._deadline_s = deadline_s
         self._traceparent = traceparent
+        self._is_usual = is_usual
         self._lifecycle = Lifecycle(sampling.n)
         scored = sampling.prompt_logprobs is not None
         self._echo = PromptEcho(request.token_ids, request.echo_text, scored) if scored or valid.echo else None
@@ -118,7 +120,7 @@ class Generation:
                 raise DeadlineExceeded from None
             finally:
                 deadline.cancel()
-                self._scheduling.queue.ended(attempt.attempt_id, self.answer.done)
+                self._scheduling.queue.ended(attempt.attempt_id, self.answer.done and self._is_usual)
             self.timeline.ended_s = time.monotonic()
             asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement)
         for event in events:  # the last ones: the workers are free already, whether or not the client reads on

@@ -9,6 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from router.events import AttemptEvent
+from router.loop_turns import LoopTurns
 
 
 class Arrival(NamedTuple):
@@ -17,9 +18,10 @@ class Arrival(NamedTuple):
 
 
 class Inbox:
-    """One writer (a session), one reader (the request)."""
+    """One writer (a session), one reader (the request). `turns` are shared by all inboxes of a router."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: LoopTurns) -> None:
+        self._turns = turns
         self._arrivals: deque[Arrival] = deque()
         self._reader: asyncio.Future[None] | None = None  # waits for an arrival
         self._expired = False
@@ -52,6 +54,7 @@ class Inbox:
                 await self._reader
             finally:
                 self._reader = None
+        await self._turns.take()
         if self._expired:
             raise TimeoutError
         return self._arrivals.popleft()

@@ -206,7 +206,9 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
         return {}
     attributes = {f"baton.route.{name}": value for name, value in asdict(timeline.placement).items()}
     # What was predicted is in the placement: *_hit_tokens.
-    prefill, landed = timeline.prefill, timeline.landed
+    # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
+    measured = timeline.notes[-1] if timeline.notes else timeline
+    prefill, landed = measured.prefill, measured.landed
     computed_by = "decode" if timeline.placement.prefill is None else "prefill"
     if prefill is not None:
         attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.cached_tokens - prefill.fetched_tokens

@@ -7,12 +7,12 @@ same text comes to the same end. What they do not bound, time and memory in all,
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from structured.output import FormRefused, StructuredKind, StructuredOutput, check_form, choices_of
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLParserLimits
 
 ANY_OBJECT = '{"type":"object"}'
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -28,6 +28,23 @@ class LibraryMissing(RuntimeError):
 
 class GrammarFailed(RuntimeError):
     """A grammar that compiled could not be followed to its end: it is too ambiguous, or has no way on."""
+
+
+class Matcher(Protocol):
+    """The beginning of an answer. It stays with one thread at a time. What llguidance's LLMatcher is used for."""
+
+    def deep_copy(self) -> "Matcher": ...
+
+    def is_accepting(self) -> bool:
+        """Whether the beginning is a whole answer."""
+
+    def compute_bitmask(self) -> bytes: ...
+
+    def consume_tokens(self, sampled_tokens: list[int], /) -> bool: ...
+
+    def is_error(self) -> bool: ...
+
+    def get_error(self) -> str: ...
 
 
 class Vocabulary:
@@ -68,7 +85,7 @@ def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int])
     return Vocabulary(text, vocab_size, eos_token_ids)
 
 
-def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher":
+def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
     """A matcher before its first token. Blocks, without the interpreter's lock. Raises: FormRefused."""
     from llguidance import LLMatcher
 
@@ -79,7 +96,7 @@ def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher
     return matcher
 
 
-def next_tokens(matcher: "LLMatcher") -> bytes:
+def next_tokens(matcher: Matcher) -> bytes:
     """One bit per token of the vocabulary, the least significant first: those that may come now. Drops the lock.
 
     What ends an answer is among them where the grammar is complete. Raises: GrammarFailed.
@@ -90,7 +107,7 @@ def next_tokens(matcher: "LLMatcher") -> bytes:
     return bits
 
 
-def take_tokens(matcher: "LLMatcher", token_ids: Sequence[int]) -> None:
+def take_tokens(matcher: Matcher, token_ids: Sequence[int]) -> None:
     """Raises: GrammarFailed."""
     if token_ids and not matcher.consume_tokens(list(token_ids)):
         raise GrammarFailed(_short(matcher.get_error()))

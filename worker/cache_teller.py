@@ -1,7 +1,7 @@
 """Tells every connected router of this worker's prefix cache, over its sessions. Protobuf stops here."""
 
 from engine.cache_journal import CacheChanges
-from protos import report_pb2, session_pb2
+from protos import cache_pb2, report_pb2, session_pb2
 from service.session_hub import RouterSession, SessionHub
 from worker.cache_log import CacheLog
 
@@ -17,7 +17,7 @@ class CacheTeller:
     def on_changes(self, changes: CacheChanges) -> None:
         """What a step did to the cache. To be called before the step's tokens are sent."""
         for each in self._log.record(changes):
-            events = session_pb2.CacheEvents(
+            events = cache_pb2.CacheEvents(
                 sequence=each.sequence, stored=b"".join(each.stored), evicted=b"".join(each.evicted)
             )
             for session in self._hub.sessions:  # a message each: it takes the session's own acknowledgement
@@ -26,7 +26,7 @@ class CacheTeller:
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse]) -> None:
         """All of it, in parts, for one router that asked."""
         for part in self._log.snapshot():
-            snapshot = session_pb2.CacheSnapshot(
+            snapshot = cache_pb2.CacheSnapshot(
                 sequence=part.sequence, part=part.part, parts=part.parts, hashes=b"".join(part.hashes)
             )
             session.mention(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=snapshot))

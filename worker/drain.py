@@ -21,12 +21,11 @@ class Departing:
     leaving = False  # reported as draining
     draining = False  # and new work is refused
     _change_role: ChangeRole | None = None
+    _worker: session_pb2.WorkerInfo  # what routers are told
 
-    def offer_roles(
-        self, worker: session_pb2.WorkerInfo, roles: Sequence[session_pb2.Role], change_role: ChangeRole
-    ) -> None:
+    def offer_roles(self, roles: Sequence[session_pb2.Role], change_role: ChangeRole) -> None:
         """Tells routers which roles this process can take; `change_role` is called when one of them wants another."""
-        worker.roles.extend(roles)
+        self._worker.roles.extend(roles)
         self._change_role = change_role
 
     def on_change_role(self, wanted: session_pb2.Role) -> None:

@@ -104,10 +104,13 @@ def _allocate(prepared: PreparedModel) -> Storage:
     if device.type == "cpu" or ranks == 1:
         return torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=device)
     first = device.index or 0
-    return tuple(
+    parts = tuple(
         torch.zeros(prepared.storage_bytes, dtype=torch.uint8, device=torch.device(device.type, first + rank))
         for rank in range(ranks)
     )
+    for part in parts:
+        torch.cuda.synchronize(part.device)  # other processes write them, and wait for no stream of ours
+    return parts
 
 
 def _share(prepared: PreparedModel, choice: TransportChoice) -> SharedPool | None:

@@ -18,6 +18,7 @@ from benchmarks.clients.with_locust import run_locust
 from benchmarks.clients.with_schemathesis import run_schemathesis
 
 ROOT = Path(__file__).resolve().parents[2]
+SHORT_CONTEXT = ("--max-model-len", "64")
 CLIENTS: Mapping[str, Callable[[Run], dict[str, Any]]] = {
     "lm_eval": run_lm_eval,
     "guidellm": run_guidellm,
@@ -36,16 +37,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of load; the soak: 600")
     asked = parser.parse_args()
     failed = 0
-    with nullcontext(asked.url) if asked.url else started(asked.model) as url:
-        for name in asked.clients:
-            with tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as scratch:
-                run = Run(url, served_model(url), asked.model, asked.environments, Path(scratch), asked.seconds)
-                try:
-                    figures = CLIENTS[name](run)
-                except RuntimeError as error:
-                    print(error, file=sys.stderr)
-                    failed, figures = failed + 1, {"failed": True}
-                print(json.dumps({"client": name, **figures}), flush=True)
+    for name in asked.clients:
+        flags = SHORT_CONTEXT if name == "schemathesis" else ()
+        service = nullcontext(asked.url) if asked.url else started(asked.model, flags)
+        with service as url, tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as scratch:
+            run = Run(url, served_model(url), asked.model, asked.environments, Path(scratch), asked.seconds)
+            try:
+                figures = CLIENTS[name](run)
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                failed, figures = failed + 1, {"failed": True}
+            print(json.dumps({"client": name, **figures}), flush=True)
     return min(failed, 1)
 
 

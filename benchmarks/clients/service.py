@@ -6,7 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +17,11 @@ STOP_S = 60.0
 
 
 @contextmanager
-def started(model: Path) -> Iterator[str]:
+def started(model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     """The URL of a service with one prefill and one decode worker, in float32. Raises: RuntimeError."""
     http_port = free_port()
     command = [sys.executable, "-m", "cli", "up", "--model", str(model), "--dtype", "float32", "--port", "0"]
-    command += ["--admin-port", "0", "--http-port", str(http_port), "--kv-memory", "256MiB"]
+    command += ["--admin-port", "0", "--http-port", str(http_port), "--kv-memory", "256MiB", *flags]
     running = subprocess.Popen(command, stdout=sys.stderr, stderr=sys.stderr)
     url = f"http://127.0.0.1:{http_port}"
     try:

@@ -83,19 +83,19 @@ class KeptTensors(DrawnTensors):
         return DenseLinear(parts[0])  # of a model that nobody runs
 
 
-def write_config(folder: Path, shape: str, dry: bool) -> DecoderConfig:
-    """`folder`/config.json, and what it says."""
-    fields = {**SHAPES[shape], **(TINY if dry else {}), **STATED}
+def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderConfig:
+    """`folder`/config.json, and what it says. `others`: fields that are not those of the shape."""
+    fields = {**SHAPES[shape], **(TINY if dry else {}), **STATED, **others}
     (folder / "config.json").write_text(json.dumps(fields))
     config = read_model_config(folder)
     assert isinstance(config, DecoderConfig)
     return config
 
 
-def drawn_model(folder: Path, shape: str, device: torch.device, dry: bool) -> DecoderModel:
+def drawn_model(folder: Path, shape: str, device: torch.device, dry: bool, **others: int) -> DecoderModel:
     """In bf16. Leaves the configuration in `folder`."""
     torch.manual_seed(0)
-    return build_decoder(write_config(folder, shape, dry), DrawnTensors(torch.bfloat16, device), device)
+    return build_decoder(write_config(folder, shape, dry, **others), DrawnTensors(torch.bfloat16, device), device)
 
 
 def write_checkpoint(folder: Path, shape: str, device: torch.device, dry: bool) -> Path:

@@ -41,7 +41,7 @@ def theirs(folder: Path, work: Work, setting: Setting) -> tuple[float, str]:
             model.to(setting.device)
             _generate(model, work.prompts[:2], plain, setting)
             took_s, tokens = _generate(model, work.prompts, plain, setting)
-        except (ImportError, AttributeError, RuntimeError, ValueError, TypeError) as error:
+        except (ImportError, AttributeError, RuntimeError, ValueError, TypeError, MemoryError) as error:
             said.append(f"{attention}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
             continue
         if tokens != sum(work.answer_tokens):

@@ -62,7 +62,7 @@ class PlacedByRouter:
         placement = place(request, views, self._policy)
         if not isinstance(placement, Placement) or placement.prefill is None:
             raise RuntimeError(f"the simulation has room for all, but: {placement}")
-        self._branching.parted(arrival.blocks, placement.prefill_hit_tokens // BLOCK_TOKENS)
+        self._branching.placed(arrival.blocks, placement.prefill_hit_tokens // BLOCK_TOKENS)
         self._index.expect(placement.prefill, prompt.number, arrival.blocks)
         computed = arrival.input_tokens - placement.prefill_hit_tokens
         rate = self._rates.of(placement.prefill).prefill_tokens_per_s

@@ -42,9 +42,9 @@ def pictures(figures: Sequence[RouteFigures], trace: str) -> dict[str, str]:
 
     hits = [100 * each.hit_rate for each in figures]
     return {
-        "route hits": bars("Blocks found in the cache", Axis("percent"), hits, 100 * figures[0].pooled_lru_bound),
-        "route imbalance": bars(
+        "route-hits": bars("Blocks found in the cache", Axis("percent"), hits, 100 * figures[0].pooled_lru_bound),
+        "route-imbalance": bars(
             "Busiest worker over the mean, by minute, p95", Axis("ratio"), [e.imbalance_1min_p95 for e in figures], 1.0
         ),
-        "route ttft": bars("Mean time to first token", Axis("ms", is_log=True), [e.ttft_mean_ms for e in figures]),
+        "route-ttft": bars("Mean time to first token", Axis("ms", is_log=True), [e.ttft_mean_ms for e in figures]),
     }

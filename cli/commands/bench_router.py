@@ -8,7 +8,7 @@ import typer
 def router(
     streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 256,
     interval_ms: Annotated[float, typer.Option(min=0.1, help="Between two tokens of a stream.")] = 50.0,
-    flood_ms: Annotated[float, typer.Option(min=0.1, help="The same, where more comes than the router can do.")] = 6.0,
+    flood_ms: Annotated[float, typer.Option(min=0.1, help="The same, where a core is to be full.")] = 12.8,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 10.0,
     workers: Annotated[int, typer.Option(min=2, help="Workers to choose from.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=64, help="Of the requests that are placed.")] = 8192,

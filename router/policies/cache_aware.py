@@ -20,7 +20,7 @@ from router.policies.rendezvous import home_of
 
 KEEP, KEEP_SHARED = 40.0, 4.0
 PATIENCE_MS = 10_000.0
-BALANCE = 0.1
+BALANCE = 0.2
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """Prefill workers are busier than it is worth where a decode worker, whose other answers a prompt slows down, would
 have the first token in less than so many times shorter, and so much less, time."""

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,27 @@ def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
         "prompt_logprobs": 1,
     }
     assert asked.calls == [("host:1", "Once", None, options, True)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "option"),
+    [
+        ("--regex a+", {"regex": "a+"}),
+        ("--json-object", {"json_object": True}),
+        ("--choice yes --choice no", {"choice": ["yes", "no"]}),
+    ],
+)
+def test_a_form_of_the_answer_is_passed_on(asked: Recorder, flags: str, option: dict[str, object]) -> None:
+    assert run("generate", "Once", *flags.split()).exit_code == 0
+    assert asked.calls[0][3] == option
+
+
+@pytest.mark.parametrize(("flag", "option"), [("--json-schema", "json_schema"), ("--grammar", "grammar")])
+def test_longer_forms_come_from_files(asked: Recorder, tmp_path: Path, flag: str, option: str) -> None:
+    path = tmp_path / "form"
+    path.write_text('{"type": "null"}')
+    assert run("generate", "Once", flag, str(path)).exit_code == 0
+    assert asked.calls[0][3] == {option: '{"type": "null"}'}
 
 
 def test_greedy_is_not_the_same_as_nothing_given(asked: Recorder) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine import constraint as constraints
 from engine.constraint import Constraint, Grammar
 from engine.plan import Drawn, NonFinite, Sample
 from engine.sampler import Row, sample
@@ -224,6 +225,22 @@ def test_a_late_mask_holds_up_its_own_row_alone(level: Words) -> None:
     again, same = sample(logits, [formed, plain])
     assert same == drawn
     assert set(level.bytes[tokens(again)[0]]) <= set(b"abc")
+
+
+@pytest.mark.parametrize("has_neighbours", [True, False])
+def test_how_long_a_step_waits_for_masks(has_neighbours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others a small share of what it took so far; alone until there is one."""
+    waits: list[float] = []
+
+    def waiting(masks: Any, timeout_s: float, *_: Any) -> tuple[set[Any], set[Any]]:
+        waits.append(timeout_s)
+        return set(), set(masks)
+
+    monkeypatch.setattr("engine.constraint.wait", waiting)
+    monkeypatch.setattr("engine.constraint.time.monotonic", lambda: 50.0)
+    constraints.wait_for([Future()], began_s=48.0, has_neighbours=has_neighbours)
+    shares = [pytest.approx(2.0 * constraints.NEIGHBOURS_SHARE)]
+    assert waits == (shares if has_neighbours else [*shares, constraints.PATIENCE_S])
 
 
 def test_a_step_with_nothing_else_to_draw_waits_for_a_mask(level: Words) -> None:

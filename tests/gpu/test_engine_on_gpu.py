@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu.drawn import SHAPES, drawn_model
 from engine.cuda_graphs import GraphSizes, why_not_recorded
 from engine.engine import Engine
 from engine.host_pool import HostPool
@@ -17,7 +18,7 @@ from engine.offline.llm import LLM
 from engine.offline.params import SamplingParams as OfflineParams
 from engine.overlapped import OverlappedEngine
 from engine.pages import BlockPool
-from engine.plan import BlockSwap, Plan
+from engine.plan import BlockSwap, Chunk, Computed, Plan, Sample
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
@@ -123,6 +124,21 @@ def test_a_plan_that_only_moves_blocks_has_moved_them_when_it_returns(tmp_path: 
 def test_a_step_in_bfloat16_is_finite_throughout(tmp_path: Path) -> None:
     made = answers(make_checkpoint(tmp_path, "qwen3"), dtype=torch.bfloat16)
     assert all(len(tokens) == GREEDY.max_tokens for tokens in made.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_models_of_real_shapes_are_recorded_and_stay_finite(shape: str, tmp_path: Path) -> None:
+    """Also compiles, beside other tests, what the rows of benchmarks/gpu.sh begin with."""
+    model, blocks = drawn_model(tmp_path, shape, CUDA, dry=False, num_hidden_layers=2), 64
+    layout = kv_layout(model.config, torch.bfloat16, 32)
+    storage = torch.zeros(blocks * layout.block_bytes, dtype=torch.uint8, device=CUDA)
+    runner = Runner(model, layout, layout.view(storage, blocks), graphs=GraphSizes(64, 16))
+    runner.warm_up()
+    table, samples = list(range(1, 33)), (Sample(0, SAMPLED),)
+    [prompt] = runner.run(Plan((Chunk(0, random_prompt(1000), 0, table, samples),)))
+    [answer] = runner.run(Plan((Chunk(0, [5], 1000, table, samples),)))
+    assert isinstance(prompt, Computed)
+    assert isinstance(answer, Computed)
 
 
 def test_the_offline_engine_answers_alike_on_both_devices(tmp_path: Path) -> None:

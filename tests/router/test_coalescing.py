@@ -14,6 +14,7 @@ from router.events import Failed, FailureReason, FirstStep, PrefillTimings, Sequ
 from router.failures import AttemptFailed
 from router.inbox import Inbox
 from router.lifecycle import Lifecycle, Released
+from router.loop_turns import LoopTurns
 from router.placement import Placement
 from router.public_wire import Responses
 from router.timeline import Timeline
@@ -26,7 +27,7 @@ class OneInbox:
     """As much of a fleet as an attempt needs."""
 
     def __init__(self) -> None:
-        self.inbox = Inbox()
+        self.inbox = Inbox(LoopTurns())
 
     def open(self, attempt_id: int, placement: Placement) -> Inbox:
         return self.inbox
@@ -66,7 +67,7 @@ async def test_what_came_before_a_failure_goes_out_before_it() -> None:
 
 
 async def test_an_expired_inbox_ends_the_wait_and_gives_nothing_more() -> None:
-    inbox = Inbox()
+    inbox = Inbox(LoopTurns())
     waiting = asyncio.create_task(inbox.take())
     await asyncio.sleep(0)
     inbox.expire()
@@ -86,3 +87,23 @@ def test_a_response_that_is_used_again_keeps_nothing_of_the_last_delta() -> None
             delta.index, delta.offset, delta.token_ids, delta.text
         )  # fmt: skip
         assert not written.HasField("logprobs")
+
+
+async def test_few_streams_go_on_in_one_turn_of_the_loop_in_the_order_of_coming() -> None:
+    turns, went = LoopTurns(at_once=2), list[int]()
+
+    async def stream(number: int) -> None:
+        await turns.take()
+        went.append(number)
+
+    streams = [asyncio.create_task(stream(number)) for number in range(7)]
+    gone = []
+    while len(went) < 6:
+        await asyncio.sleep(0)  # one turn
+        gone.append(len(went))
+        if len(gone) == 1:
+            streams[3].cancel()  # it waits: nobody else loses a turn by it
+    assert went == [0, 1, 2, 4, 5, 6]
+    assert all(later - earlier <= 2 for earlier, later in zip([0, *gone], gone, strict=False))
+    await asyncio.wait(streams)
+    await turns.take()

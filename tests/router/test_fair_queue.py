@@ -130,3 +130,9 @@ def test_one_more_that_waits_never_shortens_what_is_ahead(
 def test_a_quiet_tenant_is_not_told_to_wait_for_a_noisy_one() -> None:
     queue = filled([("noisy", 0, 10)] * 50)
     assert queue.tokens_ahead("quiet", 0) <= 10 < 500 == queue.tokens_ahead("noisy", 0)
+
+
+def test_a_tenant_that_has_had_more_than_its_share_is_not_ahead_of_a_new_one() -> None:
+    queue = filled([("greedy", 0, 1000), ("greedy", 0, 10)])
+    serve(queue)
+    assert queue.tokens_ahead("new", 0) == 0

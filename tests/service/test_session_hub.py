@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from service.session_hub import Outbox, RouterSession, SessionHub
+from service.session_hub import MAX_WAITING, Outbox, RouterSession, SessionHub
 
 ROUTER = b"r" * 16
 
@@ -138,3 +138,26 @@ async def test_close_does_not_wait_for_ever() -> None:
     session, outbox = connected(hub)
     await hub.close(0.001)
     assert hub.ended == [session] and outbox.closed
+
+
+async def test_a_mention_keeps_its_place_is_not_numbered_and_is_lost_without_a_connection() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("1"))
+    session.mention(Note("between"))
+    hub.send(session, Note("2"))
+    outbox.finish()
+    assert await written(outbox) == ["1", "between", "2"]
+    assert session.channel.last_sent == 2
+    hub.disconnect(session, outbox)
+    session.mention(Note("nobody hears"))
+    _, again = connected(hub, resumes=True)
+    again.finish()
+    assert await written(again) == []
+
+
+async def test_mentions_are_lost_where_too_much_is_still_to_be_written() -> None:
+    session, outbox = connected(Hub())
+    for _ in range(MAX_WAITING + 5):
+        session.mention(Note())
+    assert outbox.waiting == MAX_WAITING

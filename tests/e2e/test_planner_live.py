@@ -1,0 +1,16 @@
+"""The load shifts from long prompts to long answers on 2P+1D: the planner has a worker change, and nothing is lost."""
+
+from pathlib import Path
+
+from benchmarks.role_change import Setup, rates, run
+from cli.tiny_checkpoint import write_tiny_checkpoint
+
+
+async def test_the_planner_follows_the_load_and_nothing_fails(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "tiny")
+    setup = Setup(seconds=2.0, slots=4, deadline_s=4.0)
+    timeline = await run(tmp_path, setup, "act", *rates(setup))
+    assert timeline.decode_workers[0][1] == 1
+    assert max(count for _, count in timeline.decode_workers) == 2, (tmp_path / "act-router.log").read_text()[-2000:]
+    assert [call for call in timeline.calls if call.result == "failed"] == []
+    assert sum(call.result == "answered" for call in timeline.calls) > 10

@@ -1,0 +1,89 @@
+"""What the cluster makes of caches that tell of themselves, and of those that do not."""
+
+import pytest
+
+from router.cache_view import CacheChanges, CacheSnapshotPart
+from router.cluster import Cluster
+from router.placement import Placement, PlacementPolicy, PlacementRequest, Strategy, place
+from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+
+F = b"f"
+MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
+REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
+POLICY = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
+HASHES = [bytes([number]) * 32 for number in range(1, 5)]
+REPORT = WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Two prefill workers and a decode worker; all tell of their caches, which are empty."""
+    cluster = Cluster()
+    for endpoint, role in (("p0", WorkerRole.PREFILL), ("p1", WorkerRole.PREFILL), ("d0", WorkerRole.DECODE)):
+        cluster.add(endpoint, role)
+        connect(cluster, endpoint, role, epoch=1)
+        cluster.caches.take_snapshot(endpoint, CacheSnapshotPart(0, 0, 1, ()), now=0.0)
+    return cluster
+
+
+def connect(cluster: Cluster, endpoint: str, role: WorkerRole, epoch: int) -> None:
+    cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, F, MODEL, 100, 8), epoch)
+    cluster.reported(endpoint, REPORT)
+
+
+def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
+    placement = place(REQUEST, cluster.snapshot(HASHES), POLICY)
+    assert isinstance(placement, Placement)
+    cluster.charge(attempt_id, placement, REQUEST, HASHES)
+    return placement
+
+
+def test_a_burst_of_siblings_lands_together(cluster: Cluster) -> None:
+    placements = [dispatch(cluster, attempt_id) for attempt_id in range(1, 5)]
+    assert len({placement.prefill for placement in placements}) == 1
+    assert [placement.prefill_hit_tokens for placement in placements] == [0, 16, 16, 16]
+    assert [placement.prefill_ready_tokens for placement in placements] == [0, 0, 0, 0]
+
+
+def test_of_a_prompt_that_is_to_land_only_what_is_there_counts_on_decode(cluster: Cluster) -> None:
+    dispatch(cluster, 1)
+    assert dispatch(cluster, 2).decode_hit_tokens == 0
+    cluster.caches.take_changes("d0", CacheChanges(1, tuple(HASHES), ()), now=0.0)
+    assert dispatch(cluster, 3).decode_hit_tokens == 16
+
+
+def test_what_an_attempt_was_to_make_is_forgotten_when_it_has_failed(cluster: Cluster) -> None:
+    first = dispatch(cluster, 1)
+    assert first.prefill is not None
+    for endpoint in first.endpoints:
+        cluster.release(1, endpoint)
+    assert all(view.hit_blocks == 0 for view in cluster.snapshot(HASHES))
+
+
+def test_what_the_worker_has_told_of_stays_when_the_attempt_ends_until_it_is_evicted(cluster: Cluster) -> None:
+    first = dispatch(cluster, 1)
+    assert first.prefill is not None
+    cluster.caches.take_changes(first.prefill, CacheChanges(1, tuple(HASHES), ()), now=0.0)
+    cluster.release(1, first.prefill)
+    assert {view.endpoint: view.ready_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 4
+    cluster.caches.take_changes(first.prefill, CacheChanges(2, (), tuple(HASHES[2:])), now=0.0)
+    assert {view.endpoint: view.ready_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 2
+
+
+def test_a_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
+    cluster.caches.take_changes("p0", CacheChanges(1, tuple(HASHES), ()), now=0.0)
+    cluster.caches.audit("p0", 4, 4)
+    connect(cluster, "p0", WorkerRole.PREFILL, epoch=2)
+    assert all(view.hit_blocks == 0 for view in cluster.snapshot(HASHES))
+    status = cluster.caches.status("p0")
+    assert status is not None and (status.follows, status.checked_requests) == (False, 0)
+
+
+def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(cluster: Cluster) -> None:
+    for endpoint in ("p0", "p1"):
+        cluster.disconnected(endpoint)
+        connect(cluster, endpoint, WorkerRole.PREFILL, epoch=1)
+    first = dispatch(cluster, 1)
+    assert first.prefill is not None
+    cluster.release(1, first.prefill)
+    assert {view.endpoint: view.hit_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 4

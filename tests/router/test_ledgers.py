@@ -1,0 +1,155 @@
+"""What placement is fed with: learned rates, recent work, where prompts part, sums of charges, shortlists."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.branching import MIDWAY, Branching
+from router.candidates import UNMEASURED
+from router.charges import Charge, Charges
+from router.rates import RateLedger
+from router.recent_work import RecentWork
+from router.session_header import session_of
+from router.shortlist import ALL_UP_TO, HOLDERS, OTHERS, shortlist
+
+
+def test_a_worker_that_was_not_measured_is_taken_to_be_typical() -> None:
+    rates = RateLedger()
+    assert rates.of("a") == UNMEASURED
+    rates.computed("a", tokens=5000, chunks_ms=1000.0)
+    assert rates.of("a").prefill_tokens_per_s == pytest.approx(5000)
+    assert rates.of("b").prefill_tokens_per_s == pytest.approx(5000)
+
+
+def test_newer_measurements_count_for_more() -> None:
+    rates = RateLedger()
+    for _ in range(20):
+        rates.computed("a", 1000, 1000.0)
+    for _ in range(20):
+        rates.computed("a", 4000, 1000.0)
+    assert 3500 < rates.of("a").prefill_tokens_per_s < 4000
+
+
+def test_a_prompt_of_which_nothing_was_computed_tells_nothing() -> None:
+    rates = RateLedger()
+    rates.computed("a", 0, 3.0)
+    assert rates.of("a") == UNMEASURED
+
+
+def test_the_gap_between_tokens_grows_as_measured_with_what_is_in_flight() -> None:
+    rates = RateLedger()
+    for tokens in (1000, 20_000, 5000, 40_000):
+        rates.stepped("a", tokens, 10.0 + tokens / 1000)
+    known = rates.of("a")
+    assert known.token_gap_ms + 30_000 * known.token_gap_ms_per_token == pytest.approx(40.0)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0.01, 1e4)), min_size=1, max_size=30))
+def test_neither_gap_nor_slope_is_ever_negative(measured: list[tuple[int, float]]) -> None:
+    rates = RateLedger()
+    for tokens, gap_ms in measured:
+        rates.stepped("a", tokens, gap_ms)
+    assert rates.of("a").token_gap_ms >= -1e-6
+    assert rates.of("a").token_gap_ms_per_token >= 0
+
+
+def test_steps_between_two_reports_give_the_gap_while_there_is_work() -> None:
+    rates = RateLedger()
+    rates.reported("a", steps=100, is_running=True, tokens_in_flight=0, now=1.0)
+    rates.reported("a", steps=101, is_running=True, tokens_in_flight=0, now=1.01)  # too soon to tell
+    rates.reported("a", steps=120, is_running=True, tokens_in_flight=0, now=1.2)
+    assert rates.of("a").token_gap_ms == pytest.approx(10.0)
+    rates.reported("a", steps=121, is_running=False, tokens_in_flight=0, now=1.4)
+    rates.reported("a", steps=122, is_running=True, tokens_in_flight=0, now=9.0)
+    assert rates.of("a").token_gap_ms == pytest.approx(10.0)
+
+
+def test_links_and_bytes_of_kv_are_as_workers_say() -> None:
+    rates = RateLedger()
+    rates.linked("d", {"p0": 40.0, "p1": 0.0})
+    rates.transferred(tokens=10, kv_bytes=1000)
+    assert rates.of("d").links_gb_per_s == {"p0": 40.0}
+    assert rates.of("d").link_gb_per_s == 40.0
+    assert rates.of("d").kv_bytes_per_token == rates.of("new").kv_bytes_per_token == 100
+    rates.forget("d")
+    assert rates.of("d").links_gb_per_s == {}
+
+
+def test_recent_work_fades_as_more_is_given_out_and_not_before() -> None:
+    recent = RecentWork()
+    recent.add("a", 1000, tokens_per_s=100.0)
+    assert recent.of("a") == 1000
+    seen = [recent.of("a")]
+    for _ in range(5):
+        recent.add("b", 1000, tokens_per_s=100.0)
+        seen.append(recent.of("a"))
+    assert all(later < earlier for earlier, later in pairwise(seen))
+    assert recent.of("b") > recent.of("a") > 0
+    recent.forget("a")
+    assert recent.of("a") == 0
+
+
+def test_a_next_turn_goes_on_from_the_end_of_a_prompt_and_others_part_midway() -> None:
+    branching = Branching()
+    branching.placed([b"s", b"1", b"2", b"3"], 0)
+    assert branching.behind([b"s", b"1", b"2", b"3", b"4"], 4) == 0
+    assert branching.behind([b"s", b"1", b"2", b"x"], 3) == 0  # the last block was not full
+    assert branching.behind([b"s", b"y"], 1) == MIDWAY
+    assert branching.behind([b"s"], 0) == 0
+
+
+def test_what_parts_behind_the_end_of_a_prompt_is_counted() -> None:
+    branching = Branching(most_blocks=4)
+    branching.placed([b"1", b"2"], 0)
+    branching.placed([b"1", b"2", b"3"], 2)
+    branching.placed([b"1", b"2", b"4"], 2)
+    assert branching.behind([b"1", b"2", b"5"], 2) == 2
+    branching.placed([b"a", b"b", b"c"], 0)
+    branching.placed([b"d", b"e", b"f"], 0)
+    assert branching.behind([b"1", b"2"], 2) == MIDWAY  # forgotten
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 9)), max_size=40))
+def test_sums_of_charges_are_those_of_what_was_not_given_back(changes: list[tuple[int, bool, int]]) -> None:
+    charges, kept = Charges(), dict[int, Charge]()
+    for attempt_id, is_taken, size in changes:
+        if is_taken:
+            kept[attempt_id] = Charge(size, 2 * size, 1)
+            charges.add(attempt_id, kept[attempt_id])
+        else:
+            kept.pop(attempt_id, None)
+            charges.give_back(attempt_id)
+    assert (charges.tokens, charges.blocks, charges.slots) == (
+        sum(each.tokens for each in kept.values()),
+        sum(each.blocks for each in kept.values()),
+        sum(each.slots for each in kept.values()),
+    )
+    assert set(charges) == set(kept)
+    charges.clear()
+    assert (len(charges), charges.tokens, charges.blocks, charges.slots) == (0, 0, 0, 0)
+
+
+def test_of_a_small_cluster_everyone_is_looked_at() -> None:
+    workers = [str(number) for number in range(ALL_UP_TO)]
+    assert shortlist(workers, {}, 7) == workers
+
+
+def test_of_a_large_one_those_that_have_much_and_in_turn_all_others() -> None:
+    workers = [str(number) for number in range(1000)]
+    found = {"500": 90, "501": 80, "502": 3}
+    lists = [shortlist(workers, found, turn) for turn in range(1000)]
+    assert all({"500", "501"} <= set(each) for each in lists)
+    assert max(len(each) for each in lists) <= HOLDERS + OTHERS
+    assert {worker for each in lists[:33] for worker in each} == set(workers)
+    shared = shortlist(workers, dict.fromkeys(workers, 2), 3)
+    assert len(set(shared)) == len(shared) <= HOLDERS + OTHERS
+
+
+def test_a_session_is_named_by_a_header() -> None:
+    assert session_of([("other", "x"), ("x-session-id", "abc")]) == "abc"
+    assert session_of([("x-session-id", b"binary")]) == ""
+    assert session_of([]) == ""

@@ -1,6 +1,6 @@
 """Where prompts part: whether a known prefix ends where a prompt did, and how many went on from there. Pure.
 
-Behind the end of a prompt goes on its conversation's next turn. Behind a system prompt or a document go on many, each in
+Behind the end of a prompt its conversation's next turn goes on. Behind a system prompt or a document many do, each in
 its own way: whoever computes that again on another worker does it for all that come after.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 MOST_BLOCKS = 131_072  # about 30 MB
 END_BLOCKS = 2  # the last one may have been cut short, and differs then in the next turn
-MIDWAY = 16
+MIDWAY = 4
 """What a prefix counts as that ends inside of other prompts: as one behind which so many parted."""
 
 

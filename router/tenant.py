@@ -9,11 +9,17 @@ _DIGITS = 32
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """From `authorization: Bearer KEY`, a digest of the key; "" without one."""
+    key = bearer_of(metadata)
+    return tenant_of_key(key) if key else ""
+
+
+def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The key itself; "" without one."""
     for name, value in metadata:
         if name == "authorization" and isinstance(value, str):
             scheme, _, key = value.partition(" ")
             if scheme.lower() == _SCHEME and key.strip():
-                return tenant_of_key(key.strip())
+                return key.strip()
     return ""
 
 

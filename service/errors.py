@@ -3,8 +3,11 @@
 BatonError
 ├── InvalidArgument     INVALID_ARGUMENT    BadRequest (+ ErrorInfo)   the caller must change the request
 ├── FailedPrecondition  FAILED_PRECONDITION PreconditionFailure        the two sides do not fit together
+├── Unauthenticated     UNAUTHENTICATED     ErrorInfo                  no API key, or one that is not known
+├── PermissionDenied    PERMISSION_DENIED   ErrorInfo                  a key that does not allow this
 ├── NotFound            NOT_FOUND           ResourceInfo               no such model
 ├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
+│   └── RateLimited     RESOURCE_EXHAUSTED  ErrorInfo, RetryInfo       the API key has had its share
 ├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
 ├── DeadlineExceeded    DEADLINE_EXCEEDED   -                          the deadline passed
 └── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
@@ -78,6 +81,34 @@ class FailedPrecondition(BatonError):
         return (_rpc().PreconditionFailure(violations=[violation]),)
 
 
+class Unauthenticated(BatonError):
+    """`reason` is MISSING_API_KEY or INVALID_API_KEY; the message never holds what was shown for a key."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (_error_info(self.reason, {}),)
+
+
+class PermissionDenied(BatonError):
+    """`reason` is one upper-case word, for example `NOT_ADMIN`."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (_error_info(self.reason, {}),)
+
+
 class NotFound(BatonError):
     """`resource_type` is for example `model`."""
 
@@ -103,6 +134,18 @@ class ResourceExhausted(BatonError):
     @property
     def details(self) -> tuple[Message, ...]:
         return (_retry_info(self.retry_after_s),)
+
+
+class RateLimited(ResourceExhausted):
+    """Not for want of room: this caller has had what its key allows. `limit` is a field of KeyLimits."""
+
+    def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.limit = limit
+
+    @property
+    def details(self) -> tuple[Message, ...]:
+        return (_error_info("RATE_LIMITED", {"limit": self.limit}), _retry_info(self.retry_after_s))
 
 
 class Unavailable(BatonError):

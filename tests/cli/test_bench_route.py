@@ -133,7 +133,7 @@ def test_cache_aware_finds_nearly_all_that_can_be_found_and_keeps_balance(tmp_pa
     assert result.exit_code == 0, result.output
     aware, turns = json.loads(result.stdout)
     assert aware["of_pooled_lru"] > 0.9 > 0.6 > turns["of_pooled_lru"]
-    assert aware["imbalance_whole"] < 1.5
+    assert aware["imbalance_whole"] < 2.0
     assert aware["ttft_mean_ms"] < turns["ttft_mean_ms"]
     assert {"policy", "hit_rate", "pooled_lru_bound", "infinite_bound", "decision_us_p50"} <= aware.keys()
     single = CliRunner().invoke(app, [*flags, "--policy", "least_tokens"])

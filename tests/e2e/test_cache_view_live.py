@@ -74,6 +74,7 @@ async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, na
 
 async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) -> None:
     await converse(small.target, Shape(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
+    await asyncio.to_thread(small.wait_idle, 5.0)  # whoever holds a page may still publish it
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
     before = blocks(small)
     small.processes["router"].kill()

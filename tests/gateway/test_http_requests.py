@@ -11,12 +11,12 @@ from tests.router.conftest import encode
 PATH = "/v1/completions"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "\xff"}', b"[" * 100_000, b"null", b'"text"', b"[]"])
-async def test_what_is_no_message_is_refused(gateway: Gateway, body: bytes) -> None:
-    response = await gateway.client.post(PATH, content=body)
+async def test_what_is_no_message_is_refused(gateway: Gateway) -> None:
+    for body in [b"", b"{", b'{"prompt": "\xff"}', b"[" * 100_000, b"null", b'"text"', b"[]"]:
+        response = await gateway.client.post(PATH, content=body)
 
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+        assert response.status_code == 400, body[:20]
+        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("settings", [{"http_max_body": 1000}], indirect=True)

@@ -145,23 +145,23 @@ async def test_answers_of_tools_reach_the_template(gateway: Gateway) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": {"type": "function", "function": {"name": "another"}}}, "tool_choice.function.name"),
-        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "picture"}]}, "tools[0].type"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0].type",
-        ),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
-    ],
-)
-async def test_what_is_wrong_in_a_chat_is_named(gateway: Gateway, fields: dict[str, Any], param: str) -> None:
-    assert (await gateway.refused(PATH, **(ASKED | fields)))["param"] == param
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tool_choice": {"type": "function", "function": {"name": "another"}}}, "tool_choice.function.name"),
+    ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "picture"}]}, "tools[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+]
+
+
+async def test_what_is_wrong_in_a_chat_is_named(gateway: Gateway) -> None:
+    for fields, param in WRONG:
+        assert (await gateway.refused(PATH, **(ASKED | fields)))["param"] == param, fields

@@ -1,0 +1,62 @@
+"""Who may call what: the one decision, for gRPC and HTTP. Pure."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from router.tenant import bearer_of, tenant_of_key
+from service.api_keys import UNLIMITED, KeyLimits, KeyRing
+from service.errors import PermissionDenied, Unauthenticated
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+_HEALTH = "/grpc.health.v1.Health/"
+
+
+class Need(Enum):
+    """What a route or method asks of who calls it. Any that nobody has thought of needs a key."""
+
+    NOTHING = "nothing"
+    KEY = "key"
+    ADMIN = "admin"  # a key that may see what all others do
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. `tenant` is the name of the key; without keys, a digest of whatever was shown for one."""
+
+    tenant: str = ""
+    limits: KeyLimits = UNLIMITED
+    cache_salt: bytes = b""  # empty: shares cached prompts with all others without one
+
+
+class Access:
+    """Decides by the keys as they are at the moment. `ring` None: without keys everybody may do everything."""
+
+    def __init__(self, ring: Callable[[], KeyRing] | None = None) -> None:
+        self._ring = ring
+
+    @property
+    def is_guarded(self) -> bool:
+        return self._ring is not None
+
+    def caller(self, need: Need, metadata: Metadata) -> Caller:
+        """From `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""
+        if self._ring is None:
+            secret = bearer_of(metadata)
+            return Caller(tenant_of_key(secret) if secret else "")
+        if need is Need.NOTHING:
+            return Caller()
+        secret = bearer_of(metadata)
+        if not secret:
+            raise Unauthenticated("an API key is needed: authorization: Bearer KEY", "MISSING_API_KEY")
+        key = self._ring().find(secret)
+        if key is None:
+            raise Unauthenticated("the API key is not known", "INVALID_API_KEY")
+        if need is Need.ADMIN and not key.is_admin:
+            raise PermissionDenied("the API key does not allow this: it needs one of an administrator", "NOT_ADMIN")
+        return Caller(key.name, key.limits, key.cache_salt)
+
+    def authorise(self, method: str, metadata: Metadata) -> Caller:
+        """For a gRPC method. Raises: Unauthenticated."""
+        return self.caller(Need.NOTHING if method.startswith(_HEALTH) else Need.KEY, metadata)

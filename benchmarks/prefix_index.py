@@ -75,21 +75,22 @@ def measure(workers: int, blocks: int, indexed: int) -> dict[str, float]:
     if not isinstance(chosen, Placement):
         raise RuntimeError(f"there should be room: {chosen}")
     attempts = iter(range(10**9))
+    alone = memory(1)
     return {
         "walk_us": microseconds(index.hits, fresh),
         "walk_new_prompt_us": microseconds(index.hits, new),
         "decision_us": microseconds(lambda each: place(request, cluster.snapshot(each), policy), fresh),
         "expect_new_prompt_us": microseconds(lambda each: index.expect("w0", next(attempts), each), new),
         "store_us_per_block": microseconds(lambda each: index.store("w1", each), new) / blocks,
-        "bytes_per_block": memory(1),
-        "bytes_per_further_worker": memory(2) - memory(1),
+        "bytes_per_block": alone,
+        "bytes_per_further_worker": memory(2) - alone,
         "journal_ns_per_block": journal_ns(),
     }
 
 
 def memory(holders: int) -> float:
-    """Bytes per block of an index of 50 000 blocks that so many workers hold, the hashes included."""
-    drawn, count = random.Random(2), 50_000
+    """Bytes per block of an index of 20 000 blocks that so many workers hold, the hashes included."""
+    drawn, count = random.Random(2), 20_000
     tracemalloc.start()
     index = PrefixIndex()
     held = hashes(drawn, count)

@@ -5,8 +5,8 @@ from collections import deque
 WINDOW_REQUESTS = 64
 LEAST_REQUESTS = 16
 MOST_DRIFT = 0.25
-"""Beyond this share of wrong predictions the view is fetched anew: contention alone, with pools far too small for
-their work, stays below a tenth (benchmarks/cache_view.py).
+"""Beyond this share of wrong predictions the view is fetched anew. It costs little where the view was right: mere
+contention, with pools far too small for their work, made one prompt in eleven wrong (benchmarks/cache_view.py).
 """
 RESYNC_PERIOD_S = 10.0
 

@@ -3,9 +3,10 @@
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from router.able import Able
 from router.branching import Branching
 from router.caches import Caches
 from router.charges import Charge, Charges
@@ -14,8 +15,11 @@ from router.prefix_index import Hits
 from router.rates import RateLedger
 from router.recent_work import RecentWork
 from router.shared_view import NOTHING, ElsewhereLoad
-from router.shortlist import ALL_UP_TO, shortlist
+from router.shortlist import ALL_UP_TO
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
+
+LATEST_AGE = 0.05
+"""A view may be so old, in windows of the newest work: by then what a worker did of that has faded by as much."""
 
 
 @dataclass(slots=True)
@@ -30,23 +34,7 @@ class Worker:
     epoch: int = 0
     report: WorkerReport | None = None
     charges: Charges = field(default_factory=Charges)
-
-
-@dataclass(frozen=True, slots=True)
-class _Able:
-    """Endpoints of the workers that take work now; found out again when one comes, goes, or begins to drain."""
-
-    roles: Mapping[str, WorkerRole]
-    alike: Mapping[WorkerRole, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, workers: Iterable[Worker]) -> "_Able":
-        roles = {worker.endpoint: worker.role for worker in workers}
-        return cls(roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole})
-
-    def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
-        known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}
-        return shortlist(self.alike[role], known, turn)
+    view: WorkerView | None = None  # the last one, while nothing has changed; views are never changed themselves
 
 
 class Cluster:
@@ -59,8 +47,9 @@ class Cluster:
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
         self.rates = RateLedger()
         """What is measured of the workers goes here."""
-        self._able: _Able | None = None  # None: to be found out
+        self._able: Able | None = None  # None: to be found out
         self._recent, self._branching = RecentWork(), Branching()
+        self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
         self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
         """Told the worker, the blocks of a prompt that was placed there, and how many of its tokens are computed."""
 
@@ -92,7 +81,7 @@ class Cluster:
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
         worker.role = description.role
-        self._able = None
+        self._able = worker.view = None
 
     def disconnected(self, endpoint: str) -> None:
         """The connection broke; the worker takes no new work until it is back."""
@@ -107,13 +96,15 @@ class Cluster:
         if worker is not None:
             self._able = None
             worker.connected = worker.held = False
-            worker.report = None
+            worker.report = worker.view = None
             worker.charges.clear()
 
     def reported(self, endpoint: str, report: WorkerReport) -> None:
         worker = self._workers[endpoint]
         if worker.report is None or worker.report.draining != report.draining:
             self._able = None
+        if worker.report != report:
+            worker.view = None
         worker.report = report
 
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
@@ -138,6 +129,7 @@ class Cluster:
         With a `turn`, which counts requests, only those worth a look (router/shortlist.py): all of a small cluster.
         """
         hits, able = self.caches.hits(block_hashes), self._find_able()
+        self._forget_old_views()
         names: Sequence[str] = tuple(able.roles)
         if turn is not None and len(names) > ALL_UP_TO:
             names = [name for role in WorkerRole for name in able.shortlist(role, hits.found, turn)]
@@ -182,7 +174,9 @@ class Cluster:
 
     def others_have(self, loads: Mapping[str, ElsewhereLoad]) -> None:
         """What the other routers have charged, by worker; replaces what they had."""
-        self._elsewhere = loads
+        if loads != self._elsewhere:
+            self._elsewhere = loads
+            self._forget_views()
 
     def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
         """Another router has placed a prompt of these blocks there. The worker may not be known here."""
@@ -207,6 +201,7 @@ class Cluster:
         if worker is None:
             return
         worker.charges.give_back(attempt_id)
+        worker.view = None
         missing = self.caches.settle(endpoint, attempt_id)
         if missing and worker.held and worker.description is not None:
             self.caches.assume(endpoint, missing, worker.description.total_blocks)
@@ -220,29 +215,55 @@ class Cluster:
     def _computes(self, endpoint: str, tokens: int) -> None:
         alike = self._find_able().alike[self._workers[endpoint].role]
         self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
+        self._workers[endpoint].view = None
 
     def _charge(self, endpoint: str, attempt_id: int, charge: Charge) -> None:
-        self._workers[endpoint].charges.add(attempt_id, charge)
+        worker = self._workers[endpoint]
+        worker.charges.add(attempt_id, charge)
+        worker.view = None
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
         """Whoever computes the prompt will have its blocks: those who come meanwhile wait for them."""
         self.caches.expect(endpoint, attempt_id, block_hashes)
         self.on_predicted(endpoint, block_hashes, computed_tokens)
 
-    def _find_able(self) -> "_Able":
+    def _find_able(self) -> Able:
         if self._able is None:
-            self._able = _Able.of(
+            self._able = Able.of(
                 worker
                 for worker in self._workers.values()
                 if worker.connected and worker.description and worker.report and not worker.report.draining
             )
         return self._able
 
+    def _forget_old_views(self) -> None:
+        """Those made with other rates, or when a good deal less work had been given out."""
+        if self.rates.version != self._seen_rates or self._recent.age - self._seen_age > LATEST_AGE:
+            self._seen_rates, self._seen_age = self.rates.version, self._recent.age
+            self._forget_views()
+
+    def _forget_views(self) -> None:
+        for worker in self._workers.values():
+            worker.view = None
+
     def _view(self, worker: Worker, hits: Hits, block_hashes: Sequence[bytes]) -> WorkerView:
+        """The last one if it is still right: most workers change little from one request to the next."""
+        view = worker.view
+        hit_blocks, ready_blocks = hits.found.get(worker.endpoint, 0), hits.ready.get(worker.endpoint, 0)
+        branches = self._branching.behind(block_hashes, hit_blocks) if hit_blocks else 0
+        if (
+            view is None
+            or view.hit_blocks != hit_blocks
+            or view.ready_blocks != ready_blocks
+            or view.branches != branches
+        ):
+            view = worker.view = self._make_view(worker, hit_blocks, ready_blocks, branches)
+        return view
+
+    def _make_view(self, worker: Worker, hit_blocks: int, ready_blocks: int, branches: int) -> WorkerView:
         description, report = worker.description, worker.report
         if description is None or report is None:
             raise RuntimeError(f"{worker.endpoint} has not said what it is")
-        hit_blocks = hits.found.get(worker.endpoint, 0)
         elsewhere = self._elsewhere.get(worker.endpoint, NOTHING)
         return WorkerView(
             endpoint=worker.endpoint,
@@ -257,13 +278,13 @@ class Cluster:
             tokens_in_flight=worker.charges.tokens + elsewhere.tokens,
             hit_blocks=hit_blocks,
             adapters=description.adapters,
-            ready_blocks=hits.ready.get(worker.endpoint, 0),
+            ready_blocks=ready_blocks,
             elsewhere_slots=elsewhere.slots,
             elsewhere_blocks=elsewhere.blocks,
             pending_prompt_tokens=report.pending_tokens,
             recent_tokens=self._recent.of(worker.endpoint),
             rates=self.rates.of(worker.endpoint),
-            branches=self._branching.behind(block_hashes, hit_blocks),
+            branches=branches,
         )
 
 

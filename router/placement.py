@@ -217,12 +217,13 @@ def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> WorkerView | None:
     """Who has most of the prompt ready, if that is more than the prefill worker has; it may fetch it from there."""
-    most = max([worker.ready_blocks for worker in suited])
-    if min(most, request.reusable_blocks) <= min(prefill.hit_blocks, request.reusable_blocks):
-        return None
-    others = [worker for worker in suited if worker is not prefill]
-    best = max(others, key=lambda worker: (request.ready_tokens(worker), worker is decode))
-    return best if request.ready_tokens(best) > request.hit_tokens(prefill) else None
+    reusable = request.reusable_blocks
+    ready = [worker.ready_blocks if worker.ready_blocks < reusable else reusable for worker in suited]
+    most = max(ready)
+    if most <= min(prefill.hit_blocks, reusable):
+        return None  # the prefill worker itself is among them, and finds what it has ready
+    best = [worker for worker, blocks in zip(suited, ready, strict=True) if blocks == most]
+    return decode if decode in best else best[0]
 
 
 def _why_local(

@@ -5,8 +5,8 @@ be *found* there by a prompt that is sent now, which is more: also blocks that a
 What a worker has is closed under parents (with a block comes its whole prefix), so the walk can bisect: a few lookups
 for every place where lanes end, however long the prompt is.
 
-Memory: about 160 bytes per block that one worker has, 32 more with over four workers for a number that is no longer
-shared, and 42 for each further worker that has it (benchmarks/prefix_index.py).
+Memory: 160 to 200 bytes per block that one worker has, as full as the tables happen to be; 32 more where over four
+workers make the number too large to be shared, and 40 to 105 for each further worker (benchmarks/prefix_index.py).
 """
 
 from collections import deque

@@ -79,6 +79,8 @@ class RateLedger:
         self._kv = Ratio()  # bytes over tokens: all workers that talk to each other have the same
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
+        self.version = 0
+        """Another one whenever anything that `of` says may have changed."""
 
     def of(self, worker: str) -> WorkerRates:
         return self._known.get(worker, self._typical)
@@ -119,12 +121,14 @@ class RateLedger:
             self._renew(worker)
 
     def forget(self, worker: str) -> None:
+        self.version += 1
         of_workers: tuple[dict[str, Any], ...]
         of_workers = (self._prefill, self._gaps, self._steps, self._links, self._known)
         for each in of_workers:
             each.pop(worker, None)
 
     def _renew(self, worker: str | None) -> None:
+        self.version += 1
         self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED)
         if worker is not None:
             prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())

@@ -18,18 +18,18 @@ class RecentWork:
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
-        self._age = 0.0  # in windows
+        self.age = 0.0  # in windows, ever growing
 
     def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
         """It was given so many tokens to compute. `tokens_per_s`: what all workers together compute."""
-        self._age += tokens / (WINDOW_S * tokens_per_s)
-        share = self._shares.setdefault(worker, _Share(age=self._age))
-        share.tokens = share.tokens * math.exp(share.age - self._age) + tokens
-        share.age = self._age
+        self.age += tokens / (WINDOW_S * tokens_per_s)
+        share = self._shares.setdefault(worker, _Share(age=self.age))
+        share.tokens = share.tokens * math.exp(share.age - self.age) + tokens
+        share.age = self.age
 
     def of(self, worker: str) -> float:
         share = self._shares.get(worker)
-        return share.tokens * math.exp(share.age - self._age) if share is not None else 0.0
+        return share.tokens * math.exp(share.age - self.age) if share is not None else 0.0
 
     def forget(self, worker: str) -> None:
         self._shares.pop(worker, None)

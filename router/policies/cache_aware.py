@@ -11,7 +11,7 @@ also keeps what they evict equally old.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, mul
 
 from router.candidates import PlacementRequest, WorkerView
 from router.expectations import expected_here, expected_ttft_ms, token_gap_ms, transfer_ms
@@ -96,14 +96,15 @@ def _prompt_costs(
     hits = _hit_tokens(request, workers)
     prompt_tokens, best_tokens = request.prompt_tokens, max(hits)
     paces = [1e3 / worker.rates.prefill_tokens_per_s for worker in workers]  # milliseconds per token
-    extra = _keep(workers) - 1.0
-    longest_ms = PATIENCE_MS + min([waiting * pace for waiting, pace in zip(waiting_tokens, paces, strict=True)])
-    costs = []
-    for worker, waiting, hit_tokens, pace in zip(workers, waiting_tokens, hits, paces, strict=True):
-        premium_ms = extra * (best_tokens - hit_tokens) * pace
-        if premium_ms > longest_ms:
-            premium_ms = longest_ms
-        costs.append((waiting + prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace + premium_ms)
+    longest_ms = PATIENCE_MS + min(map(mul, waiting_tokens, paces))
+    costs = [
+        (waiting + prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace
+        for worker, waiting, hit_tokens, pace in zip(workers, waiting_tokens, hits, paces, strict=True)
+    ]
+    extra = _keep(workers) - 1.0 if best_tokens else 0.0
+    if extra and best_tokens != min(hits):
+        premiums = [extra * (best_tokens - hit_tokens) * pace for hit_tokens, pace in zip(hits, paces, strict=True)]
+        costs = [cost + (more if more < longest_ms else longest_ms) for cost, more in zip(costs, premiums, strict=True)]
     if request.session is None:
         return costs
     again = [min(extra * (best_tokens - hit) * pace, longest_ms) for hit, pace in zip(hits, paces, strict=True)]

@@ -55,10 +55,7 @@ class BodyReader:
                     if size > self._max_bytes:
                         raise self._too_large()
                     if self.held_bytes > self._all_bytes:
-                        message = "the bodies of other requests fill the memory that is set apart for them"
-                        raise Problem(
-                            HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=_BUSY_RETRY_S, ends_connection=True
-                        )
+                        raise _no_memory()
                     if not event.get("more_body", False):
                         return b"".join(chunks)
         except TimeoutError:

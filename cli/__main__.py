@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from cli.commands import ask, bench, develop, inspect, offline, serve
+from cli.commands import ask, bench, develop, inspect, keys, offline, serve
 from cli.errors import CommandFailed
 
 # -h and the like are for pytest.
@@ -32,6 +32,8 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
+app.command()(keys.certs)
 app.command(context_settings=PASS_ON)(develop.test)
 app.command()(inspect.version)
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
 from cli.answer_output import AnswerOutput, JsonOutput, TextOutput, show_answer
+from cli.connection import credentials
 from cli.failures import explained
 from client import BatonClient, BatonClientError, Event, GenerateOptions, Message
 
 
 def generate(target: str, prompt: str | Sequence[int], system: str | None, options: GenerateOptions, json: bool) -> int:
     """Continues a prompt. With `system` the prompt is a user's message, put through the model's chat template."""
-    with BatonClient(target) as client:
+    with BatonClient(target, **credentials()) as client:
         if system is not None and isinstance(prompt, str):
             messages = _conversation(system, prompt)
             return _show(lambda: client.chat(messages, **options), _output(options, json), target)
@@ -20,7 +21,7 @@ def generate(target: str, prompt: str | Sequence[int], system: str | None, optio
 
 def chat_once(target: str, message: str, system: str | None, options: GenerateOptions, json: bool) -> int:
     messages = _conversation(system, message)
-    with BatonClient(target) as client:
+    with BatonClient(target, **credentials()) as client:
         return _show(lambda: client.chat(messages, **options), _output(options, json), target)
 
 
@@ -30,7 +31,7 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions) -> int:
 
     history = [Message("system", system)] if system is not None else []
     prompt = "> " if sys.stdin.isatty() else ""
-    with BatonClient(target) as client:
+    with BatonClient(target, **credentials()) as client:
         if prompt:
             print("Ctrl-D ends the conversation.")
         while True:

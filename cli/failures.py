@@ -4,7 +4,8 @@ from collections.abc import Generator
 
 import grpc
 
-from client import BatonClientError, Event, ServerError, Unavailable
+from cli.connection import API_KEY_VARIABLE
+from client import BatonClientError, Event, NotAllowed, ServerError, Unavailable
 
 
 def for_people(error: BatonClientError, target: str, begun: bool = False) -> BatonClientError:
@@ -16,6 +17,8 @@ def for_people(error: BatonClientError, target: str, begun: bool = False) -> Bat
     if isinstance(error, Unavailable) and error.reason is None:
         lost = f"lost the connection to {target}" if begun else f"no answer from {target}"
         return Unavailable(f"{lost}; is `baton up` running?", error.details)
+    if isinstance(error, NotAllowed):
+        return NotAllowed(f"{error.message}; {API_KEY_VARIABLE} is where the key is looked for", error.details)
     if error.code is grpc.StatusCode.UNIMPLEMENTED:
         text = f"{target} does not serve this; --target is the public port of a router, --admin its admin port"
         return ServerError(text, error.details, error.code)

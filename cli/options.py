@@ -78,6 +78,12 @@ Target = Annotated[str, typer.Option(help="Public port of the router, host:port.
 Admin = Annotated[
     str | None, typer.Option(help="Admin port of the router, host:port; default: the port after that of --target.")
 ]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="BATON_TLS_CA", exists=True, dir_okay=False, help="Certificate of who vouches for the server (PEM): TLS."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model or of an adapter; default: the model.")]
 System = Annotated[str | None, typer.Option(help="System message before the conversation.")]

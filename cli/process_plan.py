@@ -23,6 +23,23 @@ GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and 
 
 
 @dataclass(frozen=True, slots=True)
+class Exposure:
+    """Who is served, and over what."""
+
+    api_keys: Path | None = None
+    insecure: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def arguments(self) -> list[object]:
+        """Of a router."""
+        flags = (("--api-keys", self.api_keys), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))
+        told: list[object] = [part for flag, value in flags if value is not None for part in (flag, value)]
+        return [*told, *(["--insecure"] if self.insecure else [])]
+
+
+@dataclass(frozen=True, slots=True)
 class UpSettings:
     """Everything that `baton up` was told or found out. None: the process decides."""
 
@@ -53,6 +70,7 @@ class UpSettings:
     redis_url: str
     namespace: str
     trace_file: Path
+    exposure: Exposure = Exposure()
 
 
 def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
@@ -82,6 +100,7 @@ def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> Proces
     arguments += ["--http-host", settings.host, "--http-port", settings.http_ports[number]]
     arguments += ["--placement", settings.placement, "--planner", settings.planner]
     arguments += ["--model", settings.model_folder, "--trace-file", settings.trace_file, *_shared(settings)]
+    arguments += settings.exposure.arguments
     if cores:
         arguments += ["--cores", write_cores(cores.router)]
     name = f"router-{number}" if number else "router"

@@ -25,9 +25,11 @@ class NotReady(Exception):
     """It did not serve within the time given."""
 
 
-async def check_health(target: str, timeout_s: float = CALL_TIMEOUT_S) -> Health:
-    """The health of the whole process at `target` (host:port)."""
-    async with grpc.aio.insecure_channel(target) as channel:
+async def check_health(
+    target: str, timeout_s: float = CALL_TIMEOUT_S, way_in: Callable[[str], grpc.aio.Channel] | None = None
+) -> Health:
+    """The health of the whole process at `target` (host:port), by the channel that `way_in` makes. None: no TLS."""
+    async with (way_in or grpc.aio.insecure_channel)(target) as channel:
         return await _check(health_pb2_grpc.HealthStub(channel), timeout_s)
 
 

@@ -17,7 +17,7 @@ from cli.http_ports import choose_http_ports, is_free
 from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from cli.options import DEFAULT_TARGET, admin_target_of
 from cli.paths import ROOT, RUNTIME
-from cli.process_plan import LOOPBACK, UpSettings, plan_processes, router_ports
+from cli.process_plan import LOOPBACK, Exposure, UpSettings, plan_processes, router_ports
 from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from cli.readiness import NotReady, wait_until_serving, waiting_for
 from cli.redis_source import RedisSource, choose_redis
@@ -25,6 +25,7 @@ from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
 from cli.trace_files import begin_trace_file
 from client import AsyncAdminClient, BatonClientError, RetryPolicy
+from router.exposure import too_open
 from service.redis_server import free_port
 
 STATUS_TIMEOUT_S = 1.0
@@ -59,6 +60,7 @@ class UpOptions:
     log_format: str
     namespace: str | None
     trace_file: Path | None
+    exposure: Exposure
     startup_timeout_s: float
 
 
@@ -68,6 +70,7 @@ class PortTaken(CommandFailed):
 
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
+    _refuse_too_open(options)
     source = find_model(options.model, ROOT, RUNTIME)
     machine = inspect_machine(options.device)
     port = options.port or free_port()
@@ -113,8 +116,17 @@ def run_up(options: UpOptions) -> int:
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
         trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
+        exposure=options.exposure,
     )
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
+
+
+def _refuse_too_open(options: UpOptions) -> None:
+    """Raises CommandFailed."""
+    has_keys = options.exposure.api_keys is not None or bool(os.environ.get("BATON_API_KEY_HASHES"))
+    risk = too_open((options.host,), LOOPBACK, has_keys)
+    if risk and not options.exposure.insecure:
+        raise CommandFailed(f"{risk}; give --api-keys FILE, or --insecure where that is meant")
 
 
 def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -170,7 +182,8 @@ class _Up:
         started = loop.time()
         ended = asyncio.create_task(self._ended.wait())
         serving = asyncio.create_task(
-            wait_until_serving(self._router_target, self._startup_timeout_s, self._say, self._explain)
+            # Over the admin port, which speaks no TLS: the health of one is that of the other.
+            wait_until_serving(self._admin_target, self._startup_timeout_s, self._say, self._explain)
         )
         try:
             waited: set[asyncio.Future[Any]] = {ended, serving, supervisor.failure}
@@ -202,11 +215,15 @@ class _Up:
     async def _explain(self) -> str:
         """What the start waits for."""
         once = RetryPolicy(attempts=1)
-        async with AsyncAdminClient(f"{LOOPBACK}:{self._settings.admin_port}", retry=once) as admin:
+        async with AsyncAdminClient(self._admin_target, retry=once) as admin:
             try:
                 return waiting_for(self._workers, await admin.status(timeout_s=STATUS_TIMEOUT_S))
             except BatonClientError:
                 return "the router does not answer yet"
+
+    @property
+    def _admin_target(self) -> str:
+        return f"{LOOPBACK}:{self._settings.admin_port}"
 
     @property
     def _router_target(self) -> str:
@@ -232,7 +249,7 @@ class _Up:
     def _announce_ready(self, seconds: float) -> None:
         settings, target = self._settings, self._router_target
         elsewhere = "" if target == DEFAULT_TARGET else f" --target {target}"
-        admin = f"{LOOPBACK}:{settings.admin_port}"
+        admin = self._admin_target
         # As `status` would find it from --target by itself.
         found = admin == admin_target_of(target)
         question = "generate 'Once upon a time' --max-tokens 32"
@@ -240,13 +257,15 @@ class _Up:
             question = "chat 'What is a block table?'"
         self._say(f"ready in {seconds:.1f} s")
         self._say(f"  endpoint  {target}   (gRPC, baton.v1.BatonService)")
-        self._say(f"  HTTP      http://{target.rpartition(':')[0]}:{settings.http_ports[0]}/v1   (OpenAI's API)")
+        scheme = "http" if settings.exposure.tls_cert is None else "https"
+        self._say(f"  HTTP      {scheme}://{target.rpartition(':')[0]}:{settings.http_ports[0]}/v1   (OpenAI's API)")
         self._say(f"  admin     {admin}")
         for number, (public_port, admin_port) in enumerate(router_ports(settings)[1:], 2):
             host = target.rpartition(":")[0]
             http_port = settings.http_ports[number - 1]
             self._say(f"  router {number}  {host}:{public_port}, HTTP {http_port}, admin {LOOPBACK}:{admin_port}")
-        self._say(f"  try       {_command()} {question}{elsewhere}")
+        shown = "BATON_API_KEY=... " if settings.exposure.api_keys is not None else ""
+        self._say(f"  try       {shown}{_command()} {question}{elsewhere}")
         self._say(f"            {_command()} status{elsewhere if found else f' --admin {admin}'}")
 
     def _say(self, text: str) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from client import requests, responses
 from client.answer import Continuity, completion_from
 from client.async_connection import AsyncConnection
-from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, metadata_from
+from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
 from client.cluster import ClusterStatus, Role
 from client.explanation import RequestExplanation, explanation_from, role_number
 from client.options import GenerateOptions
@@ -36,13 +37,20 @@ class _AsyncClient:
 class AsyncBatonClient(_AsyncClient):
     """Talks to a router at `target` (host:port). Connects on the first call and then belongs to that event loop.
 
-    `timeout_s` bounds each call, retries included; None leaves it to the server. Raises: BatonClientError (errors.py).
+    `timeout_s` bounds each call, retries included; None leaves it to the server. `tls`: True, or a file (PEM) with the
+    certificate authorities to trust. Raises: BatonClientError (errors.py).
     """
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, *, timeout_s: float | None = None, retry: RetryPolicy | None = None
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout_s: float | None = None,
+        retry: RetryPolicy | None = None,
+        api_key: str | None = None,
+        tls: bool | Path = False,
     ) -> None:
-        super().__init__(AsyncConnection(target, retry or RetryPolicy(), timeout_s))
+        super().__init__(AsyncConnection(target, retry or RetryPolicy(), timeout_s, Security(api_key, tls)))
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
         """Continues a text, or token ids.
@@ -103,7 +111,9 @@ class AsyncBatonClient(_AsyncClient):
     ) -> AsyncGenerator[Event, None]:
         continuity = Continuity(requests.choices(request))
         call = getattr(self._stub, method)
-        stream = self._connection.stream(call, request, options.get("timeout_s"), metadata_from(options))
+        stream = self._connection.stream(
+            call, request, options.get("timeout_s"), self._connection.security.metadata(options)
+        )
         async with aclosing(stream):
             async for response in stream:
                 event = responses.event_from(response)

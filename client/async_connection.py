@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from client.channel import CHANNEL_OPTIONS
+from client.channel import CHANNEL_OPTIONS, OPEN, Security
 from client.errors import BatonClientError, Cancelled
 from client.retry import Attempts, RetryPolicy
 from client.status_mapping import error_from_status
@@ -22,8 +22,10 @@ Metadata = tuple[tuple[str, str], ...]
 class AsyncConnection:
     """Belongs to the event loop of its first call: the channel is opened there, so that it may be made anywhere."""
 
-    def __init__(self, target: str, retry: RetryPolicy, timeout_s: float | None) -> None:
+    def __init__(self, target: str, retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN) -> None:
         self._target = target
+        self._credentials = security.credentials()
+        self.security = security
         self._retry = retry
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -32,7 +34,11 @@ class AsyncConnection:
     def stub(self, make: Callable[[grpc.aio.Channel], Any]) -> Any:
         """The stub of the one service that this connection is for."""
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._target, CHANNEL_OPTIONS)
+            self._channel = (
+                grpc.aio.insecure_channel(self._target, CHANNEL_OPTIONS)
+                if self._credentials is None
+                else grpc.aio.secure_channel(self._target, self._credentials, CHANNEL_OPTIONS)
+            )
             self._stub = make(self._channel)
         return self._stub
 
@@ -42,10 +48,10 @@ class AsyncConnection:
             await self._channel.close()
 
     async def unary(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
-        attempts = self._attempts(timeout_s)
+        attempts, metadata = self._attempts(timeout_s), self.security.metadata()
         while True:
             try:
-                return await method(request, timeout=attempts.remaining_s(time.monotonic()))
+                return await method(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
             except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
                 error = _error_from(failure)
                 wait_s = attempts.wait_s(error, time.monotonic(), random.random())

@@ -1,5 +1,10 @@
 """How a client's channel is set up, sync and async alike."""
 
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
 from client.options import GenerateOptions
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -18,7 +23,29 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def metadata_from(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
-    traceparent, api_key = options.get("traceparent"), options.get("api_key")
-    told = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))
-    return tuple((key, value) for key, value in told if value)
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a client shows who it is, and makes sure whom it talks to.
+
+    `tls`: True trusts the certificate authorities that gRPC knows, a path those in that PEM file; False is no TLS. A
+    key that goes without TLS can be read by whoever is in between.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    tls: bool | Path = False
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None: no TLS. Raises: OSError."""
+        if self.tls is False:
+            return None
+        return grpc.ssl_channel_credentials(None if self.tls is True else Path(self.tls).read_bytes())
+
+    def metadata(self, options: GenerateOptions | None = None) -> tuple[tuple[str, str], ...]:
+        """Of one call; what its options say goes before."""
+        given = options or {}
+        traceparent, api_key = given.get("traceparent"), given.get("api_key", self.api_key)
+        told = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))
+        return tuple((key, value) for key, value in told if value)
+
+
+OPEN = Security()

@@ -3,6 +3,7 @@
 BatonClientError
 ├── InvalidRequest      the request can never succeed as it is; names the field
 ├── ModelNotFound       the model is not served there
+├── NotAllowed          no API key, one that is not known, or one that does not allow this
 ├── Busy                no room at the moment; says when to come back
 ├── Unavailable         no server, no workers, or the one that answered is gone
 ├── DeadlineExceeded    timeout_s, or the server's own limit, passed
@@ -62,6 +63,12 @@ class ModelNotFound(BatonClientError):
     @property
     def name(self) -> str | None:
         return self.details.resource
+
+
+class NotAllowed(BatonClientError):
+    """`reason` is MISSING_API_KEY, INVALID_API_KEY or NOT_ADMIN."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class _ComeBack(BatonClientError):

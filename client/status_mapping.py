@@ -15,6 +15,7 @@ from client.errors import (
     ErrorDetails,
     InvalidRequest,
     ModelNotFound,
+    NotAllowed,
     ServerError,
     Unavailable,
 )
@@ -24,6 +25,8 @@ ERRORS: dict[grpc.StatusCode, type[BatonClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Busy,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

@@ -2,12 +2,13 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from client import requests, responses
 from client.answer import Continuity, completion_from
-from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, metadata_from
+from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
 from client.cluster import ClusterStatus, Role
 from client.explanation import RequestExplanation, explanation_from, role_number
 from client.options import GenerateOptions
@@ -36,13 +37,20 @@ class _Client:
 class BatonClient(_Client):
     """Talks to a router at `target` (host:port). Connects on the first call; may be shared between threads.
 
-    `timeout_s` bounds each call, retries included; None leaves it to the server. Raises: BatonClientError (errors.py).
+    `timeout_s` bounds each call, retries included; None leaves it to the server. `tls`: True, or a file (PEM) with the
+    certificate authorities to trust. Raises: BatonClientError (errors.py).
     """
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, *, timeout_s: float | None = None, retry: RetryPolicy | None = None
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout_s: float | None = None,
+        retry: RetryPolicy | None = None,
+        api_key: str | None = None,
+        tls: bool | Path = False,
     ) -> None:
-        super().__init__(SyncConnection(target, retry or RetryPolicy(), timeout_s))
+        super().__init__(SyncConnection(target, retry or RetryPolicy(), timeout_s, Security(api_key, tls)))
         self._stub = baton_pb2_grpc.BatonServiceStub(self._connection.channel)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event, None, None]:
@@ -96,7 +104,9 @@ class BatonClient(_Client):
         self, method: Any, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
     ) -> Generator[Event, None, None]:
         continuity = Continuity(requests.choices(request))
-        stream = self._connection.stream(method, request, options.get("timeout_s"), metadata_from(options))
+        stream = self._connection.stream(
+            method, request, options.get("timeout_s"), self._connection.security.metadata(options)
+        )
         with closing(stream):
             for response in stream:
                 event = responses.event_from(response)

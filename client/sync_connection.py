@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from client.channel import CHANNEL_OPTIONS
+from client.channel import CHANNEL_OPTIONS, OPEN, Security
 from client.errors import BatonClientError, Unavailable
 from client.retry import Attempts, RetryPolicy
 from client.status_mapping import error_from_status
@@ -18,8 +18,14 @@ Metadata = tuple[tuple[str, str], ...]
 class SyncConnection:
     """Safe to share between threads."""
 
-    def __init__(self, target: str, retry: RetryPolicy, timeout_s: float | None) -> None:
-        self.channel = grpc.insecure_channel(target, CHANNEL_OPTIONS)
+    def __init__(self, target: str, retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN) -> None:
+        credentials = security.credentials()
+        self.channel = (
+            grpc.insecure_channel(target, CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, CHANNEL_OPTIONS)
+        )
+        self.security = security
         self._retry = retry
         self._timeout_s = timeout_s
 
@@ -28,10 +34,10 @@ class SyncConnection:
         self.channel.close()
 
     def unary(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
-        attempts = self._attempts(timeout_s)
+        attempts, metadata = self._attempts(timeout_s), self.security.metadata()
         while True:
             try:
-                return method(request, timeout=attempts.remaining_s(time.monotonic()))
+                return method(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
             except grpc.RpcError as failure:
                 error = _error_from(failure)
                 wait_s = attempts.wait_s(error, time.monotonic(), random.random())

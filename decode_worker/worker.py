@@ -90,6 +90,7 @@ class DecodeWorker:
             config.pair_timeout_s,
             self._memory.groups,
             self._memory.nixl,
+            config.internal_tls,
         )
         self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
         self._steps = None if config.step_file is None else StepFile(config.step_file)
@@ -99,7 +100,8 @@ class DecodeWorker:
     @property
     def listener(self) -> Listener:
         config = self._config
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
 
     @property
     def fingerprint(self) -> bytes:

@@ -63,7 +63,8 @@ class ElasticWorker:
     @property
     def listener(self) -> Listener:
         config = self._config
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
 
     @property
     def fingerprint(self) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
-from gateway.auth import tenant_of
+from router.access import Caller
 from router.session_header import session_of
 from router.validation import MAX_REQUEST_ID_CHARACTERS
 from service.trace_context import TraceContext, parse_traceparent
@@ -16,18 +16,18 @@ REQUEST_ID_HEADER = "x-request-id"
 @dataclass(frozen=True, slots=True)
 class Call:
     request_id: str  # the client's own, or a new one
-    tenant: str
+    caller: Caller
     session: str  # whose requests go to the same workers
     trace: TraceContext | None  # the caller's place in its trace
 
 
-def call_of(headers: Headers) -> Call:
+def call_of(headers: Headers, caller: Caller) -> Call:
     """A header that is no good is as if it were not there."""
     given = headers.get(REQUEST_ID_HEADER, "")
     usable = 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable()
     return Call(
         request_id=given if usable else secrets.token_hex(12),
-        tenant=tenant_of(headers),
+        caller=caller,
         session=session_of(headers.items()),
         trace=parse_traceparent(headers.get("traceparent"), headers.get("tracestate", "")),
     )

@@ -16,3 +16,7 @@ class GatewayConfig(RouterConfig):
     http_body_s: float = Field(60.0, gt=0, le=3600, description="how long a body may take to come in")
     http_idle_s: float = Field(75.0, gt=0, le=3600, description="how long a connection may wait for its next request")
     http_stall_s: float = Field(30.0, gt=0, le=3600, description="how long a client may take nothing of its answer")
+
+    @property
+    def public_hosts(self) -> tuple[str, ...]:
+        return (self.host, self.http_host)

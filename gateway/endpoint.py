@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.body import BodyReader, ClientGone, parse
 from gateway.call import REQUEST_ID_HEADER, Call, call_of
 from gateway.connection import abort_of
+from gateway.guard import caller_of
 from gateway.problem import Problem, Renamed, check_method, problem_of
 from gateway.reply import Reply, Stalled, refuse, send_reply, unless_gone
 from service.errors import BatonError
@@ -48,7 +49,7 @@ class Endpoint(Generic[Message]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        call = call_of(headers)
+        call = call_of(headers, caller_of(scope))
         current_trace.set(call.trace)
         current_request_id.set(call.request_id)
         told = {REQUEST_ID_HEADER: call.request_id}

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.call import REQUEST_ID_HEADER, call_of
+from gateway.guard import caller_of
 from gateway.problem import Problem, check_method, problem_of
 from gateway.reply import Reply, Whole, json_reply, problem_reply, send_reply
 from router.dispatcher import Dispatcher
@@ -27,7 +28,7 @@ class Query:
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope)).request_id}
+        headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
         try:
             check_method(scope, "GET", "HEAD")
             reply = await self._answer(scope)

@@ -8,7 +8,16 @@ from typing import Any
 
 import grpc
 
-from service.errors import BatonError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from service.errors import (
+    BatonError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    RateLimited,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -90,6 +99,12 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
             return Problem(status, f"{param}: {error.description}", param, code)
         case NotFound():
             return Problem(status, error.message, error.resource_type, f"{error.resource_type}_not_found")
+        case Unauthenticated():
+            return Problem(status, error.message, code="invalid_api_key")  # OpenAI's code for none at all, too
+        case PermissionDenied():
+            return Problem(status, error.message, code=error.reason.lower())
+        case RateLimited():
+            return Problem(status, error.message, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
         case ResourceExhausted():
             return Problem(status, error.message, code="no_room", retry_after_s=error.retry_after_s)
         case Unavailable():

@@ -12,6 +12,7 @@ from gateway.body import BodyReader
 from gateway.cluster_metrics import ClusterMetrics
 from gateway.config import GatewayConfig
 from gateway.endpoint import Transport
+from gateway.guard import Guard
 from gateway.request_metrics import RequestMetrics
 from gateway.server import HttpLimits, HttpServer
 from router.process import RouterProcess
@@ -34,8 +35,9 @@ class GatewayProcess(RouterProcess):
         self.tracer.observers.append(requests.observe)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         app = make_app(self.dispatcher, self.readiness, metrics, Transport(bodies, config.http_stall_s))
+        app = Guard(app, self.access, config.http_stall_s)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
-        self._http = HttpServer(app, limits)
+        self._http = HttpServer(app, limits, config.tls)
         cluster = ClusterMetrics(
             self.cluster, self.queue, self.readiness, self.dispatcher, lambda: self._http.connections
         )
@@ -43,7 +45,7 @@ class GatewayProcess(RouterProcess):
             metrics.register(_Collector(collector))
 
     async def start(self, running: Running) -> None:
-        """Raises: ListenError."""
+        """Raises: ListenError, TlsError."""
         host = self._http_config.http_host
         self.http_port = await self._http.start(host, self._http_config.http_port)
         logger.info("HTTP on %s:%d", host, self.http_port)

@@ -55,6 +55,8 @@ def problem_reply(problem: Problem) -> Whole:
     headers: dict[str, str] = {}
     if problem.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(problem.retry_after_s)))
+    if problem.status is HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     if problem.allowed:
         headers["allow"] = ", ".join(problem.allowed)
     if problem.ends_connection:

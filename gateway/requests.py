@@ -120,7 +120,7 @@ def _request(
     sampling: RequestedSampling,
     echo: bool = False,
 ) -> GenerationRequest:
-    return GenerationRequest(
+    request = GenerationRequest(
         operation=operation,
         prompt=prompt,
         request_id=message.request_id or call.request_id,
@@ -129,9 +129,9 @@ def _request(
         cache_salt=message.cache_salt or "",
         echo=echo,
         priority=message.priority or 0,
-        tenant=call.tenant,
         session=call.session,
     )
+    return call.caller.asks(request)
 
 
 def _sampling(

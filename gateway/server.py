@@ -10,6 +10,7 @@ from uvicorn.server import ServerState
 
 from gateway.connection import connection_type
 from service.server import ListenError
+from service.tls import TlsFiles
 
 _BACKLOG = 1024
 _SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; what a slow reader leaves lies there and, as much, here
@@ -28,7 +29,7 @@ class HttpLimits:
 class HttpServer:
     """Serves one application on one address, from `start` to `stop`."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
         self._connection = connection_type(limits.head_s, limits.max_connections)
         self._config = uvicorn.Config(
             app,
@@ -41,6 +42,8 @@ class HttpServer:
             timeout_keep_alive=int(max(1.0, limits.idle_s)),
         )
         self._stall_s = limits.stall_s
+        self._head_s = limits.head_s
+        self._tls = tls
         self._state = ServerState()
         self._server: asyncio.Server | None = None
 
@@ -49,11 +52,19 @@ class HttpServer:
         return len(self._state.connections)
 
     async def start(self, host: str, port: int) -> int:
-        """The bound port. Raises: ListenError."""
+        """The bound port. Raises: ListenError, TlsError."""
+        context = None if self._tls is None else self._tls.http_context()
         listening = listening_socket(host, port, self._stall_s)
         self._config.load()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connect, sock=listening, backlog=_BACKLOG)
+        self._server = await loop.create_server(
+            self._connect,
+            sock=listening,
+            backlog=_BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else self._head_s,
+            ssl_shutdown_timeout=None if context is None else _CLOSE_S,
+        )
         bound: int = listening.getsockname()[1]
         return bound
 

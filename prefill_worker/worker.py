@@ -81,6 +81,7 @@ class PrefillWorker:
             config.pair_timeout_s,
             self._memory.groups,
             self._memory.nixl,
+            config.internal_tls,
         )
         self._gpu = gpu_id(prepared.options.device)
         self._loop: PrefillLoop | None = None
@@ -90,7 +91,8 @@ class PrefillWorker:
     @property
     def listener(self) -> Listener:
         config = self._config
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=INTERNAL_SERVER_OPTIONS)
+        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
 
     @property
     def fingerprint(self) -> bytes:

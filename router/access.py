@@ -1,9 +1,10 @@
 """Who may call what: the one decision, for gRPC and HTTP. Pure."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from router.request import GenerationRequest
 from router.tenant import bearer_of, tenant_of_key
 from service.api_keys import UNLIMITED, KeyLimits, KeyRing
 from service.errors import PermissionDenied, Unauthenticated
@@ -28,6 +29,10 @@ class Caller:
     tenant: str = ""
     limits: KeyLimits = UNLIMITED
     cache_salt: bytes = b""  # empty: shares cached prompts with all others without one
+
+    def asks(self, request: GenerationRequest) -> GenerationRequest:
+        """The same request, as this caller's."""
+        return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.cache_salt)
 
 
 class Access:

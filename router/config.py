@@ -5,10 +5,23 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from service.config import Cores, Field, ListenConfig, LogConfig, RegistryConfig, TelemetryConfig, Workers
+from router.exposure import too_open
+from service.api_keys import ApiKey, KeyFormatError, parse_key_hashes
+from service.config import (
+    Cores,
+    Field,
+    InternalTlsConfig,
+    ListenConfig,
+    LogConfig,
+    RegistryConfig,
+    TelemetryConfig,
+    Workers,
+)
+from service.key_store import KeyStore
+from service.tls import TlsFiles
 
 
-class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, LogConfig):
+class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsConfig, LogConfig):
     """The public endpoint of Baton."""
 
     port: int = Field(50051, ge=0, le=65535, description="public port, 0 takes a free one")
@@ -18,7 +31,14 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, LogConfig):
     model: Path | None = Field(None, description="folder with the tokenizer, if not where the workers say")
     model_name: str | None = Field(None, description="name of the model, if not as the workers say")
     cores: Cores | None = Field(None, description="CPU cores to stay on, for example 0,2-3")
-    reflection: bool = Field(True, description="answer gRPC reflection")
+    reflection: bool = Field(True, description="answer gRPC reflection; on the public port only without API keys")
+    api_keys: Path | None = Field(
+        None, description="file of the API keys that are good, hashed (baton keys new); read again when it changes"
+    )
+    api_key_hashes: str = Field("", description="keys beside those of the file: NAME:SHA256,NAME:SHA256")
+    insecure: bool = Field(False, description="allow ports without keys beyond loopback")
+    tls_cert: Path | None = Field(None, description="certificate of the public ports, PEM; with it they speak TLS only")
+    tls_key: Path | None = Field(None, description="its key, PEM")
     default_deadline_s: float = Field(600.0, gt=0, le=86_400, description="for requests without a deadline; the most")
     ready_wait_s: float = Field(10.0, ge=0, le=600, description="how long a request waits for workers")
     max_wait_s: float = Field(60.0, gt=0, le=86_400, description="how long a request waits for room")
@@ -52,3 +72,33 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, LogConfig):
         if not self.workers and self.redis_url is None:
             raise ValueError("give --redis-url (BATON_REDIS_URL) or --workers (BATON_WORKERS)")
         return self
+
+    @model_validator(mode="after")
+    def _exposure(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together")
+        try:
+            self.open_keys()
+        except (KeyFormatError, OSError) as error:
+            raise ValueError(f"--api-keys, --api-key-hashes: {error}") from error
+        risk = too_open(self.public_hosts, self.admin_host, self.has_keys)
+        if risk and not self.insecure:
+            raise ValueError(f"{risk}; give --api-keys, or --insecure where that is meant")
+        return self
+
+    @property
+    def public_hosts(self) -> tuple[str, ...]:
+        return (self.host,)
+
+    @property
+    def has_keys(self) -> bool:
+        return self.api_keys is not None or bool(self.api_key_hashes)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return TlsFiles(self.tls_cert, self.tls_key) if self.tls_cert is not None and self.tls_key is not None else None
+
+    def open_keys(self) -> KeyStore | None:
+        """None without keys. Raises: KeyFormatError, OSError."""
+        fixed: tuple[ApiKey, ...] = parse_key_hashes(self.api_key_hashes)
+        return KeyStore(self.api_keys, fixed) if self.has_keys else None

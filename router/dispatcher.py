@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from router.adapters import choose_adapter, served_adapters
 from router.admission import Standing
-from router.answer import ChoiceFinished
+from router.answer import ChoiceFinished, Delta
 from router.generation import Generation, Scheduling
+from router.key_limits import KeyMeters, Meter
 from router.readiness import Readiness
 from router.refusals import RETRY_AFTER_S
 from router.request import GenerationRequest, PreparedRequest
@@ -38,6 +39,7 @@ class Dispatcher:
         self._scheduling = scheduling
         self._tracer = tracer
         self._limits = limits
+        self._meters = KeyMeters()
         self.active = 0
         """Requests accepted and not yet finished."""
         self.draining = False
@@ -72,10 +74,11 @@ class Dispatcher:
         if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         record = RequestRecord.begin(request.operation, parent)
+        meter = self._meters.begin(request.tenant, request.limits, record.timeline.arrived_s)
         self.active += 1
         self._idle.clear()
         try:
-            async with aclosing(self._answer(request, record, time_left_s)) as events:
+            async with aclosing(self._answer(request, record, time_left_s, meter)) as events:
                 async for event in events:
                     yield event
         except BatonError as error:
@@ -86,12 +89,14 @@ class Dispatcher:
             raise
         finally:
             self.active -= 1
+            if meter is not None:
+                meter.end()
             if self.active == 0:
                 self._idle.set()
             self._tracer.record(record)
 
     async def _answer(
-        self, request: GenerationRequest, record: RequestRecord, time_left_s: float | None
+        self, request: GenerationRequest, record: RequestRecord, time_left_s: float | None, meter: Meter | None
     ) -> AsyncGenerator[ResponseEvent, None]:
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
@@ -105,6 +110,8 @@ class Dispatcher:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
         record.model = chosen.name
         record.timeline.tokenised_s = time.monotonic()
+        if meter is not None:
+            meter.charge_prompt(len(prepared.token_ids), record.timeline.tokenised_s)
         generation = Generation(
             prepared,
             self._scheduling,
@@ -123,6 +130,8 @@ class Dispatcher:
         )
         async with aclosing(generation.events()) as events:
             async for event in events:
+                if meter is not None and isinstance(event, Delta):
+                    meter.charge_answer(len(event.token_ids), time.monotonic())
                 if started is not None:
                     yield started
                     started = None
@@ -138,8 +147,10 @@ class Dispatcher:
         served = chosen.served
         drawn = Drawn(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
         current_request_id.set(request.request_id[:MAX_REQUEST_ID_CHARACTERS] or drawn.request_id)  # refusals too
-        valid = validate(request, served.defaults, served.vocab_size, served.max_model_len, drawn)
-        return await served.prepare(valid, chosen.adapter)
+        allowed_tokens = request.limits.max_context_tokens
+        max_context = served.max_context(allowed_tokens)
+        valid = validate(request, served.defaults, served.vocab_size, max_context, drawn)
+        return await served.prepare(valid, chosen.adapter, allowed_tokens)
 
     def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:
         timeline = generation.timeline

@@ -24,6 +24,7 @@ from router.role_change import endpoint_to_change
 from router.session import SessionTiming, WorkerSession
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 from service.errors import Unavailable
+from service.internal_tls import InternalTls
 from service.registry import MembershipSource, WorkerRecord
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,12 @@ class Fleet:
         timing: SessionTiming,
         on_change: Callable[[], None],
         router_id: bytes | None = None,
+        tls: InternalTls | None = None,
     ) -> None:
         """`router_id`: 16 random bytes, of this process; None: drawn here."""
         self._cluster = cluster
         self._timing = timing
+        self._tls = tls
         self._router_id = router_id or secrets.token_bytes(16)
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
@@ -150,7 +153,7 @@ class Fleet:
         for record in records:
             if record.endpoint not in self._sessions:
                 self._cluster.add(record.endpoint, record.role)
-                session = WorkerSession(record.endpoint, self._router_id, self, self._timing)
+                session = WorkerSession(record.endpoint, self._router_id, self, self._timing, self._tls)
                 task = tasks.create_task(session.run(), name=f"session {record.endpoint}")
                 self._sessions[record.endpoint] = _Connected(session, task)
 

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 
+from router.access import Access
 from router.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
 from router.admin_service import AdminServicer
 from router.admission import AdmissionLimits, AdmissionQueue
@@ -13,6 +14,7 @@ from router.cluster import Cluster
 from router.config import RouterConfig
 from router.dispatcher import Dispatcher, DispatcherLimits
 from router.explaining import Explainer
+from router.exposure import warnings
 from router.fleet import Fleet
 from router.generation import Scheduling
 from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
@@ -48,6 +50,9 @@ class RouterProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._running: Running | None = None
         self._registry, self._membership = _membership(config)
+        self._keys = keys = config.open_keys()
+        self.access = Access(None if keys is None else lambda: keys.ring)
+        """Who may call; for HTTP too."""
         self.cluster = cluster = Cluster()
         limits = AdmissionLimits(
             config.max_waiting, config.max_wait_s, config.ready_wait_s, config.max_waiting_per_tenant
@@ -58,7 +63,7 @@ class RouterProcess:
         self._queue = AdmissionQueue(cluster, limits, policy)
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
-        self._fleet = Fleet(cluster, timing, self._on_change, router_id)
+        self._fleet = Fleet(cluster, timing, self._on_change, router_id, config.internal_tls)
         scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1))
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
@@ -103,9 +108,18 @@ class RouterProcess:
     @property
     def listeners(self) -> Sequence[Listener]:
         config = self._config
-        public = BatonServicer(self._dispatcher)
+        public = BatonServicer(self._dispatcher, self.access)
+        guarded = self.access.is_guarded
         return (
-            Listener(config.host, config.port, public.register, (SERVICE_NAME,), config.reflection),
+            Listener(
+                config.host,
+                config.port,
+                public.register,
+                (SERVICE_NAME,),
+                reflection=config.reflection and not guarded,
+                authorise=self.access.authorise if guarded else None,
+                tls=config.tls,
+            ),
             Listener(
                 config.admin_host, config.admin_port, self._admin.register, (ADMIN_SERVICE_NAME,), config.reflection
             ),
@@ -115,10 +129,15 @@ class RouterProcess:
         self._running = running
         public, admin = running.ports
         logger.info("listening on %s:%d, for operators on port %d", self._config.host, public, admin)
+        config = self._config
+        risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
+        for risk in risks:
+            logger.warning("%s", risk)
         await self._membership.start()
         works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]
         works += [("replicas", self._replicas.run())] if self._replicas is not None else []
         works += [("planning", self._planning.run())] if self._planning is not None else []
+        works += [("keys", self._keys.run())] if self._keys is not None else []
         for name, work in works:
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._on_task_done)

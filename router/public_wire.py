@@ -33,7 +33,7 @@ _BEAM_STOPS = {
 }
 
 
-def generate_request(message: baton_pb2.GenerateRequest, tenant: str = "") -> GenerationRequest:
+def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
     prompt: Prompt | None = None
     match message.WhichOneof("prompt"):
         case "text":
@@ -49,11 +49,10 @@ def generate_request(message: baton_pb2.GenerateRequest, tenant: str = "") -> Ge
         cache_salt=message.cache_salt,
         echo=message.echo,
         priority=message.priority,
-        tenant=tenant,
     )
 
 
-def chat_request(message: baton_pb2.ChatRequest, tenant: str = "") -> GenerationRequest:
+def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
     # One more than is allowed is enough for the validator to refuse them.
     messages = [Message(each.role, each.content) for each in message.messages[: MAX_MESSAGES + 1]]
     return GenerationRequest(
@@ -64,7 +63,6 @@ def chat_request(message: baton_pb2.ChatRequest, tenant: str = "") -> Generation
         sampling=_sampling(message.sampling),
         cache_salt=message.cache_salt,
         priority=message.priority,
-        tenant=tenant,
     )
 
 

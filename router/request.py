@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from router.worker import Adapter
+from service.api_keys import UNLIMITED, KeyLimits
 from structured.output import StructuredOutput
 
 
@@ -118,6 +119,8 @@ class GenerationRequest:
     priority: int = 0  # lower goes earlier where requests wait
     session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
     tenant: str = ""  # who asks, as the transport knows it: those who wait share what becomes free; "" is a tenant too
+    key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
+    limits: KeyLimits = UNLIMITED  # of the API key
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ class ValidRequest:
     priority: int = 0
     tenant: str = ""
     session: str = ""
+    key_salt: bytes = b""
 
     @property
     def streams(self) -> bool:

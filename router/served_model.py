@@ -25,16 +25,18 @@ class ServedModel:
     defaults: GenerationDefaults
     forms: FormChecker
 
-    async def prepare(self, valid: ValidRequest, adapter: Adapter | None = None) -> PreparedRequest:
+    async def prepare(
+        self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
+    ) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
         if valid.structured is not None:
             await self.forms.check(valid.structured)
         token_ids = await self.tokenizer.prompt_tokens(valid.prompt)
-        max_tokens = fit_to_context(len(token_ids), valid, self.max_model_len)
+        max_tokens = fit_to_context(len(token_ids), valid, self.max_context(max_context_tokens))
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
         check_something_is_left(sampling.rules, sampling.stop_token_ids)
         adapted = adapter.digest if adapter is not None else ""
-        root = root_hash(self.fingerprint, self.dtype, adapter=adapted, cache_salt=valid.cache_salt)
+        root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
         return PreparedRequest(
             valid=valid,
             token_ids=token_ids,
@@ -46,6 +48,10 @@ class ServedModel:
             echo_text=await self._text(valid.prompt, token_ids) if valid.echo else "",
             adapter=adapter,
         )
+
+    def max_context(self, allowed_tokens: int | None) -> int:
+        """Of prompt and answer, in tokens, for who is allowed so many; None: as many as the model takes."""
+        return self.max_model_len if allowed_tokens is None else min(allowed_tokens, self.max_model_len)
 
     def close(self) -> None:
         self.tokenizer.close()

@@ -8,12 +8,12 @@ import grpc
 
 from protos import baton_pb2
 from router import public_wire
+from router.access import Access, Need
 from router.checks import check_token_ids
 from router.dispatcher import Dispatcher
 from router.malformed import service_handler
 from router.request import GenerationRequest
 from router.session_header import session_of
-from router.tenant import tenant_of
 from router.validation import check_text
 from service.errors import InvalidArgument
 from service.trace_context import current_trace
@@ -31,18 +31,19 @@ class BatonServicer:
     freed at once.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, access: Access) -> None:
         self._dispatcher = dispatcher
+        self._access = access
 
     def register(self, server: grpc.aio.Server) -> None:
         service = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
         server.add_generic_rpc_handlers((service_handler(service, self),))
 
     async def Generate(self, message: baton_pb2.GenerateRequest, context: Context) -> None:
-        await self._answer(public_wire.generate_request(message, _tenant(context)), context, baton_pb2.GenerateResponse)
+        await self._answer(public_wire.generate_request(message), context, baton_pb2.GenerateResponse)
 
     async def Chat(self, message: baton_pb2.ChatRequest, context: Context) -> None:
-        await self._answer(public_wire.chat_request(message, _tenant(context)), context, baton_pb2.ChatResponse)
+        await self._answer(public_wire.chat_request(message), context, baton_pb2.ChatResponse)
 
     async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
         served = (await self._dispatcher.choose(message.model)).served
@@ -75,12 +76,10 @@ class BatonServicer:
         kind: type[public_wire.Response],
     ) -> None:
         responses = public_wire.Responses(kind)
-        request = replace(request, session=session_of(context.invocation_metadata() or ()))
+        metadata = context.invocation_metadata() or ()
+        caller = self._access.caller(Need.KEY, metadata)
+        request = replace(caller.asks(request), session=session_of(metadata))
         events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get())
         async with aclosing(events):
             async for event in events:
                 await context.write(responses.of(event))  # what is written is bytes by then
-
-
-def _tenant(context: Context) -> str:
-    return tenant_of(context.invocation_metadata() or ())

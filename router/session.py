@@ -18,6 +18,7 @@ from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.events import AttemptEvent
 from router.worker import WorkerDescription, WorkerReport
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from service.internal_tls import InternalTls, open_async_channel
 from service.session_channel import Received, SessionChannel, SessionOverflow, SessionViolation
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,19 @@ class _WorkerSilent(Exception):
 class WorkerSession:
     """One (router, worker) pair. `run` until cancelled; `send` never waits."""
 
-    def __init__(self, endpoint: str, router_id: bytes, listener: SessionListener, timing: SessionTiming) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        router_id: bytes,
+        listener: SessionListener,
+        timing: SessionTiming,
+        tls: InternalTls | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self._router_id = router_id
         self._listener = listener
         self._timing = timing
+        self._tls = tls
         self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # of the session that is held, 0: none
         self._outbox: asyncio.Queue[session_pb2.ConnectRequest] | None = None  # while connected
@@ -110,7 +119,7 @@ class WorkerSession:
         self._heard_at = time.monotonic()
         welcomed = False
         try:
-            async with grpc.aio.insecure_channel(self.endpoint, options=INTERNAL_CHANNEL_OPTIONS) as channel:
+            async with open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls) as channel:
                 call = session_pb2_grpc.SessionServiceStub(channel).Connect()
                 try:
                     async with asyncio.timeout(self._timing.silence_s):

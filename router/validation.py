@@ -83,6 +83,7 @@ def validate(
         priority=_priority(request.priority),
         tenant=request.tenant,
         session=_session(request.session),
+        key_salt=request.key_salt,
     )
 
 

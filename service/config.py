@@ -11,7 +11,7 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
 try:
     from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
@@ -31,6 +31,7 @@ except ModuleNotFoundError:  # on a machine that has only what a worker cannot d
 
 from service.adapter_folder import AdapterFolder, parse_adapters
 from service.affinity import parse_cores
+from service.internal_tls import InternalTls
 from service.worker_record import WorkerRecord, parse_workers
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ConfigError",
     "Cores",
     "Field",
+    "InternalTlsConfig",
     "ListenConfig",
     "LogConfig",
     "RegistryConfig",
@@ -100,6 +102,26 @@ class ListenConfig(Settings):
 class RegistryConfig(Settings):
     redis_url: str | None = Field(None, description="Redis or Valkey that holds the registry")
     namespace: str = Field("default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="which cluster on that Redis")
+
+
+class InternalTlsConfig(Settings):
+    internal_tls_ca: Path | None = Field(
+        None, description="authority of router and workers, PEM: with these three they talk to nobody else"
+    )
+    internal_tls_cert: Path | None = Field(None, description="certificate of this process, PEM (baton certs)")
+    internal_tls_key: Path | None = Field(None, description="its key, PEM")
+
+    @model_validator(mode="after")
+    def _internal_tls_is_whole(self) -> Self:
+        files = (self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key)
+        if any(files) and not all(files):
+            raise ValueError("--internal-tls-ca, --internal-tls-cert and --internal-tls-key go together")
+        return self
+
+    @property
+    def internal_tls(self) -> InternalTls | None:
+        ca, certificate, key = self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key
+        return InternalTls(ca, certificate, key) if ca and certificate and key else None
 
 
 class LogConfig(Settings):

@@ -17,9 +17,12 @@ from typing import Any, Protocol
 
 import grpc
 
+from service.authorization import Authorise, AuthorizationInterceptor
 from service.grpc_options import SERVER_OPTIONS
 from service.health import SERVICE_NAME, Health
 from service.interceptors import CallInterceptor
+from service.internal_tls import InternalTls
+from service.tls import TlsFiles
 
 GRACE_S = 30.0
 _STOP_S = 2.0  # for calls that are still open when draining is over
@@ -40,6 +43,8 @@ class Listener:
     register: Callable[[grpc.aio.Server], None]  # adds the servicers
     service_names: tuple[str, ...]  # full names, for health and reflection
     reflection: bool = False
+    authorise: Authorise | None = None  # which calls may be made; None: all
+    tls: TlsFiles | InternalTls | None = None
     options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
 
 
@@ -89,7 +94,7 @@ class Process(Protocol):
 
 
 async def serve(process: Process, grace_s: float = GRACE_S) -> int:
-    """Run a process to its end and return its exit code. Raises ListenError, and what start() raises."""
+    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and what start() raises."""
     listeners = process.listeners
     health = Health(name for listener in listeners for name in listener.service_names)
     servers = [_server(listener, health) for listener in listeners]
@@ -130,7 +135,10 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def _server(listener: Listener, health: Health) -> grpc.aio.Server:
-    server = grpc.aio.server(interceptors=[CallInterceptor()], options=listener.options)
+    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor()]
+    if listener.authorise is not None:
+        interceptors.append(AuthorizationInterceptor(listener.authorise))
+    server = grpc.aio.server(interceptors=interceptors, options=listener.options)
     listener.register(server)
     health.register(server)
     if listener.reflection:
@@ -145,7 +153,10 @@ def _bind(server: grpc.aio.Server, listener: Listener) -> int:
     host = f"[{listener.host}]" if ":" in listener.host else listener.host
     address = f"{host}:{listener.port}"
     try:
-        port = server.add_insecure_port(address)
+        if listener.tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, listener.tls.grpc_credentials())
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {address}: is the port in use?") from error
     if port == 0:

@@ -3,7 +3,17 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from service.config import Adapters, ByteSize, Cores, Field, ListenConfig, LogConfig, RegistryConfig, model_validator
+from service.config import (
+    Adapters,
+    ByteSize,
+    Cores,
+    Field,
+    InternalTlsConfig,
+    ListenConfig,
+    LogConfig,
+    RegistryConfig,
+    model_validator,
+)
 
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
@@ -13,7 +23,7 @@ KvMemory = Annotated[ByteSize, Field(gt=0)] | Literal["auto"]
 Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
-class WorkerConfig(ListenConfig, RegistryConfig, LogConfig):
+class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     """A worker of Baton."""
 
     worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")

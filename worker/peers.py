@@ -25,6 +25,7 @@ from kvtransfer.stream import StreamTransport
 from kvtransfer.transport import BlockPair, LinkRate, Transport
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from service.internal_tls import InternalTls, open_async_channel, open_channel
 from worker.group_reader import join_group
 from worker.transfer_wire import description_from_wire, description_to_wire
 
@@ -72,8 +73,8 @@ class Peer:
 class GrpcLink:
     """Bytes of blocks by KvTransfer.Read, blocking: the pull thread has no event loop."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
+    def __init__(self, endpoint: str, tls: InternalTls | None = None) -> None:
+        self._channel = open_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, tls)
         self.stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
@@ -106,6 +107,7 @@ class Peers:
         pair_timeout_s: float,
         groups: GroupOptions | None = None,
         nixl: NixlAgent | None = None,
+        tls: InternalTls | None = None,
     ) -> None:
         self._mine = mine
         self._storage = storage
@@ -115,6 +117,7 @@ class Peers:
         self._pair_timeout_s = pair_timeout_s
         self._groups = groups
         self._nixl = nixl
+        self._tls = tls
         self._pairings: dict[str, asyncio.Task[Peer]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -185,9 +188,9 @@ class Peers:
         """Raises: PeerFailed. Whatever goes wrong, nothing of the peer stays open."""
         try:
             async with AsyncExitStack() as undo:
-                channel = grpc.aio.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
+                channel = open_async_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
                 undo.push_async_callback(channel.close)
-                link = GrpcLink(endpoint)
+                link = GrpcLink(endpoint, self._tls)
                 undo.callback(link.close)
                 stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
                 source = await self._describe(stub)

@@ -24,13 +24,18 @@ def status(
 def health(
     target: options.Target = DEFAULT_TARGET,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 2.0,
+    tls_ca: options.TlsCa = None,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Of a worker with BATON_INTERNAL_TLS_CA, _CERT and _KEY, as these say.")
+    ] = False,
 ) -> None:
     """Whether a process serves (grpc.health.v1): exit code 0 or 1. For health checks of containers."""
     import asyncio
 
+    from cli.connection import way_in
     from cli.readiness import Health, check_health
 
-    found = asyncio.run(check_health(target, timeout))
+    found = asyncio.run(check_health(target, timeout, way_in(tls_ca, internal)))
     print(found.value)
     raise typer.Exit(0 if found is Health.SERVING else 1)
 

@@ -19,7 +19,9 @@ def up(
     colocated: Annotated[
         bool, typer.Option("--colocated", help="No prefill workers: each decode worker computes its prompts itself.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address of the public port.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address of the public ports; beyond loopback it takes --api-keys, or --insecure.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65534, help="Public port; 0 takes a free one.")] = 50051,
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Admin port, on loopback; default: --port plus 1.")
@@ -79,13 +81,40 @@ def up(
     trace_file: Annotated[
         Path | None, typer.Option(help="Where traces are appended; default: a new file in runtime/.")
     ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="BATON_API_KEYS",
+            exists=True,
+            dir_okay=False,
+            help="File of API keys (baton keys new): nobody is served without one. Read again when it changes.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="BATON_INSECURE", help="Allow --host beyond loopback without keys.")
+    ] = False,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="BATON_TLS_CERT",
+            exists=True,
+            dir_okay=False,
+            help="Certificate of the public ports (PEM; baton certs): they speak TLS only. Needs --tls-key.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="BATON_TLS_KEY", exists=True, dir_okay=False, help="Its key (PEM).")
+    ] = None,
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves.")] = 600,
 ) -> None:
     """Start router, workers and Redis on this machine; Ctrl-C drains and stops them."""
+    from cli.process_plan import Exposure
     from cli.up import UpOptions, run_up
 
     if colocated and prefill:
         raise typer.BadParameter("--colocated means that there are none", param_hint="--prefill")
+    if (tls_cert is None) != (tls_key is None):
+        raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
     code = run_up(
         UpOptions(
             model=model,
@@ -113,6 +142,7 @@ def up(
             log_format=log_format,
             namespace=namespace,
             trace_file=trace_file,
+            exposure=Exposure(api_keys, insecure, tls_cert, tls_key),
             startup_timeout_s=startup_timeout,
         )
     )

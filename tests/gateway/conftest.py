@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -124,8 +125,11 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
     process.started = asyncio.Event()
     serving = asyncio.create_task(serve(process, grace_s=config.drain_s))
     await process.started.wait()
-    url = f"http://127.0.0.1:{process.http_port}"
-    async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False) as client:
+    trusted: Any = True
+    if config.tls is not None:
+        trusted = ssl.create_default_context(cafile=config.tls.certificate.with_name("ca.pem"))
+    url = f"{'http' if config.tls is None else 'https'}://127.0.0.1:{process.http_port}"
+    async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False, verify=trusted) as client:
         await client.get("/v1/models")  # waits until it is ready
         yield Gateway(process, pair, client)
     process.running.stop()

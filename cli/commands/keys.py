@@ -1,0 +1,63 @@
+"""`baton keys` and `baton certs`: their flags."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="API keys: who is served, and how much of it.", no_args_is_help=True)
+
+
+@app.callback()
+def keys() -> None:
+    """A command of its own, so that `new` is one below it."""
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Whose key it is: those who wait for room share it by this name.")],
+    file: Annotated[Path, typer.Option("--file", help="Where its hash is appended; made where it is not there.")],
+    admin: Annotated[bool, typer.Option("--admin", help="It may also see what all others do: /metrics.")] = False,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests a minute.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens a minute, of prompts and answers.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at once; each prompt of a list is one.")
+    ] = None,
+    max_context_tokens: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer.")] = None,
+) -> None:
+    """Make a key, print it once, and append its hash to the file that `baton up --api-keys` reads.
+
+    Limits hold for each router. Whose line is taken out of the file is served no more, a second later.
+    """
+    from cli.new_key import append_key
+    from service.api_keys import KeyLimits
+
+    limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrency, max_context_tokens)
+    secret = append_key(file, name, limits, admin)
+    typer.echo(f"{file} has its hash; the key itself is nowhere but here:", err=True)
+    typer.echo(secret)
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where they go; made where it is not there.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address that clients use, beside localhost, 127.0.0.1 and ::1; may be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = 90,
+) -> None:
+    """For development: an authority (ca.pem) and the certificate of the public ports (server.pem, server-key.pem); and
+    others (internal-ca.pem, internal.pem, internal-key.pem), with which router and workers talk to nobody else.
+
+    The keys of both authorities are thrown away: each vouches for one certificate and never for another.
+    """
+    from cli.certificates import make_certificates
+
+    make_certificates(folder, host or (), days)
+    typer.echo(f"serve with   --tls-cert {folder / 'server.pem'} --tls-key {folder / 'server-key.pem'}")
+    typer.echo(f"ask with     BATON_TLS_CA={folder / 'ca.pem'}")
+    names = (("CA", "internal-ca"), ("CERT", "internal"), ("KEY", "internal-key"))
+    variables = " ".join(f"BATON_INTERNAL_TLS_{what}={folder / name}.pem" for what, name in names)
+    typer.echo(f"router and workers, all of them: {variables}")

@@ -1,0 +1,37 @@
+"""How far the router's ports reach, and what stands before them. Pure."""
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there. Of a name nobody knows it."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
+    """What had better not be done unless it is meant; empty where nothing."""
+    if not is_loopback(admin_host):
+        return f"--admin-host {admin_host}: operators' calls need no key, so everybody who reaches it could make them"
+    beyond = [host for host in public_hosts if not is_loopback(host)]
+    if beyond and not has_keys:
+        return f"listening on {beyond[0]} without --api-keys serves everybody who reaches it"
+    return ""
+
+
+def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_tls: bool) -> list[str]:
+    """To be told when the router starts."""
+    hosts = tuple(public_hosts)
+    told = []
+    if (risk := too_open(hosts, admin_host, has_keys)) != "":
+        told.append(f"INSECURE, as --insecure allows: {risk}")
+    elif not has_keys:
+        told.append("no API keys: every process on this machine is served (--api-keys FILE, baton keys new NAME)")
+    if has_keys and not has_tls and not all(map(is_loopback, hosts)):
+        told.append("API keys and prompts go over the network as they are: --tls-cert and --tls-key encrypt them")
+    return told

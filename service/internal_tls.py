@@ -1,0 +1,54 @@
+"""Mutual TLS between our own processes: each shows a certificate of one authority, which vouches for nobody else.
+
+Who holds such a certificate may take any part. Names say nothing within: workers move between machines, so that all
+certificates are for one name. What CUDA IPC, NIXL, NCCL, Gloo and shared memory carry does not come this way.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from service.tls import TlsFiles
+
+INTERNAL_NAME = "baton-internal"
+
+Options = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTls:
+    """PEM files: of the authority, of this process's certificate, and its key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Of a server that talks only to our own. Raises: TlsError, OSError."""
+        TlsFiles(self.certificate, self.key).http_context()  # gRPC says of no file what is wrong with it
+        pair = (self.key.read_bytes(), self.certificate.read_bytes())
+        return grpc.ssl_server_credentials([pair], self.authority.read_bytes(), require_client_auth=True)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Raises: OSError."""
+        files = (self.authority, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+
+
+def open_channel(endpoint: str, options: Options, tls: InternalTls | None) -> grpc.Channel:
+    """A blocking channel to one of our own. Raises: OSError."""
+    if tls is None:
+        return grpc.insecure_channel(endpoint, options)
+    return grpc.secure_channel(endpoint, tls.channel_credentials(), _named(options))
+
+
+def open_async_channel(endpoint: str, options: Options, tls: InternalTls | None) -> grpc.aio.Channel:
+    """The same, for an event loop. Raises: OSError."""
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options)
+    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), _named(options))
+
+
+def _named(options: Options) -> tuple[tuple[str, int | str], ...]:
+    return (*options, ("grpc.ssl_target_name_override", INTERNAL_NAME))

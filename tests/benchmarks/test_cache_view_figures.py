@@ -1,0 +1,45 @@
+"""What the benchmarks of the cache view make of a trace, and that the index can be measured."""
+
+import json
+from typing import Any
+
+from benchmarks.cache_view_figures import figures, read_spans
+from benchmarks.prefix_index import journal_ns, measure
+
+
+def span(**told: Any) -> dict[str, Any]:
+    return {"name": "route.select", "attributes": {f"baton.route.{name}": value for name, value in told.items()}}
+
+
+def prefill(hit: int, ready: int, cached: int) -> dict[str, int]:
+    return {"prefill_hit_tokens": hit, "prefill_ready_tokens": ready, "prefill_cached_tokens": cached}
+
+
+def test_a_request_is_equal_if_it_is_on_every_worker_that_looked_it_up() -> None:
+    found = figures(
+        [
+            span(**prefill(64, 64, 64), decode_hit_tokens=32, decode_cached_tokens=32),
+            span(**prefill(64, 64, 64), decode_hit_tokens=32, decode_cached_tokens=64),
+            span(decode_hit_tokens=32, decode_cached_tokens=32),
+            span(prefill_hit_tokens=32, prefill_ready_tokens=0, decode_hit_tokens=0),  # nobody answered
+            {"name": "return", "attributes": {}},
+        ]
+    )
+    assert (found.requests, found.equal, found.prefill.requests, found.decode.requests) == (3, 2, 2, 3)
+    assert found.decode.causes == {"more had come": 1}
+
+
+def test_what_was_only_expected_and_what_was_there_are_told_apart() -> None:
+    found = figures([span(**prefill(64, 0, 0)), span(**prefill(64, 64, 32))])
+    assert found.prefill.causes == {"a prompt in flight did not bring it": 1, "evicted meanwhile": 1}
+
+
+def test_a_half_written_line_of_a_trace_is_left_out() -> None:
+    assert read_spans(json.dumps({"name": "a"}) + "\n" + '{"na') == [{"name": "a"}]
+
+
+def test_the_index_can_be_measured() -> None:
+    measured = measure(workers=3, blocks=8, indexed=60)
+    assert measured["walk_us"] > 0.0 and measured["decision_us"] > measured["walk_us"]
+    assert 100 < measured["bytes_per_block"] < 400
+    assert journal_ns() > 0

@@ -1,0 +1,114 @@
+"""API keys over HTTP: no route without one, OpenAI's errors, limits; and TLS on both public ports."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from cli.certificates import make_certificates
+from client import AsyncBatonClient, NotAllowed, RetryPolicy, Unavailable
+from service.api_keys import ApiKey, KeyLimits, digest_of
+from tests.gateway.conftest import WAIT_S, Gateway
+
+KEYS = (
+    ApiKey("one", digest_of("baton-one")),
+    ApiKey("boss", digest_of("baton-boss"), is_admin=True),
+    ApiKey("busy", digest_of("baton-busy"), KeyLimits(tokens_per_minute=60, max_context_tokens=30)),
+)
+HASHES = ",".join(f"{key.name}:{key.sha256.hex()}" for key in KEYS[:2])
+by_hashes = pytest.mark.parametrize("settings", [{"api_key_hashes": HASHES}], indirect=True)
+
+
+def shown(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("headers", [{}, shown("baton-wrong"), {"authorization": "baton-one"}])
+async def test_no_route_answers_without_a_key(gateway: Gateway, headers: dict[str, str]) -> None:
+    document = (await gateway.client.get("/openapi.json", headers=shown("baton-one"))).json()
+    paths = [path.replace("{model}", "tiny") for path in document["paths"] if path != "/health"]
+    paths += ["/", "/none", "/health/", "/v1", "//health", "/v1/%2e%2e/health", "/HEALTH", "/health%00"]
+    assert len(paths) > 15
+    for path in paths:
+        for method in ("GET", "POST", "HEAD", "OPTIONS", "DELETE"):
+            response = await gateway.client.request(method, path, headers=headers, content=b"{")
+            assert response.status_code == 401, (method, path)
+            assert response.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                error = response.json()["error"]
+                assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+                assert "wrong" not in response.text
+
+
+async def test_health_answers_all_and_metrics_administrators(gateway: Gateway) -> None:
+    assert (await gateway.client.get("/health")).status_code == 200
+    refused = await gateway.client.get("/metrics", headers=shown("baton-one"))
+    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+    assert (await gateway.client.get("/metrics", headers=shown("baton-boss"))).status_code == 200
+
+
+@by_hashes
+async def test_with_a_key_all_is_as_without_keys(gateway: Gateway) -> None:
+    gateway.client.headers.update(shown("baton-one"))
+    assert (await gateway.post("/v1/completions", prompt="ab", max_tokens=3))["choices"][0]["text"] == "aba"
+    assert (await gateway.post("/tokenize", prompt="ab"))["count"] == 2
+    assert len(await gateway.stream("/v1/completions", prompt="ab", max_tokens=3)) > 1
+
+
+async def test_a_large_body_is_not_taken_in_before_the_key_is_looked_at(gateway: Gateway) -> None:
+    response = await gateway.client.post("/v1/completions", content=b"x" * (3 << 20))
+    assert (response.status_code, response.headers["connection"]) == (401, "close")
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """As parametrised; else a key file, and TLS where the test's name says so."""
+    if hasattr(request, "param"):
+        given: dict[str, Any] = request.param
+        return given
+    (tmp_path / "keys").write_text("".join(key.line + "\n" for key in KEYS))
+    fields: dict[str, Any] = {"api_keys": tmp_path / "keys"}
+    if "tls" in request.node.name:
+        make_certificates(tmp_path / "tls", (), days=1)
+        fields |= {"tls_cert": tmp_path / "tls/server.pem", "tls_key": tmp_path / "tls/server-key.pem"}
+    return fields
+
+
+async def test_limits_are_429_with_the_time_to_come_back(gateway: Gateway) -> None:
+    gateway.client.headers.update(shown("baton-busy"))
+    await gateway.post("/v1/completions", prompt="x" * 15, max_tokens=10)
+    await gateway.post("/v1/completions", prompt="x" * 15, max_tokens=15)
+    response = await gateway.client.post("/v1/completions", json={"prompt": "x" * 15, "max_tokens": 3})
+    assert response.status_code == 429
+    assert 7 <= int(response.headers["retry-after"]) <= 10  # 15 tokens are wanted, 5 are left, one comes a second
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    long = await gateway.refused("/v1/completions", prompt="x" * 40)
+    assert long["code"] == "context_length_exceeded"
+
+
+async def test_tls_on_both_ports_and_nothing_else(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.client.headers.update(shown("baton-one"))
+    gateway.says("hello")
+    completion = await gateway.post("/v1/completions", prompt="ab")
+    assert completion["choices"][0]["text"] == "hello"
+    grpc_target, http = f"localhost:{gateway.process.running.ports[0]}", f"localhost:{gateway.port}"
+    authority, once = tmp_path / "tls/ca.pem", RetryPolicy(attempts=1)
+    async with AsyncBatonClient(grpc_target, api_key="baton-one", tls=authority, timeout_s=WAIT_S) as client:
+        assert (await client.complete("ab")).choices[0].text == "hello"
+        assert await client.tokenize("ab")
+    async with AsyncBatonClient(grpc_target, api_key="baton-two", tls=authority, timeout_s=WAIT_S) as client:
+        for asked in (client.models(), client.complete("ab")):
+            with pytest.raises(NotAllowed) as refused:
+                await asked
+            assert refused.value.reason == "INVALID_API_KEY"
+    for tls in (False, True):  # in plain text, and trusting only those whom all trust
+        async with AsyncBatonClient(grpc_target, api_key="baton-one", tls=tls, timeout_s=WAIT_S, retry=once) as client:
+            with pytest.raises(Unavailable):
+                await client.models()
+    async with httpx2.AsyncClient(timeout=WAIT_S, trust_env=False) as stranger:
+        with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            await stranger.get(f"https://{http}/health")
+        with pytest.raises(httpx2.HTTPError):
+            await stranger.get(f"http://{http}/health")

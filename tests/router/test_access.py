@@ -1,0 +1,118 @@
+"""Who may call what, and how far ports may reach."""
+
+from pathlib import Path
+
+import pytest
+
+from router.access import Access, Caller, Need
+from router.config import RouterConfig
+from router.exposure import is_loopback, too_open, warnings
+from router.request import GenerationRequest, Operation
+from router.tenant import tenant_of_key
+from service.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
+from service.config import ConfigError, read_config
+from service.errors import PermissionDenied, Unauthenticated
+
+USER = ApiKey("user", digest_of("baton-user"), KeyLimits(concurrency=2))
+ADMIN = ApiKey("boss", digest_of("baton-boss"), is_admin=True)
+GUARDED = Access(lambda: KeyRing((USER, ADMIN)))
+REDIS = ("--redis-url", "redis://127.0.0.1:1")
+
+
+def shown(key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {key}"),)
+
+
+def test_a_key_makes_its_caller() -> None:
+    caller = GUARDED.caller(Need.KEY, shown("baton-user"))
+    assert caller == Caller("user", USER.limits, USER.cache_salt)
+    request = caller.asks(GenerationRequest(Operation.CHAT, None, tenant="forged", key_salt=b"forged"))
+    assert (request.tenant, request.limits, request.key_salt) == ("user", USER.limits, USER.cache_salt)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ((), "MISSING_API_KEY"),
+        ((("authorization", "Basic baton-user"),), "MISSING_API_KEY"),
+        ((("authorization", "Bearer "),), "MISSING_API_KEY"),
+        ((("x-api-key", "baton-user"),), "MISSING_API_KEY"),
+        (shown("baton-other"), "INVALID_API_KEY"),
+        (shown(digest_of("baton-user").hex()), "INVALID_API_KEY"),
+    ],
+)
+def test_all_else_is_refused_without_telling_what_was_shown(metadata: tuple[tuple[str, str], ...], reason: str) -> None:
+    for need in (Need.KEY, Need.ADMIN):
+        with pytest.raises(Unauthenticated) as refused:
+            GUARDED.caller(need, metadata)
+        assert refused.value.reason == reason
+        assert "baton-" not in refused.value.message
+
+
+def test_only_administrators_see_what_others_do() -> None:
+    assert GUARDED.caller(Need.ADMIN, shown("baton-boss")).tenant == "boss"
+    with pytest.raises(PermissionDenied):
+        GUARDED.caller(Need.ADMIN, shown("baton-user"))
+
+
+def test_methods_need_a_key_whatever_they_are_called_but_health() -> None:
+    for method in ("Check", "Watch"):
+        assert GUARDED.authorise(f"/grpc.health.v1.Health/{method}", ()) == Caller()
+    for path in ("/baton.v1.BatonService/Generate", "/x/y", "", "/grpc.health.v1.Healthy/Check", "health"):
+        with pytest.raises(Unauthenticated):
+            GUARDED.authorise(path, ())
+
+
+def test_a_key_taken_out_of_the_ring_is_good_no_more() -> None:
+    rings = [KeyRing((USER,)), KeyRing(())]
+    access = Access(lambda: rings[0])
+    access.caller(Need.KEY, shown("baton-user"))
+    rings.pop(0)
+    with pytest.raises(Unauthenticated):
+        access.caller(Need.KEY, shown("baton-user"))
+
+
+def test_without_keys_everybody_may_and_shares_by_what_they_show() -> None:
+    for need in Need:
+        assert Access().caller(need, shown("x")) == Caller(tenant_of_key("x"))
+        assert Access().caller(need, ()) == Caller()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_these_are_loopback(host: str) -> None:
+    assert is_loopback(host)
+    assert too_open((host,), host, has_keys=False) == ""
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu.example", "localhost.example", ""])
+def test_beyond_loopback_it_takes_keys_or_the_word(host: str) -> None:
+    assert not is_loopback(host)
+    assert "--api-keys" in too_open((host,), "127.0.0.1", has_keys=False)
+    assert too_open((host,), "127.0.0.1", has_keys=True) == ""
+    assert "--admin-host" in too_open(("127.0.0.1",), host, has_keys=True)
+    with pytest.raises(ConfigError, match="--insecure"):
+        read_config(RouterConfig, [*REDIS, f"--host={host}"])
+    with pytest.raises(ConfigError, match="--insecure"):
+        read_config(RouterConfig, [*REDIS, f"--admin-host={host}", "--api-key-hashes", f"a:{'ab' * 32}"])
+    assert read_config(RouterConfig, [*REDIS, f"--host={host}", "--insecure"]).host == host
+    assert read_config(RouterConfig, [*REDIS, f"--host={host}", "--api-key-hashes", f"a:{'ab' * 32}"]).has_keys
+
+
+def test_what_is_open_is_told() -> None:
+    assert "INSECURE" in warnings(("0.0.0.0",), "127.0.0.1", has_keys=False, has_tls=False)[0]
+    assert "no API keys" in warnings(("127.0.0.1",), "127.0.0.1", has_keys=False, has_tls=False)[0]
+    assert "--tls-cert" in warnings(("0.0.0.0",), "127.0.0.1", has_keys=True, has_tls=False)[0]
+    assert warnings(("0.0.0.0",), "127.0.0.1", has_keys=True, has_tls=True) == []
+
+
+def test_a_key_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("baton-SECRET")
+    for file, told in ((tmp_path / "keys", "line 1"), (tmp_path / "none", "No such file")):
+        with pytest.raises(ConfigError, match=told) as refused:
+            read_config(RouterConfig, [*REDIS, "--api-keys", str(file)])
+        assert "SECRET" not in str(refused.value)
+
+
+def test_certificate_and_key_go_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        read_config(RouterConfig, [*REDIS, "--tls-cert", str(tmp_path)])

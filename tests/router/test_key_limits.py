@@ -1,0 +1,106 @@
+"""What a key may take: against a plain count of what it took, in thousands of random histories."""
+
+import random
+
+import pytest
+
+from router.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, Meter
+from service.api_keys import UNLIMITED, KeyLimits
+from service.errors import RateLimited
+
+
+def refusal(meter: Meter, now: float) -> RateLimited | None:
+    try:
+        meter.begin(now)
+    except RateLimited as error:
+        return error
+    return None
+
+
+def test_no_minute_has_more_requests_than_two_minutes_allow_and_no_hour_more_than_its_own() -> None:
+    for seed in range(1000):
+        draw = random.Random(seed)
+        allowed, now = draw.randint(1, 100), 0.0
+        meter, taken = Meter("a", KeyLimits(requests_per_minute=allowed), now), list[float]()
+        for _ in range(100):
+            now += draw.expovariate(allowed / 20)
+            if refusal(meter, now) is None:
+                taken.append(now)
+                meter.end()
+        for index, begun in enumerate(taken):
+            window = sum(begun <= each < begun + 60 for each in taken[index:])
+            assert window <= 2 * allowed  # the full bucket, and what flows in
+        assert len(taken) <= allowed + allowed * now / 60 + 1
+
+
+def test_who_comes_back_when_told_is_let_in_and_no_earlier() -> None:
+    for seed in range(1000):
+        draw = random.Random(seed)
+        limits = KeyLimits(requests_per_minute=draw.randint(1, 600), tokens_per_minute=draw.randint(1, 10_000))
+        meter, now = Meter("a", limits, 0.0), 0.0
+        for _ in range(50):
+            error = refusal(meter, now)
+            if error is None:
+                meter.charge_answer(draw.randint(0, 500), now)
+                continue
+            early = refusal(meter, now + 0.9 * error.retry_after_s)
+            assert early is not None
+            now += error.retry_after_s + early.retry_after_s + 1e-6
+            while (again := refusal(meter, now)) is not None:  # the other bucket may be empty too
+                assert again.limit != error.limit or again.retry_after_s < 1e-3
+                now += again.retry_after_s + 1e-6
+
+
+def test_tokens_of_prompts_and_answers_are_one_account() -> None:
+    meter = Meter("a", KeyLimits(tokens_per_minute=600), 0.0)
+    meter.begin(0.0)
+    meter.charge_prompt(400, 0.0)
+    meter.charge_answer(250, 0.0)  # 50 more than there were: nobody is cut off
+    error = refusal(meter, 0.0)
+    assert error is not None and error.limit == "tokens_per_minute"
+    assert error.retry_after_s == pytest.approx(5.1)  # 50 of debt and 1 to go on with, 10 a second
+    meter.begin(5.2)
+    with pytest.raises(RateLimited) as refused:
+        meter.charge_prompt(102, 5.2)
+    assert refused.value.retry_after_s == pytest.approx(10.0)
+    meter.charge_prompt(2, 5.2)
+
+
+def test_a_prompt_longer_than_any_minute_needs_a_full_one() -> None:
+    meter = Meter("a", KeyLimits(tokens_per_minute=60), 0.0)
+    meter.charge_prompt(200, 0.0)
+    with pytest.raises(RateLimited) as refused:
+        meter.charge_prompt(200, 10.0)
+    assert refused.value.retry_after_s == pytest.approx(190.0)
+    meter.charge_prompt(200, 200.0)
+
+
+def test_as_many_at_once_as_allowed() -> None:
+    meter = Meter("a", KeyLimits(concurrency=3, requests_per_minute=100), 0.0)
+    for _ in range(3):
+        meter.begin(0.0)
+    for _ in range(500):
+        error = refusal(meter, 0.0)
+        assert error is not None and (error.limit, error.retry_after_s) == ("concurrency", BUSY_RETRY_S)
+    meter.end()
+    meter.begin(0.0)  # refusals have taken nothing of the minute
+
+
+def test_keys_have_accounts_of_their_own_and_new_limits_hold_at_once() -> None:
+    meters, tight = KeyMeters(), KeyLimits(requests_per_minute=1)
+    assert meters.begin("free", UNLIMITED, 0.0) is None
+    for tenant in ("a", "b"):
+        assert meters.begin(tenant, tight, 0.0) is not None
+        with pytest.raises(RateLimited, match=f"the API key {tenant} allows 1 requests a minute"):
+            meters.begin(tenant, tight, 1.0)
+    wide = KeyLimits(requests_per_minute=600)
+    with pytest.raises(RateLimited):
+        meters.begin("a", wide, 1.0)  # what was taken stays taken
+    assert meters.begin("a", wide, 2.0) is not None
+    assert meters.begin("a", UNLIMITED, 2.0) is None
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    bucket = Bucket(60, 100.0)
+    bucket.take(60, 100.0)
+    assert bucket.level(100.0) == bucket.level(50.0) == bucket.level(100.0) == 0.0

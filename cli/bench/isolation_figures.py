@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cli.bench.isolation_load import Phase, PhaseLog
 from cli.bench.statistics import mean_of_worst, median, percentile
+from cli.errors import CommandFailed
 
 P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # what is asked of a saturated phase
 
@@ -78,9 +79,11 @@ class Verdict:
 def figures_of(
     log: PhaseLog, objectives: Objectives, steps: Sequence[Step] = (), engine: EngineTime | None = None
 ) -> Figures:
-    """Raises: ValueError where no long answer made two tokens in the time that counts."""
+    """Raises: CommandFailed where no long answer made two tokens in the time that counts."""
     seconds = log.ended - log.began
     gaps = [gap for answer in log.answers for gap in _gaps_ms(answer.arrivals, log)]
+    if not gaps:
+        raise CommandFailed(f"in {seconds:.1f} s no long answer went on by two tokens: give more --seconds")
     counted = [step for step in steps if log.began <= step.ended < log.ended]
     step_gaps = _gaps_ms([step.ended for step in steps], log)
     late = sum(gap > objectives.tbt_ms for gap in gaps)

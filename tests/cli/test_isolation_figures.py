@@ -6,6 +6,7 @@ from cli.bench.isolation import Variant, phases_of_round
 from cli.bench.isolation_figures import EngineTime, Figures, Objectives, Spread, Step, figures_of, judge, medians
 from cli.bench.isolation_load import Load, Phase, PhaseLog, StreamLog
 from cli.bench.isolation_report import Report, as_json, as_picture, as_table
+from cli.errors import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)
 LOAD = Load(1.0, 4, 64, 4096, 1024, 1.0, 3)
@@ -23,6 +24,12 @@ def test_only_gaps_that_end_while_it_counts_are_counted() -> None:
     assert counted.tbt.p50 == pytest.approx(40.0)
     assert counted.answer_tokens_per_s == pytest.approx(3.0)
     assert counted.answer_goodput_per_s == pytest.approx(1.0)  # of gaps of 500, 10 and 40 ms
+
+
+def test_a_phase_in_which_no_answer_went_on_asks_for_more_time() -> None:
+    log = PhaseLog(began=10.0, ended=15.0, answers=[StreamLog(9.0, [9.5])])
+    with pytest.raises(CommandFailed, match=r"in 5\.0 s no long answer .* more --seconds"):
+        figures_of(log, OBJECTIVES)
 
 
 def test_prompts_count_by_their_first_token_and_unanswered_ones_do_not() -> None:

@@ -218,11 +218,12 @@ def _fetch_source(
 ) -> WorkerView | None:
     """Who has most of the prompt ready, if that is more than the prefill worker has; it may fetch it from there."""
     reusable = request.reusable_blocks
-    ready = [worker.ready_blocks if worker.ready_blocks < reusable else reusable for worker in suited]
+    others = [worker for worker in suited if worker is not prefill]
+    ready = [worker.ready_blocks if worker.ready_blocks < reusable else reusable for worker in others]
     most = max(ready)
     if most <= min(prefill.hit_blocks, reusable):
-        return None  # the prefill worker itself is among them, and finds what it has ready
-    best = [worker for worker, blocks in zip(suited, ready, strict=True) if blocks == most]
+        return None
+    best = [worker for worker, blocks in zip(others, ready, strict=True) if blocks == most]
     return decode if decode in best else best[0]
 
 

@@ -4,6 +4,7 @@ All of them know what the simulated workers know; each goes by the part of it th
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from cli.bench.route_choosers import Choice
@@ -11,7 +12,7 @@ from cli.bench.route_trace import BLOCK_TOKENS, blocks_of
 from cli.bench.route_world import BlockCache, Changes, PrefillWorker, Prompt, World
 
 
-class Baseline:
+class Baseline(ABC):
     """Chooses a prefill worker; the decode worker is the one with the fewest tokens in flight."""
 
     def choose(self, prompt: Prompt, world: World) -> Choice:
@@ -19,8 +20,9 @@ class Baseline:
         decode = min(range(len(world.decode)), key=lambda number: world.decode[number].tokens_in_flight)
         return Choice(prefill, decode, world.prefill[prefill].cache.hit_blocks(prompt.arrival.blocks))
 
+    @abstractmethod
     def prefill(self, prompt: Prompt, world: World) -> int:
-        raise NotImplementedError
+        """Its number."""
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
         return

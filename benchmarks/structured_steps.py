@@ -1,6 +1,6 @@
 """What answers with a form cost the steps that they share with plain ones: one engine, in this process.
 
-    python -m benchmarks.structured_steps --model FOLDER [--rounds 12] [--json FILE]
+    python -m benchmarks.structured_steps --model FOLDER [--rounds 32] [--json FILE]
 
 Rounds with and without forms take turns. Time is CPU time of the engine's thread, which another program on the machine
 does not add to; masks are made on other threads, and how long a step waits for them is bounded (engine/constraint.py).
@@ -17,7 +17,7 @@ from engine import SamplingParams, StructuredOutputsParams
 from engine.offline.core import OfflineEngine
 from engine.offline.engine_args import EngineArgs
 
-PLAIN, COMPANIONS, STEPS, SKIPPED = 4, 4, 96, 8
+PLAIN, COMPANIONS, STEPS, SKIPPED = 4, 4, 48, 8
 PROMPT = "Answer in JSON, please: what do you know of it?"
 FORMS = {
     "text": StructuredOutputsParams(regex="[a-z ]{4000}"),
@@ -31,7 +31,8 @@ FORMS = {
 class Cost:
     form: str
     plain_step_ms: float  # CPU time of the engine's thread, median over rounds
-    ratio: float  # of the medians: with forms to without
+    ratio: float  # with forms to without, of the two rounds that follow each other: median
+    quartiles: tuple[float, float]  # of those ratios
     late_share: float  # of the tokens with a form that were drawn a step later than they might have been
 
 
@@ -45,8 +46,9 @@ def measure(engine: OfflineEngine, form: str, rounds: int) -> Cost:
             times[formed], missed = _round(engine, FORMS[form] if formed else None)
             late += missed if formed else 0
         pairs.append(times)
-    plain, formed_ms = (statistics.median(times[formed] for times in pairs) for formed in (False, True))
-    return Cost(form, plain, formed_ms / plain, late / (rounds * COMPANIONS * STEPS))
+    plain = statistics.median(times[False] for times in pairs)
+    low, ratio, high = statistics.quantiles([times[True] / times[False] for times in pairs], n=4)
+    return Cost(form, plain, ratio, (low, high), late / (rounds * COMPANIONS * STEPS))
 
 
 def _round(engine: OfflineEngine, form: StructuredOutputsParams | None) -> tuple[float, int]:
@@ -71,7 +73,7 @@ def _round(engine: OfflineEngine, form: StructuredOutputsParams | None) -> tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     engine = OfflineEngine(EngineArgs(model=arguments.model, device="cpu", max_model_len=1024, quiet=True))
@@ -79,8 +81,9 @@ def main() -> None:
     costs = [measure(engine, form, arguments.rounds) for form in FORMS]
     for cost in costs:
         print(
-            f"{cost.form:>6}: a step takes {cost.plain_step_ms:.3f} ms beside plain answers, x {cost.ratio:.3f} beside "
-            f"answers with a form, of whose tokens {cost.late_share:.1%} came a step late"
+            f"{cost.form:>6}: a step takes {cost.plain_step_ms:.3f} ms beside plain answers, x {cost.ratio:.3f} "
+            f"({cost.quartiles[0]:.3f} to {cost.quartiles[1]:.3f}) beside answers with a form, of whose tokens "
+            f"{cost.late_share:.1%} came a step late"
         )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")

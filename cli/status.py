@@ -129,6 +129,6 @@ def _hit_rate(load: Load) -> str:
 
 
 def _state(worker: WorkerStatus) -> str:
-    if not worker.connected:
-        return "lost"
-    return "draining" if worker.load is not None and worker.load.draining else "connected"
+    state = "draining" if worker.load is not None and worker.load.draining else "connected"
+    state = state if worker.connected else "lost"
+    return f"{state}, gone {worker.deaths}x" if worker.deaths else state

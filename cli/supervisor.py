@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cli.backoff import Backoff
 from cli.processes import ChildProcess, ProcessSpec, Stage
+from service.watchdog import STALLED
 
 USAGE_ERROR = 2
 MAX_EARLY_DEATHS = 3
@@ -28,7 +29,9 @@ class Ending(NamedTuple):
 
 def describe_exit(code: int) -> str:
     """1 -> `ended with exit code 1`; -9 -> `was ended by SIGKILL`."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}" + (": it made no progress" if code == STALLED else "")
 
 
 class Supervisor:

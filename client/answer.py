@@ -50,6 +50,10 @@ class Continuity:
                 if (event.usage is not None, event.timings is not None) != (last, last):
                     raise ProtocolError("usage and timings belong to the last Finished of an answer, and to no other")
 
+    @property
+    def is_whole(self) -> bool:
+        return len(self._ended) == self._choices
+
     def end(self) -> None:
         """To be called when the stream ended with status OK."""
         if len(self._ended) < self._choices:

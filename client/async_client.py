@@ -1,18 +1,20 @@
 """The asyncio client. Its twin is sync_client.py."""
 
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from client import requests, responses
-from client.answer import Continuity, completion_from
+from client.answer import completion_from
 from client.async_connection import AsyncConnection
 from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
 from client.cluster import ClusterStatus, Role
 from client.explanation import RequestExplanation, explanation_from, role_number
 from client.options import GenerateOptions
+from client.recovery import Recovery
 from client.retry import RetryPolicy
 from client.types import Completion, Event, Message, Model
 from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
@@ -35,22 +37,27 @@ class _AsyncClient:
 
 
 class AsyncBatonClient(_AsyncClient):
-    """Talks to a router at `target` (host:port). Connects on the first call and then belongs to that event loop.
+    """Talks to a router. Connects on the first call and then belongs to that event loop.
 
+    `target` is host:port, several of one cluster with commas between them or as a sequence: it stays with one until
+    that is gone. A stream that breaks is resumed there, or at another one, where it broke.
     `timeout_s` bounds each call, retries included; None leaves it to the server. `tls`: True, or a file (PEM) with the
     certificate authorities to trust. Raises: BatonClientError (errors.py).
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         timeout_s: float | None = None,
         retry: RetryPolicy | None = None,
         api_key: str | None = None,
         tls: bool | Path = False,
     ) -> None:
-        super().__init__(AsyncConnection(target, retry or RetryPolicy(), timeout_s, Security(api_key, tls)))
+        security = Security(api_key, tls)
+        super().__init__(
+            AsyncConnection(target, baton_pb2_grpc.BatonServiceStub, retry or RetryPolicy(), timeout_s, security)
+        )
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
         """Continues a text, or token ids.
@@ -82,7 +89,7 @@ class AsyncBatonClient(_AsyncClient):
         self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
     ) -> tuple[int, ...]:
         request = requests.tokenize_request(text, add_special_tokens, model)
-        response = await self._connection.unary(self._stub.Tokenize, request, timeout_s)
+        response = await self._connection.unary("Tokenize", request, timeout_s)
         return tuple(response.token_ids)
 
     async def detokenize(
@@ -94,36 +101,26 @@ class AsyncBatonClient(_AsyncClient):
         timeout_s: float | None = None,
     ) -> str:
         request = requests.detokenize_request(token_ids, skip_special_tokens, model)
-        text: str = (await self._connection.unary(self._stub.Detokenize, request, timeout_s)).text
+        text: str = (await self._connection.unary("Detokenize", request, timeout_s)).text
         return text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        response = await self._connection.unary(self._stub.ListModels, baton_pb2.ListModelsRequest(), timeout_s)
+        response = await self._connection.unary("ListModels", baton_pb2.ListModelsRequest(), timeout_s)
         return tuple(responses.model_from(model) for model in response.models)
 
     async def model(self, name: str, *, timeout_s: float | None = None) -> Model:
         """Raises: ModelNotFound."""
-        response = await self._connection.unary(self._stub.GetModel, requests.get_model_request(name), timeout_s)
+        response = await self._connection.unary("GetModel", requests.get_model_request(name), timeout_s)
         return responses.model_from(response.model)
 
     async def _events(
         self, method: str, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
     ) -> AsyncGenerator[Event, None]:
-        continuity = Continuity(requests.choices(request))
-        call = getattr(self._stub, method)
-        stream = self._connection.stream(
-            call, request, options.get("timeout_s"), self._connection.security.metadata(options)
-        )
-        async with aclosing(stream):
-            async for response in stream:
-                event = responses.event_from(response)
-                continuity.accept(event)
+        timeout_s = self._connection.timeout_s(options.get("timeout_s"))
+        recovery = Recovery(method, request, self._connection.retry, timeout_s, time.monotonic())
+        async with aclosing(self._connection.stream(recovery, self._connection.security.metadata(options))) as events:
+            async for event in events:
                 yield event
-            continuity.end()
-
-    @property
-    def _stub(self) -> Any:
-        return self._connection.stub(baton_pb2_grpc.BatonServiceStub)
 
 
 class AsyncAdminClient(_AsyncClient):
@@ -132,22 +129,19 @@ class AsyncAdminClient(_AsyncClient):
     def __init__(
         self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
     ) -> None:
-        super().__init__(AsyncConnection(target, retry or RetryPolicy(), timeout_s))
+        super().__init__(AsyncConnection(target, admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy(), timeout_s))
 
     async def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
         """Workers, pages and load as that router sees them."""
-        stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
-        response = await self._connection.unary(stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+        response = await self._connection.unary("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
         return responses.cluster_status_from(response)
 
     async def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
         """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
-        stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
         message = admin_pb2.ExplainRequest(request_id=request_id)
-        return explanation_from(await self._connection.unary(stub.Explain, message, timeout_s))
+        return explanation_from(await self._connection.unary("Explain", message, timeout_s))
 
     async def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
         """Has a worker drain and then serve in another role; `status` shows when it does."""
-        stub = self._connection.stub(admin_pb2_grpc.AdminServiceStub)
         message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=role_number(role))
-        await self._connection.unary(stub.ChangeRole, message, timeout_s)
+        await self._connection.unary("ChangeRole", message, timeout_s)

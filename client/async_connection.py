@@ -1,88 +1,124 @@
-"""Calls over one asyncio channel, with deadline, retries before the first message, and typed errors.
+"""Calls to one router of several, with deadline, retries and typed errors, for asyncio.
 
-The same as sync_connection.py, line by line; knows no Baton service.
+The same as sync_connection.py, line by line.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
-from client.channel import CHANNEL_OPTIONS, OPEN, Security
-from client.errors import BatonClientError, Cancelled
+from client.channel import CHANNEL_OPTIONS, OPEN, Security, targets_of
+from client.errors import BatonClientError, Cancelled, Unavailable
+from client.recovery import Recovery
 from client.retry import Attempts, RetryPolicy
 from client.status_mapping import error_from_status
+from client.types import Event
 
 Metadata = tuple[tuple[str, str], ...]
 
 
+class _Way(NamedTuple):
+    channel: grpc.aio.Channel
+    stub: Any
+
+
 class AsyncConnection:
-    """Belongs to the event loop of its first call: the channel is opened there, so that it may be made anywhere."""
+    """Stays with one router until that one is unavailable, then takes the next.
 
-    def __init__(self, target: str, retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN) -> None:
-        self._target = target
+    Belongs to the event loop of its first call: channels are opened there, so that it may be made anywhere.
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str],
+        make_stub: Callable[[grpc.aio.Channel], Any],
+        retry: RetryPolicy,
+        timeout_s: float | None,
+        security: Security = OPEN,
+    ) -> None:
+        """`make_stub`: of the one service that this connection is for. Raises: ValueError without a target."""
+        self._targets = targets_of(target)
+        self._make_stub = make_stub
         self._credentials = security.credentials()
+        self.retry = retry
         self.security = security
-        self._retry = retry
+        self._ways: dict[int, _Way] = {}
+        self._current = 0
         self._timeout_s = timeout_s
-        self._channel: grpc.aio.Channel | None = None
-        self._stub: Any = None
-
-    def stub(self, make: Callable[[grpc.aio.Channel], Any]) -> Any:
-        """The stub of the one service that this connection is for."""
-        if self._channel is None:
-            self._channel = (
-                grpc.aio.insecure_channel(self._target, CHANNEL_OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(self._target, self._credentials, CHANNEL_OPTIONS)
-            )
-            self._stub = make(self._channel)
-        return self._stub
+        self._closed = False
 
     async def close(self) -> None:
         """Ends the calls that are under way; their readers get Cancelled."""
-        if self._channel is not None:
-            await self._channel.close()
+        self._closed = True
+        for way in self._ways.values():
+            await way.channel.close()
 
-    async def unary(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
-        attempts, metadata = self._attempts(timeout_s), self.security.metadata()
+    async def unary(self, method: str, request: object, timeout_s: float | None) -> Any:
+        attempts = Attempts(self.retry, self.timeout_s(timeout_s), time.monotonic())
+        metadata = self.security.metadata()
         while True:
+            current = self._current
+            call = getattr(self._way(current).stub, method)
             try:
-                return await method(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
+                return await call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
             except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
                 error = _error_from(failure)
                 wait_s = attempts.wait_s(error, time.monotonic(), random.random())
-                if wait_s is None:
+                if wait_s is None or self._closed:
                     raise error from failure
+            self._leave(current, error)
             await asyncio.sleep(wait_s)
 
-    async def stream(
-        self, method: Callable[..., Any], request: object, timeout_s: float | None, metadata: Metadata
-    ) -> AsyncGenerator[Any, None]:
-        """The messages of a server stream. Closing the generator, or cancelling its reader, cancels the call."""
-        attempts = self._attempts(timeout_s)
+    async def stream(self, recovery: Recovery, metadata: Metadata) -> AsyncGenerator[Event, None]:
+        """The events of one answer, over as many streams as it takes.
+
+        Closing the generator, or cancelling its reader, cancels the call.
+        """
         while True:
-            call = method(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
-            begun = False
+            current = self._current
+            method = getattr(self._way(current).stub, recovery.method)
+            call = method(recovery.message, timeout=recovery.remaining_s(time.monotonic()), metadata=metadata)
             try:
                 async for response in call:
-                    begun = True
-                    yield response
+                    event = recovery.take(response)
+                    if event is not None:
+                        yield event
+                recovery.end()
                 return
             except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
                 error = _error_from(failure)
-                wait_s = None if begun else attempts.wait_s(error, time.monotonic(), random.random())
-                if wait_s is None:
+                if recovery.is_whole:
+                    return
+                wait_s = recovery.wait_s(error, time.monotonic(), random.random())
+                if wait_s is None or self._closed:
                     raise error from failure
             finally:
                 call.cancel()
+            self._leave(current, error)
             await asyncio.sleep(wait_s)
 
-    def _attempts(self, timeout_s: float | None) -> Attempts:
-        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s, time.monotonic())
+    def timeout_s(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    def _way(self, number: int) -> _Way:
+        if number not in self._ways:
+            target = self._targets[number]
+            channel = (
+                grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+                if self._credentials is None
+                else grpc.aio.secure_channel(target, self._credentials, CHANNEL_OPTIONS)
+            )
+            self._ways[number] = _Way(channel, self._make_stub(channel))
+        return self._ways[number]
+
+    def _leave(self, current: int, error: BatonClientError) -> None:
+        """Whoever is the first to find a router gone moves all on to the next."""
+        if isinstance(error, Unavailable | Cancelled) and self._current == current:
+            self._current = (current + 1) % len(self._targets)
 
 
 def _error_from(failure: grpc.aio.AioRpcError | asyncio.CancelledError) -> BatonClientError:

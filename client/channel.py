@@ -1,5 +1,6 @@
 """How a client's channel is set up, sync and async alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,16 +12,30 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
-# The ping interval stays well above the server's limit of 10 s, past which it would drop the connection. A connection
-# that was refused is tried again soon, so that the client's own retries find a server that has just come up.
+# The ping interval stays above the server's limit of 10 s, past which it would drop the connection. Pings go on while
+# only the server speaks: a router that hangs is noticed, and its streams are resumed at another one. One that accepts
+# and then says nothing is given up after 4 s (`min_reconnect_backoff` bounds an attempt). A connection that was refused
+# is tried again soon, so that the client's own retries find a server that has just come up.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+
+
+def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
+    """host:port of each router, from a sequence or separated by commas. Raises: ValueError without any."""
+    given = target.split(",") if isinstance(target, str) else target
+    targets = tuple(each.strip() for each in given if each.strip())
+    if not targets:
+        raise ValueError("no target is given")
+    return targets
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Load:
     preemptions: int = 0  # sequences that gave their pages back and were resumed, since the worker's start
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold: internal fragmentation
     links: tuple[Link, ...] = ()  # of those it reads from
+    checked_blocks: int = 0  # read from others and compared by checksum, since the worker's start
+    checksum_mismatches: int = 0  # of those: they were thrown away and computed anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class WorkerStatus:
     load: Load | None  # None: no report yet
     roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
     cache_view: CacheView | None = None  # None: it was never connected
+    deaths: int = 0  # how often a process of this name was found gone, restarts included
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from client.types import (
 )
 from protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
+Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.ResumeResponse
 FINISH_REASONS = {
     baton_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     baton_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -26,14 +27,14 @@ FINISH_REASONS = {
 ROLES: dict[int, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_DECODE: "decode"}
 
 
-def event_from(response: baton_pb2.GenerateResponse | baton_pb2.ChatResponse) -> Event:
+def event_from(response: Response) -> Event:
     """Raises: ProtocolError for an event or a finish reason that this client does not know, and for log-probabilities
     that do not match their tokens.
     """
     match response.WhichOneof("event"):
         case "started":
             started = response.started
-            return Started(started.request_id, started.model, started.prompt_tokens, started.seed)
+            return Started(started.request_id, started.model, started.prompt_tokens, started.seed, started.resume_token)
         case "prompt":
             return _prompt_part_from(response.prompt)
         case "delta":
@@ -132,6 +133,7 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         total_blocks=worker.total_blocks,
         total_slots=worker.total_slots,
         in_flight_requests=status.in_flight_requests,
+        deaths=status.deaths,
         load=_load_from(status.report) if status.HasField("report") else None,
         roles=tuple(ROLES.get(role, "unknown") for role in worker.roles),
         cache_view=_cache_view_from(status.cache_view) if status.HasField("cache_view") else None,
@@ -158,4 +160,6 @@ def _load_from(report: report_pb2.Report) -> Load:
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
         links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
+        checked_blocks=report.checked_blocks,
+        checksum_mismatches=report.checksum_mismatches,
     )

@@ -1,27 +1,27 @@
-"""When a failed call is made again: pure, given the time and a random number.
-
-Only what failed before its first message comes here; an answer that has begun is never repeated by the client.
-"""
+"""When a failed call is made again: pure, given the time and a random number."""
 
 from dataclasses import dataclass
 
-from client.errors import BatonClientError, Busy, Unavailable
+from client.errors import BatonClientError, Busy, Cancelled, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Waits double from `first_wait_s` to `longest_wait_s`, each drawn between half and all of its value.
 
-    A server that asks for more than `longest_wait_s` is not waited for: the caller gets its error at once.
+    A server that asks for more than `longest_wait_s` is not waited for: the caller gets its error at once. A stream
+    that has begun is not made again but resumed where it broke, `resumes` times until something comes: with the
+    defaults a router that restarts is waited for some 15 s.
     """
 
-    attempts: int = 4  # in all; 1: never again
+    attempts: int = 4  # in all; 1: never again, nor resumed
+    resumes: int = 16
     first_wait_s: float = 0.05
     longest_wait_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or not 0 <= self.first_wait_s <= self.longest_wait_s:
-            raise ValueError(f"attempts must be at least 1 and the waits ordered: {self}")
+        if self.attempts < 1 or self.resumes < 0 or not 0 <= self.first_wait_s <= self.longest_wait_s:
+            raise ValueError(f"attempts must be at least 1, resumes 0, and the waits ordered: {self}")
 
 
 class Attempts:
@@ -54,6 +54,8 @@ def _asked_wait_s(error: BatonClientError) -> float | None:
     match error:
         case Unavailable(retry_after_s=after):
             return after or 0.0
+        case Cancelled():  # by a server that stops; who closes the client does not come here
+            return 0.0
         case Busy(retry_after_s=after):  # without a time to come back it is a limit, not a rush
             return after
         case _:

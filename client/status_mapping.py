@@ -34,11 +34,16 @@ ERRORS: dict[grpc.StatusCode, type[BatonClientError]] = {
 }
 """Every other code is a ServerError."""
 
+STOPPED = (grpc.StatusCode.CANCELLED, "CANCELLED")
+"""What gRPC itself tells of calls that a server lets go as it stops; who cancels a call here is told in other words."""
+
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Metadata) -> BatonClientError:
     text, details = message or code.name, read_details(trailing)
+    if (code, message) == STOPPED:
+        return Unavailable("the server stopped", details)
     kind = ERRORS.get(code)
     return ServerError(text, details, code) if kind is None else kind(text, details)
 

@@ -1,17 +1,19 @@
 """The blocking client. Its twin is async_client.py."""
 
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from client import requests, responses
-from client.answer import Continuity, completion_from
+from client.answer import completion_from
 from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
 from client.cluster import ClusterStatus, Role
 from client.explanation import RequestExplanation, explanation_from, role_number
 from client.options import GenerateOptions
+from client.recovery import Recovery
 from client.retry import RetryPolicy
 from client.sync_connection import SyncConnection
 from client.types import Completion, Event, Message, Model
@@ -35,33 +37,37 @@ class _Client:
 
 
 class BatonClient(_Client):
-    """Talks to a router at `target` (host:port). Connects on the first call; may be shared between threads.
+    """Talks to a router. Connects on the first call; may be shared between threads.
 
+    `target` is host:port, several of one cluster with commas between them or as a sequence: it stays with one until
+    that is gone. A stream that breaks is resumed there, or at another one, where it broke.
     `timeout_s` bounds each call, retries included; None leaves it to the server. `tls`: True, or a file (PEM) with the
     certificate authorities to trust. Raises: BatonClientError (errors.py).
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         timeout_s: float | None = None,
         retry: RetryPolicy | None = None,
         api_key: str | None = None,
         tls: bool | Path = False,
     ) -> None:
-        super().__init__(SyncConnection(target, retry or RetryPolicy(), timeout_s, Security(api_key, tls)))
-        self._stub = baton_pb2_grpc.BatonServiceStub(self._connection.channel)
+        security = Security(api_key, tls)
+        super().__init__(
+            SyncConnection(target, baton_pb2_grpc.BatonServiceStub, retry or RetryPolicy(), timeout_s, security)
+        )
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event, None, None]:
         """Continues a text, or token ids. The call begins with the first `next` and is cancelled by `close()`."""
-        return self._events(self._stub.Generate, requests.generate_request(prompt, options), options)
+        return self._events("Generate", requests.generate_request(prompt, options), options)
 
     def chat(
         self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
     ) -> Generator[Event, None, None]:
         """As `generate`, for a conversation, oldest message first."""
-        return self._events(self._stub.Chat, requests.chat_request(messages, options), options)
+        return self._events("Chat", requests.chat_request(messages, options), options)
 
     def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """`generate`, collected."""
@@ -77,7 +83,7 @@ class BatonClient(_Client):
         self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
     ) -> tuple[int, ...]:
         request = requests.tokenize_request(text, add_special_tokens, model)
-        return tuple(self._connection.unary(self._stub.Tokenize, request, timeout_s).token_ids)
+        return tuple(self._connection.unary("Tokenize", request, timeout_s).token_ids)
 
     def detokenize(
         self,
@@ -88,31 +94,25 @@ class BatonClient(_Client):
         timeout_s: float | None = None,
     ) -> str:
         request = requests.detokenize_request(token_ids, skip_special_tokens, model)
-        text: str = self._connection.unary(self._stub.Detokenize, request, timeout_s).text
+        text: str = self._connection.unary("Detokenize", request, timeout_s).text
         return text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        response = self._connection.unary(self._stub.ListModels, baton_pb2.ListModelsRequest(), timeout_s)
+        response = self._connection.unary("ListModels", baton_pb2.ListModelsRequest(), timeout_s)
         return tuple(responses.model_from(model) for model in response.models)
 
     def model(self, name: str, *, timeout_s: float | None = None) -> Model:
         """Raises: ModelNotFound."""
-        response = self._connection.unary(self._stub.GetModel, requests.get_model_request(name), timeout_s)
+        response = self._connection.unary("GetModel", requests.get_model_request(name), timeout_s)
         return responses.model_from(response.model)
 
     def _events(
-        self, method: Any, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
+        self, method: str, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
     ) -> Generator[Event, None, None]:
-        continuity = Continuity(requests.choices(request))
-        stream = self._connection.stream(
-            method, request, options.get("timeout_s"), self._connection.security.metadata(options)
-        )
-        with closing(stream):
-            for response in stream:
-                event = responses.event_from(response)
-                continuity.accept(event)
-                yield event
-            continuity.end()
+        timeout_s = self._connection.timeout_s(options.get("timeout_s"))
+        recovery = Recovery(method, request, self._connection.retry, timeout_s, time.monotonic())
+        with closing(self._connection.stream(recovery, self._connection.security.metadata(options))) as events:
+            yield from events
 
 
 class AdminClient(_Client):
@@ -121,20 +121,19 @@ class AdminClient(_Client):
     def __init__(
         self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
     ) -> None:
-        super().__init__(SyncConnection(target, retry or RetryPolicy(), timeout_s))
-        self._stub = admin_pb2_grpc.AdminServiceStub(self._connection.channel)
+        super().__init__(SyncConnection(target, admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy(), timeout_s))
 
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
         """Workers, pages and load as that router sees them."""
-        response = self._connection.unary(self._stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+        response = self._connection.unary("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
         return responses.cluster_status_from(response)
 
     def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
         """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
-        return explanation_from(self._connection.unary(self._stub.Explain, message, timeout_s))
+        return explanation_from(self._connection.unary("Explain", message, timeout_s))
 
     def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
         """Has a worker drain and then serve in another role; `status` shows when it does."""
         message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=role_number(role))
-        self._connection.unary(self._stub.ChangeRole, message, timeout_s)
+        self._connection.unary("ChangeRole", message, timeout_s)

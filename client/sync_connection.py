@@ -1,74 +1,110 @@
-"""Calls over one channel, with deadline, retries before the first message, and typed errors. Knows no Baton service."""
+"""Calls to one router of several, with deadline, retries and typed errors."""
 
 import random
+import threading
 import time
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
-from client.channel import CHANNEL_OPTIONS, OPEN, Security
-from client.errors import BatonClientError, Unavailable
+from client.channel import CHANNEL_OPTIONS, OPEN, Security, targets_of
+from client.errors import BatonClientError, Cancelled, Unavailable
+from client.recovery import Recovery
 from client.retry import Attempts, RetryPolicy
 from client.status_mapping import error_from_status
+from client.types import Event
 
 Metadata = tuple[tuple[str, str], ...]
 
 
-class SyncConnection:
-    """Safe to share between threads."""
+class _Way(NamedTuple):
+    channel: grpc.Channel
+    stub: Any
 
-    def __init__(self, target: str, retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN) -> None:
+
+class SyncConnection:
+    """Stays with one router until that one is unavailable, then takes the next. Safe to share between threads."""
+
+    def __init__(
+        self,
+        target: str | Sequence[str],
+        make_stub: Callable[[grpc.Channel], Any],
+        retry: RetryPolicy,
+        timeout_s: float | None,
+        security: Security = OPEN,
+    ) -> None:
+        """`make_stub`: of the one service that this connection is for. Raises: ValueError without a target."""
         credentials = security.credentials()
-        self.channel = (
-            grpc.insecure_channel(target, CHANNEL_OPTIONS)
+        channels = [
+            grpc.insecure_channel(each, CHANNEL_OPTIONS)
             if credentials is None
-            else grpc.secure_channel(target, credentials, CHANNEL_OPTIONS)
-        )
+            else grpc.secure_channel(each, credentials, CHANNEL_OPTIONS)
+            for each in targets_of(target)
+        ]
+        self.retry = retry
         self.security = security
-        self._retry = retry
+        self._ways = [_Way(channel, make_stub(channel)) for channel in channels]
+        self._current = 0
+        self._lock = threading.Lock()
         self._timeout_s = timeout_s
+        self._closed = False
 
     def close(self) -> None:
         """Ends the calls that are under way; their readers get Cancelled."""
-        self.channel.close()
+        self._closed = True
+        for way in self._ways:
+            way.channel.close()
 
-    def unary(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
-        attempts, metadata = self._attempts(timeout_s), self.security.metadata()
+    def unary(self, method: str, request: object, timeout_s: float | None) -> Any:
+        attempts = Attempts(self.retry, self.timeout_s(timeout_s), time.monotonic())
+        metadata = self.security.metadata()
         while True:
+            current = self._current
+            call = getattr(self._ways[current].stub, method)
             try:
-                return method(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
+                return call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
             except grpc.RpcError as failure:
                 error = _error_from(failure)
                 wait_s = attempts.wait_s(error, time.monotonic(), random.random())
-                if wait_s is None:
+                if wait_s is None or self._closed:
                     raise error from failure
+            self._leave(current, error)
             time.sleep(wait_s)
 
-    def stream(
-        self, method: Callable[..., Any], request: object, timeout_s: float | None, metadata: Metadata
-    ) -> Generator[Any, None, None]:
-        """The messages of a server stream. Closing the generator cancels the call."""
-        attempts = self._attempts(timeout_s)
+    def stream(self, recovery: Recovery, metadata: Metadata) -> Generator[Event, None, None]:
+        """The events of one answer, over as many streams as it takes. Closing the generator cancels the call."""
         while True:
-            call = method(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
-            begun = False
+            current = self._current
+            method = getattr(self._ways[current].stub, recovery.method)
+            call = method(recovery.message, timeout=recovery.remaining_s(time.monotonic()), metadata=metadata)
             try:
                 for response in call:
-                    begun = True
-                    yield response
+                    event = recovery.take(response)
+                    if event is not None:
+                        yield event
+                recovery.end()
                 return
             except grpc.RpcError as failure:
                 error = _error_from(failure)
-                wait_s = None if begun else attempts.wait_s(error, time.monotonic(), random.random())
-                if wait_s is None:
+                if recovery.is_whole:
+                    return
+                wait_s = recovery.wait_s(error, time.monotonic(), random.random())
+                if wait_s is None or self._closed:
                     raise error from failure
             finally:
                 call.cancel()
+            self._leave(current, error)
             time.sleep(wait_s)
 
-    def _attempts(self, timeout_s: float | None) -> Attempts:
-        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s, time.monotonic())
+    def timeout_s(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    def _leave(self, current: int, error: BatonClientError) -> None:
+        """Whoever is the first to find a router gone moves all on to the next."""
+        with self._lock:
+            if isinstance(error, Unavailable | Cancelled) and self._current == current:
+                self._current = (current + 1) % len(self._ways)
 
 
 def _error_from(failure: grpc.RpcError) -> BatonClientError:

@@ -1,6 +1,6 @@
 """What a client of Baton gets to see: plain frozen values, no protobuf."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ class Started:
     model: str
     prompt_tokens: int
     seed: int  # in effect, given or drawn by the server
+    resume_token: str = field(default="", repr=False)  # with request_id: what another router goes on with the answer by
 
 
 @dataclass(frozen=True, slots=True)

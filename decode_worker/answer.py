@@ -5,9 +5,11 @@ import time
 from dataclasses import dataclass, field
 
 from decode_worker.credits import Charge
+from decode_worker.kept import KeptAnswer
 from engine.engine_thread import StepTiming
 from engine.mixed_state import PromptComputed, TokenMade
-from engine.sequence import FirstToken
+from engine.sampling_params import SamplingParams
+from engine.sequence import FirstToken, end_reason
 from protos import session_pb2
 from service.session_hub import RouterSession
 from worker.transfer_reader import Pull
@@ -52,7 +54,7 @@ class Answer:
     request_id: int  # this worker's own: two routers may use the same attempt id
     session: Session
     attempt_id: int
-    with_logprobs: bool  # whether the router wants to be told
+    kept: KeptAnswer
     running_choices: set[int]
     searches: bool  # with beams: nothing is told before all is
     charge: Charge  # what its router counts it for
@@ -60,14 +62,28 @@ class Answer:
     deadline: asyncio.TimerHandle | None = None
     landing: Landing | None = None
     prefill: LocalPrefill | None = None
+    adopted: bool = False  # its first router is gone
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
 
-    def land(self, landing: Landing) -> None:
+    @property
+    def answered_tokens(self) -> int:
+        """Given out by an earlier attempt."""
+        return len(self.kept.answered)
+
+    def land(self, landing: Landing, params: SamplingParams) -> None:
         self.landing = landing
         if self.searches:
             return
-        self.first_tokens = {first.choice: first for first in landing.pull.first_tokens}
-        self.running_choices = {first.choice for first in landing.pull.first_tokens if first.end is None}
+        first_tokens = landing.pull.first_tokens
+        self.first_tokens = {first.choice: first for first in first_tokens}
+        self.running_choices = {first.choice for first in first_tokens if first.end is None}
+        for first in first_tokens:
+            self.kept.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
+
+    def adopt(self, session: Session, attempt_id: int) -> None:
+        """Another router takes it over, and is told all that is kept."""
+        self.session, self.attempt_id, self.adopted = session, attempt_id, True
+        self.first_tokens.clear()
 
     def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.PromptScores | None:
         """What to tell of the prompt's own tokens, if anything."""
@@ -83,6 +99,7 @@ class Answer:
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
         """What to tell of a token; None where it goes with FirstStep."""
+        self.kept.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)
         if self.prefill is None or self.searches:
@@ -103,7 +120,8 @@ class Answer:
             total_ms=(time.monotonic() - prefill.arrived) * 1e3,
             cached_tokens=prefill.cached_tokens,
         )
-        outputs = [first_output(self.attempt_id, first, self.with_logprobs) for first in prefill.first]
+        with_logprobs, answered_tokens = self.kept.with_logprobs, self.answered_tokens
+        outputs = [first_output(self.attempt_id, first, with_logprobs, answered_tokens) for first in prefill.first]
         return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
@@ -133,11 +151,11 @@ class Answer:
         output = session_pb2.SequenceOutput(
             attempt_id=self.attempt_id,
             choice=made.choice,
-            offset=made.offset if first is None else 0,
+            offset=made.offset if first is None else self.answered_tokens,
             token_ids=[token.token_id for token in tokens],
             end=END_REASONS[made.end],
         )
-        if self.with_logprobs:
+        if self.kept.with_logprobs:
             for token in tokens:
                 add_logprobs(output, token)
         return output

@@ -20,6 +20,10 @@ class DecodeConfig(WorkerConfig):
         description="host memory for KV of preempted sequences, taken when first needed; 0: it is computed again",
     )
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that decode")
+    kept_answers: int = Field(
+        1024, ge=0, description="most answers kept after their end, for --session-grace-s, lest their router dies"
+    )
+    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all answers kept after their end")
     pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for a prefill worker to pair")
     lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be away before it is ended")
     step_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")

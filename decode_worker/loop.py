@@ -78,6 +78,10 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
     def unwatch(self, watch: Watch) -> None:
         self._thread.post(self._scheduler.pool.unwatch, watch)
 
+    def distrust(self, blocks: Sequence[int]) -> None:
+        """See `BlockPool.distrust`."""
+        self._thread.post(self._scheduler.pool.distrust, blocks)
+
     @property
     def slow_down(self) -> float:
         """How many times as long steps take as at their best; 0: not known yet. On any thread."""

@@ -3,7 +3,8 @@
 The life of a request on this worker: a Start command waits its turn for pages, its KV is pulled while prefill still
 computes, its sequences join the running batch once the copy is validated, and every engine step sends one message
 per router with the tokens of all its sequences. A Start that names no prefill worker is computed here, in chunks beside
-the running batch, and its first tokens go to the router as a prefill worker would send them.
+the running batch, and its first tokens go to the router as a prefill worker would send them. Another router may adopt a
+request while it is open here, and for a while after its answer has ended.
 """
 
 import asyncio
@@ -18,14 +19,19 @@ from functools import partial
 import grpc
 
 from decode_worker.admission import Admission
+from decode_worker.adoption import Adoptions
 from decode_worker.answer import Answer, Landing, LocalPrefill, Session
-from decode_worker.credits import Charge, WorkerCredits
+from decode_worker.book import AnswerBook, AttemptKey
+from decode_worker.credits import WorkerCredits
+from decode_worker.kept import KeptBounds
 from decode_worker.loop import DecodeLoop
+from decode_worker.report import decode_report
+from decode_worker.start import answer_to, fits
 from engine.engine_thread import StepTiming
 from engine.grammars import Grammars
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
 from engine.sequence import Request, RequestRefused
-from protos import report_pb2, session_pb2, session_pb2_grpc
+from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import SessionHub
@@ -33,8 +39,8 @@ from worker.adapters import adapter_number
 from worker.cache_teller import CacheTeller
 from worker.drain import Departing
 from worker.structured import constraint_of
-from worker.transfer_reader import TransferFailed, TransferReader
-from worker.wire import failure_of, link_reports, page_counts, sampling_params
+from worker.transfer_reader import BlocksCorrupt, TransferFailed, TransferReader
+from worker.wire import failure_of, request_of, sampling_params
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -45,7 +51,10 @@ MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses
 class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     """Serves SessionService and keeps the book of answers. Lives on the event loop."""
 
-    def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
+    def __init__(
+        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, kept: KeptBounds | None = None
+    ) -> None:
+        """`kept`: how much of answers that have ended, each for `session_grace_s`."""
         self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
@@ -53,9 +62,9 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         )
         self.cache = CacheTeller(self._hub, epoch)
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
-        self._answers: dict[int, Answer] = {}
-        self._by_attempt: dict[tuple[bytes, int], Answer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # those of `_answers`, and cancelled ones that wait out a copy
+        self._book = AnswerBook(session_grace_s, kept or KeptBounds())
+        self._adoptions = Adoptions(self._book, self._send)
+        self._tasks: set[asyncio.Task[None]] = set()  # those of the book, and cancelled ones that wait out a copy
         self._request_ids = itertools.count(1)
         self._attached = False
 
@@ -69,7 +78,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
 
     @property
     def busy(self) -> bool:
-        return bool(self._answers)
+        return len(self._book) > 0
 
     async def Connect(
         self,
@@ -84,7 +93,15 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                 yield message
 
     async def close(self) -> None:
-        """Ends all sessions, and with them every request that is left; waits for their copies, bounded."""
+        """Ends all sessions, and with them every request that is left; waits for their copies, bounded.
+
+        What a drain has left over is for other workers to go on with: their routers are told so.
+        """
+        if self.hands_over:
+            self.draining = True
+            for answer in self._book:
+                self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker ends")
+            await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
@@ -100,67 +117,47 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             case "snapshot_request":
                 self.cache.send_snapshot(session)
             case "cancel":
-                answer = self._by_attempt.get((session.router_id, command.cancel.attempt_id))
+                answer = self._book.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
                 if answer is not None:
                     self._abandon(answer)
+            case "adopt":
+                answer = self._adoptions.adopt(session, command.adopt)
+                if answer is not None and command.adopt.time_left_ms:
+                    self._set_deadline(answer, command.adopt.time_left_ms)
             case "change_role":
                 self.on_change_role(command.change_role.role)
             case other:
                 logger.warning("a router sent %s to a decode worker", other)
 
     def _on_start(self, session: Session, command: session_pb2.Start) -> None:
-        if (session.router_id, command.attempt_id) in self._by_attempt:
+        if self._book.of_attempt(AttemptKey(session.router_id, command.attempt_id)) is not None:
             logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
             return
-        answer = Answer(
-            next(self._request_ids),
-            session,
-            command.attempt_id,
-            with_logprobs=command.sampling.HasField("logprobs"),
-            running_choices=set(range(command.sampling.n)),
-            searches=command.sampling.beam_width > 0,
-            charge=self._charge(command),
-        )
-        self._answers[answer.request_id] = answer
-        self._by_attempt[session.router_id, answer.attempt_id] = answer
+        answer = answer_to(command, next(self._request_ids), session, self._worker.model.block_size)
+        self._book.add(answer)
         if self.draining:
             self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
-        elif not self._fits(command):
+        elif not fits(command, self._worker.model):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, "the decode worker cannot take this request")
         else:
-            answer.deadline = asyncio.get_running_loop().call_later(
-                command.time_left_ms / 1e3,
-                self._fail,
-                answer,
-                session_pb2.FAILURE_REASON_DEADLINE,
-                "the deadline passed",
-            )
+            self._set_deadline(answer, command.time_left_ms)
             answer.task = asyncio.create_task(self._run(answer, command), name=f"answer {answer.request_id}")
             self._tasks.add(answer.task)
             answer.task.add_done_callback(self._tasks.discard)
             answer.task.add_done_callback(partial(self._on_run_ended, answer))
 
-    def _charge(self, command: session_pb2.Start) -> Charge:
-        sampling, block_tokens = command.sampling, self._worker.model.block_size
-        places = max(sampling.n, sampling.beam_width)
-        return Charge.of(len(command.token_ids), sampling.max_tokens, places, block_tokens)
-
-    def _fits(self, command: session_pb2.Start) -> bool:
-        model = self._worker.model
-        length = len(command.token_ids) + command.sampling.max_tokens
-        known = len(command.token_ids) > 0 and max(command.token_ids) < model.vocab_size
-        return known and length <= model.max_model_len and command.sampling.n >= 1
+    def _set_deadline(self, answer: Answer, time_left_ms: int) -> None:
+        if answer.deadline is not None:
+            answer.deadline.cancel()
+        answer.deadline = asyncio.get_running_loop().call_later(
+            time_left_ms / 1e3, self._fail, answer, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
+        )
 
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
         """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
         try:
-            request = Request(
-                answer.request_id,
-                tuple(command.token_ids),
-                sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling)),
-                tuple(command.block_hashes),
-                adapter_number(self._worker, command.adapter),
-            )
+            params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
+            request = request_of(answer.request_id, command, params, adapter_number(self._worker, command.adapter))
         except ValueError as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
@@ -170,6 +167,8 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             else:
                 answer.prefill = LocalPrefill(arrived=time.monotonic())
                 await self._admission.add(request, command.cache_root or None)
+        except BlocksCorrupt as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_CORRUPT, str(error))
         except TransferFailed as error:
             self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
@@ -186,12 +185,16 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     async def _land(self, answer: Answer, command: session_pb2.Start, request: Request) -> None:
         reservation = await self._admission.reserve(request, command.cache_root or None)
         pull = await self._reader.pull(command.prefill_endpoint, command.transfer_id, reservation)
-        if sorted(first.choice for first in pull.first_tokens) != list(range(request.params.first_draws)):
+        if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         cached_tokens = reservation.cached_blocks * self._worker.model.block_size
-        answer.land(Landing(pull, cached_tokens, validated=time.monotonic()))
+        answer.land(Landing(pull, cached_tokens, validated=time.monotonic()), request.params)
+        if answer.adopted:  # prefill has told another router of them
+            answer.first_tokens.clear()
+            self._adoptions.tell_again(answer.session, answer.attempt_id, answer.kept)
         if not answer.running_choices:
-            self._abandon(answer)  # prefill's first tokens were the whole answer, and the router has them
+            self._end(answer)  # prefill's first tokens were the whole answer, and the router has them
+            self._free(answer)
             return
         outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
         if outcomes:  # a search that was over with its first tokens
@@ -204,11 +207,11 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         touched: dict[int, Answer] = {}  # with tokens of this step
         ended = False
         for outcome in outcomes:
-            answer = self._answers.get(outcome.request_id)
+            answer = self._book.get(outcome.request_id)
             if answer is None:
                 continue  # cancelled while this step ran
             if isinstance(outcome, RequestFailed):
-                self._fail(answer, *failure_of(outcome))
+                self._fail(answer, *failure_of(outcome.cause))
             elif isinstance(outcome, PromptComputed):
                 scores = answer.take_chunk(outcome, timing)
                 if scores is not None:
@@ -226,7 +229,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._send(session, session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(outputs=batch)))
         for answer in touched.values():
             if not answer.running_choices:
-                self._forget(answer)
+                self._end(answer)
         if ended:
             self._admission.room_may_have_grown()
 
@@ -253,45 +256,36 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         self._admission.room_may_have_grown()  # who asks now, asks after the abort
 
     def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
-        if answer.request_id not in self._answers:
+        if answer not in self._book:
             return
         self._abandon(answer)
         self._send(answer.session, session_pb2.ConnectResponse(failed=answer.failed(reason, message)))
 
     def _forget(self, answer: Answer) -> None:
-        self._answers.pop(answer.request_id, None)
-        self._by_attempt.pop((answer.session.router_id, answer.attempt_id), None)
+        self._book.forget(answer)
         if answer.deadline is not None:
             answer.deadline.cancel()
+
+    def _end(self, answer: Answer) -> None:
+        """It is made."""
+        self._forget(answer)
+        self._book.keep(answer, time.monotonic())
 
     def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
         message.epoch = self._epoch
         self._hub.send(session, message)
 
     def _on_session_end(self, session: Session) -> None:
-        for answer in [answer for answer in self._answers.values() if answer.session is session]:
-            self._abandon(answer)
+        for answer in self._book:
+            if answer.session is session:
+                self._abandon(answer)
 
     def report(self) -> None:
         """Tells every router how things stand, and how much of this worker is its own."""
-        load = self._loop.load
-        open_here = ((answer.session, answer.charge) for answer in self._answers.values())
+        self._book.ended.expire(time.monotonic())
+        open_here = ((answer.session, answer.charge) for answer in self._book)
         present = [session for session in self._hub.sessions if session.outbox is not None]
+        draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present).items():
-            report = report_pb2.Report(
-                limit_blocks=limit.blocks,
-                limit_slots=limit.slots,
-                pages=page_counts(load),
-                waiting_requests=self._admission.waiting + load.waiting_sequences,
-                running_sequences=load.running_sequences,
-                pending_tokens=load.pending_tokens,
-                draining=self.leaving or self.draining,
-                steps=self._loop.steps,
-                cache_query_tokens=load.cache_query_tokens,
-                cache_hit_tokens=load.cache_hit_tokens,
-                preemptions=load.preemptions,
-                unfilled_slots=load.unfilled_slots,
-                links=link_reports(self._reader.links),
-                cache=self.cache.sum,
-            )
+            report = decode_report(self._loop, self._reader, limit, waiting, draining, self.cache.sum)
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import grpc
 
 from decode_worker.config import DecodeConfig
+from decode_worker.kept import KeptBounds
 from decode_worker.loop import DecodeLoop, OutcomeHandler
 from decode_worker.service import DecodeService
 from decode_worker.step_file import StepFile
@@ -22,11 +23,10 @@ from engine.step_budget import StepBudget
 from engine.swap_space import SwapSpace
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
-from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
+from protos import kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from service.affinity import pin_process
-from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
-from service.server import Listener, run, serve
+from service.server import run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
@@ -36,6 +36,7 @@ from worker.host import EngineHost
 from worker.model import prepare
 from worker.peers import Peers
 from worker.pool import TransferOptions, make_host
+from worker.served import ServedWorker
 from worker.transfer_reader import TransferReader
 from worker.transfer_source import TransferSource
 
@@ -45,13 +46,9 @@ STOP_TIMEOUT_S = 5.0
 HIGH_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
 TOMBSTONE_S = 60.0  # longer than anything of a fetch may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
-SERVICE_NAMES = (
-    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
-    kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
-)
 
 
-class DecodeWorker:
+class DecodeWorker(ServedWorker):
     """A `service.worker_process.Worker`: owns the engine's thread, the pull thread and the servicers, and the
     host unless given one.
     """
@@ -69,18 +66,20 @@ class DecodeWorker:
         """`pulls`: who copies KV; None: a thread on the configured cores. `host`: with whose weights and pool; it stays
         its owner's.
         """
+        super().__init__(config, prepared)
         self._config = config
-        self._prepared = prepared
         self._owns_host = host is None
         self._host = host or make_engine_host(config, prepared)
         self._memory = self._host.memory
-        self.service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s)
+        kept = KeptBounds(config.kept_answers, config.kept_tokens)
+        self.service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s, kept)
         self.drain = Drain(self.service)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # nothing is announced: nobody is parked
             self._memory.description,
             self._memory.storage,
             groups=make_host(self._memory),
+            checksum_share=config.checksum_share,
         )
         self._peers = Peers(
             self._memory.description,
@@ -98,24 +97,19 @@ class DecodeWorker:
         self._sweep: asyncio.Task[None] | None = None
 
     @property
-    def listener(self) -> Listener:
-        config = self._config
-        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
-
-    @property
-    def fingerprint(self) -> bytes:
-        return self._prepared.fingerprint
-
-    @property
     def busy(self) -> bool:
         return self.drain.busy
+
+    @property
+    def turns(self) -> int | None:
+        return None if self._loop is None else self._loop.turns
 
     def register(self, server: grpc.aio.Server) -> None:
         session_pb2_grpc.add_SessionServiceServicer_to_server(self.service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        on_fault = self.service.breaks(on_fault)
         runner = await self._host.load(on_fault)
         scheduler = MixedScheduler(
             self._host.blocks,
@@ -221,4 +215,8 @@ async def _main(config: DecodeConfig) -> int:
     prepared = await asyncio.to_thread(prepare, config, step)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
-    return await serve(WorkerProcess(config, DecodeWorker(config, prepared, epoch), epoch))
+    return await serve(
+        WorkerProcess(config, DecodeWorker(config, prepared, epoch), epoch),
+        grace_s=config.drain_s,
+        stall_s=config.stall_s,
+    )

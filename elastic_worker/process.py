@@ -54,4 +54,4 @@ async def _main(config: ElasticConfig, make_worker: MakeWorker) -> int:
     worker = make_worker(config, prepared, epoch, lambda: take_worker_epoch(config))
     process = WorkerProcess(config, worker, epoch)
     worker.on_role = process.announce
-    return await serve(process)
+    return await serve(process, grace_s=config.drain_s, stall_s=config.stall_s)

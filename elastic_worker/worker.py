@@ -12,25 +12,24 @@ from typing import cast
 
 import grpc
 
-from decode_worker.worker import SERVICE_NAMES, DecodeWorker, swap_slots
+from decode_worker.worker import DecodeWorker, swap_slots
 from elastic_worker.config import ElasticConfig
 from elastic_worker.door import Door
 from engine.prepare import PreparedModel
 from prefill_worker.worker import PrefillWorker, transfer_options
 from protos import session_pb2
 from service.affinity import stand_back
-from service.grpc_options import INTERNAL_SERVER_OPTIONS
-from service.server import Listener
 from service.worker_process import end_on_error
 from service.worker_record import WorkerRole
 from worker.host import EngineHost
+from worker.served import ServedWorker
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
 ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 
 
-class ElasticWorker:
+class ElasticWorker(ServedWorker):
     """A `service.worker_process.Worker`: owns the host and whichever worker serves over it now."""
 
     def __init__(
@@ -42,8 +41,8 @@ class ElasticWorker:
         on_role: Callable[[int], None] = lambda epoch: None,
     ) -> None:
         """`next_epoch` gives a higher one for each change; `on_role` is told it when the new role serves."""
+        super().__init__(config, prepared)
         self._config = config
-        self._prepared = prepared
         self._next_epoch = next_epoch
         self.on_role = on_role
         self._door = Door()
@@ -61,18 +60,12 @@ class ElasticWorker:
         return self._current.role
 
     @property
-    def listener(self) -> Listener:
-        config = self._config
-        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
-
-    @property
-    def fingerprint(self) -> bytes:
-        return self._prepared.fingerprint
-
-    @property
     def busy(self) -> bool:
         return self._switching or self._current.busy
+
+    @property
+    def turns(self) -> int | None:
+        return self._current.turns
 
     def register(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((self._door,))

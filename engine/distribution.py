@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.constraint import Banned
+from engine.mask_threads import Allowed
 from engine.plan import Sample
 
 
@@ -15,4 +15,4 @@ class Distribution:
     places: list[int] = field(default_factory=list)  # in the row's samples
     numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
     token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
-    banned: Banned | None = None  # by the form of the answer, if it has one
+    allowed: Allowed | None = None  # by the form of the answer, if it has one

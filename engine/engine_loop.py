@@ -67,6 +67,11 @@ class EngineLoop(Generic[Outcome, Load]):
         return self._thread.steps
 
     @property
+    def turns(self) -> int | None:
+        """See `EngineThread.turns`. On any thread."""
+        return self._thread.turns
+
+    @property
     def load(self) -> Load:
         """The engine as it was between its last two steps."""
         return self._thread.observed

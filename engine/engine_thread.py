@@ -77,6 +77,8 @@ class EngineThread(Generic[Outcome, Observation]):
         self._accepting = threading.Lock()
         self._stopped = False
         self.steps = 0
+        self.turns: int | None = None
+        """Moves while the thread does, with work and, a few times a second, without; None before and after its life."""
         self.observed = observe()
 
     def start(self) -> None:
@@ -114,14 +116,16 @@ class EngineThread(Generic[Outcome, Observation]):
     def _run(self) -> None:
         try:
             self._prepare()
-            idle = True
+            idle, self.turns = True, 0
             while self._carry_out_calls(wait=idle):
                 idle = not self._step()
                 self.observed = self._observe()
+                self.turns += 1
         except Exception as fault:
             logger.exception("the engine failed")
             self._on_fault(fault)
         finally:
+            self.turns = None
             self._refuse_calls()
 
     def _carry_out_calls(self, wait: bool) -> bool:

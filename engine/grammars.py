@@ -1,14 +1,13 @@
 """Forms of answers, compiled for one model and kept, and the threads that make their masks."""
 
 import contextlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.constraint import Constraint, Grammar
+from engine.mask_threads import MaskThreads
 from structured.library import GrammarFailed, LibraryMissing, Vocabulary, compile_form, read_vocabulary
 from structured.output import FormRefused, StructuredOutput
 
@@ -27,7 +26,7 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
         self._grammars: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(MASK_THREADS, "masks", initializer=_leave_core)
+        self._threads = MaskThreads(MASK_THREADS)
         self.compiled = 0  # since the start
 
     def prepare(self) -> None:
@@ -46,7 +45,7 @@ class Grammars:
             raise FormRefused(f"cannot be followed: {error}") from error
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _grammar(self, output: StructuredOutput) -> Grammar:
         with self._lock:
@@ -66,9 +65,3 @@ class Grammars:
         if self._vocabulary is None:
             self._vocabulary = read_vocabulary(self._folder, self._vocab_size, self._eos_token_ids)
         return self._vocabulary
-
-
-def _leave_core() -> None:
-    """A thread starts on the cores of whoever first needed it, which is the engine: all of the process's are meant."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))

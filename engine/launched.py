@@ -120,4 +120,5 @@ class _Fetched:
         tokens, logprobs, sound = (part.tolist() for part in self._parts)
         draws = (Drawn(*pair) for pair in zip(tokens, logprobs, strict=True))
         of_chunks = [tuple(islice(draws, count)) for count in self._counts]
-        return tuple(Computed(drawn) if good else NonFinite() for drawn, good in zip(of_chunks, sound, strict=True))
+        spoilt = NonFinite(kv_suspect=True)  # there are no masks in what is drawn on a device
+        return tuple(Computed(drawn) if good else spoilt for drawn, good in zip(of_chunks, sound, strict=True))

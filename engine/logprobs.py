@@ -21,6 +21,8 @@ def described(
     Several tokens may be of one row, some rows of none. Scores a prompt as well: the token at position p + 1 belongs
     to the row of position p.
     """
+    if not rows:
+        return []
     of_rows = torch.tensor(rows, device=logits.device)
     chosen = logits[of_rows, torch.tensor(token_ids, device=logits.device)]
     of_tokens = (chosen - log_totals[of_rows]).tolist()

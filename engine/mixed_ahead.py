@@ -21,7 +21,7 @@ def draft_ahead(batch: MixedBatch, block_tokens: int) -> Draft | None:
     draft = Draft()
     continued: list[MixedSequence] = []
     for sequence in batch.running:
-        if not sequence.request.params.drawn_alone or sequence.uncomputed_tokens != 1 or sequence.answer_tokens == 0:
+        if not sequence.request.params.drawn_alone or sequence.uncomputed_tokens != 1 or sequence.made_tokens == 0:
             return None
         if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
             continued.append(sequence)

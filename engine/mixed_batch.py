@@ -94,7 +94,7 @@ class MixedBatch:
         """The newest sequence, in no phase yet."""
         root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
-        turn = Turn(self._arrivals, 0)
+        turn = Turn(self._arrivals, request.first_choice)
         self._arrivals += 1
         return MixedSequence(request, turn, list(request.token_ids), hashes, request.params.places)
 
@@ -108,7 +108,7 @@ class MixedBatch:
         if not self._hold(sequence, blocks, beside=self.claimed_blocks):
             return False
         self.reserved[sequence.request.request_id] = sequence
-        self.requests[sequence.request.request_id] = {0: sequence}
+        self.requests[sequence.request.request_id] = {sequence.turn.choice: sequence}
         return True
 
     def land(self, sequence: MixedSequence) -> list[MixedSequence]:
@@ -158,7 +158,8 @@ class MixedBatch:
     def split(self, prompt: MixedSequence) -> list[MixedSequence]:
         """Publishes a prompt that runs and is computed, and makes one sequence of each of its choices; in order."""
         prompt.publish(self._block_tokens)
-        others = [prompt.fork(choice, self._block_tokens) for choice in range(1, prompt.first_draws)]
+        first, draws = prompt.turn.choice, prompt.first_draws
+        others = [prompt.fork(choice, self._block_tokens) for choice in range(first + 1, first + draws)]
         prompt.choices = 1
         for other in others:
             self.running.add(other)

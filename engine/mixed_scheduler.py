@@ -91,15 +91,15 @@ class MixedScheduler:
     def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[MixedOutcome]:
         """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
 
-        `first` has token 0 of every choice; one that ended there never runs. Of a beam search it has one token, whose
-        `top` are the candidates, and what is returned are its answers, if one token was all. Raises: UnknownRequest,
-        ValueError.
+        `first` has the first token of every choice; one that ended there never runs. Of a beam search it has one token,
+        whose `top` are the candidates, and what is returned are its answers, if one token was all. Raises:
+        UnknownRequest, ValueError.
         """
         prompt = self.batch.reserved.get(request_id)
         if prompt is None:
             raise UnknownRequest(request_id)
         first = sorted(first, key=lambda token: token.choice)
-        if [token.choice for token in first] != list(range(prompt.first_draws)):
+        if [token.choice for token in first] != list(prompt.request.first_choices):
             raise ValueError(f"not one first token for each of {prompt.first_draws} choices")
         choices = self.batch.land(prompt)
         if prompt.request.params.beam is not None:
@@ -138,13 +138,15 @@ class MixedScheduler:
             if sequence.table is None or sequence in flights.ended:
                 continue  # ended since the plan was made, or failed in an earlier choice
             if isinstance(result, NonFinite):
+                if result.kv_suspect:
+                    self.pool.distrust(sequence.table.blocks)
                 self.abort(chunk.request_id)
                 outcomes.append(RequestFailed(chunk.request_id, result.cause))
                 continue
             if result.late:
                 sequence.computed_tokens = chunk.end - 1
                 continue
-            if not sequence.answer_tokens:
+            if not sequence.made_tokens:
                 outcomes.append(sequence.prompt_computed(chunk, result))
             sequence.computed_tokens = chunk.end
             if chunk.samples:
@@ -159,7 +161,7 @@ class MixedScheduler:
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""
         sequence = self.batch.requests.get(request_id, {}).get(choice)
-        if sequence is None or not sequence.answer_tokens or sequence.request.params.beam is not None:
+        if sequence is None or not sequence.made_tokens or sequence.request.params.beam is not None:
             return False
         self.batch.end(sequence)
         return True
@@ -223,7 +225,7 @@ class MixedScheduler:
 
     def _most_blocks(self, request: Request) -> int:
         """Of one choice at its longest. The last token's KV is never needed."""
-        return blocks_for(len(request.token_ids) + request.params.max_tokens - 1, self._block_tokens)
+        return blocks_for(request.longest_tokens - 1, self._block_tokens)
 
     def _prefill_budget(self, decode_tokens: int) -> int:
         left = max(0, self._max_step_tokens - decode_tokens)

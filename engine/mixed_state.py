@@ -74,7 +74,7 @@ class MixedSequence:
 
     request: Request
     turn: Turn
-    token_ids: list[int]  # prompt and answer
+    token_ids: list[int]  # of the request, and what was made since
     hashes: HashChain | None  # None: keeps out of the cache
     choices: int  # it stands for
     table: BlockTable | None = None  # None: waits, or has ended
@@ -90,8 +90,14 @@ class MixedSequence:
         return len(self.token_ids) - self.computed_tokens
 
     @property
-    def answer_tokens(self) -> int:
+    def made_tokens(self) -> int:
+        """What was made here, or by a prefill worker for it: none as long as it is a prompt."""
         return len(self.token_ids) - len(self.request.token_ids)
+
+    @property
+    def answer_tokens(self) -> int:
+        """The answer so far, with what an earlier attempt made of it: the offset of the next token."""
+        return len(self.token_ids) - self.request.prompt_tokens
 
     @property
     def first_draws(self) -> int:
@@ -126,7 +132,7 @@ class MixedSequence:
 
         The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too.
         """
-        if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.answer_tokens):
+        if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.made_tokens):
             return []
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
@@ -139,7 +145,7 @@ class MixedSequence:
         """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""
         params, first = self.request.params, self.turn.choice
         history = self.token_ids if params.needs_history else ()
-        prompt_tokens = len(self.request.token_ids)
+        prompt_tokens = self.request.prompt_tokens
         return tuple(
             Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.first_draws)
         )
@@ -175,7 +181,7 @@ def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
     samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
-    scores = None if sequence.answer_tokens else sequence.scores(start, start + len(token_ids))
+    scores = None if sequence.made_tokens else sequence.scores(start, start + len(token_ids))
     return Chunk(
         sequence.request.request_id,
         token_ids,

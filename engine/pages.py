@@ -174,6 +174,13 @@ class BlockPool:
             if not watches:
                 self._watches.pop(block, None)
 
+    def distrust(self, blocks: Iterable[int]) -> None:
+        """Their KV may be wrong: neither they nor what was computed after them can be found any more."""
+        for block in blocks:
+            if block in self._published:
+                self._forget_below(block)
+                self._forget(block)
+
     def held_only_by(self, owners: Iterable[Sequence[int]]) -> int:
         """How many held blocks have no reference but those of `owners`, each a list of blocks."""
         owned = Counter(block for blocks in owners for block in blocks)

@@ -5,7 +5,7 @@ many tokens there are and how many samples are drawn from the last one's logits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.sampling_params import SamplingParams
 
@@ -114,6 +114,8 @@ class NonFinite:
     """
 
     cause: str = ""  # where it was not the model: why the form of the answer could not be followed
+    kv_suspect: bool = field(default=False, compare=False)
+    """What the model computed was so before any mask or bias: of the KV that it read some may be spoilt."""
 
 
 @dataclass(frozen=True, slots=True)

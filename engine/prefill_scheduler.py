@@ -9,7 +9,8 @@ from itertools import chain, islice
 
 from engine.block_table import BlockTable, acquire
 from engine.pages import BlockPool, OutOfBlocks
-from engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, scored
+from engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan
+from engine.prefill_prompt import Prompt, first_tokens, next_chunk
 from engine.sequence import (
     FirstToken,
     Request,
@@ -18,7 +19,6 @@ from engine.sequence import (
     UnknownRequest,
     blocks_for,
     check_request,
-    end_reason,
     reusable_hashes,
 )
 
@@ -31,8 +31,8 @@ LOOKAHEAD = 64  # so many of the oldest waiting prompts are looked at in one ste
 class PrefillProgress:
     """What one step did for one prompt.
 
-    With the last chunk `first` is set and the prompt is pinned. Where `failed`, the logits were not finite: the
-    request is forgotten, its blocks are no longer held and none was published.
+    With the last chunk `first` is set and the prompt is pinned. Where `failed`, the logits were not finite, or for
+    `cause`: the request is forgotten, its blocks are no longer held and none was published.
     """
 
     request_id: int
@@ -42,17 +42,7 @@ class PrefillProgress:
     first: tuple[FirstToken, ...] | None = None  # one per choice, in order
     prompt: tuple[Drawn, ...] = ()  # of `params.prompt_logprobs`: the next prompt tokens, from the second one on
     failed: bool = False
-
-
-@dataclass(slots=True)
-class Prompt:
-    """A prompt being computed. KV of its first `computed_tokens` tokens is written."""
-
-    request: Request
-    table: BlockTable  # of the whole prompt
-    cached_tokens: int
-    computed_tokens: int
-    readable_blocks: int = 0  # told in progress so far
+    cause: str = ""  # as in NonFinite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +108,9 @@ class PrefillScheduler:
             if prompt is None:
                 continue  # aborted since the plan was made
             if isinstance(result, NonFinite):
-                progress.append(self._fail(prompt))
+                if result.kv_suspect:
+                    self.pool.distrust(prompt.table.blocks)
+                progress.append(self._fail(prompt, result.cause))
             else:
                 progress.append(self._advance(prompt, chunk, result))
         return progress
@@ -244,17 +236,16 @@ class PrefillScheduler:
         return () if request.params.prompt_logprobs is not None else reusable_hashes(request, self._block_tokens)
 
     def _advance(self, prompt: Prompt, chunk: Chunk, result: Computed) -> PrefillProgress:
-        prompt.computed_tokens = chunk.end
-        done = chunk.end == len(prompt.request.token_ids)
-        readable = len(prompt.table.blocks) if done else chunk.end // self._block_tokens
+        end = chunk.end - 1 if result.late else chunk.end
+        prompt.computed_tokens = end
+        done = end == len(prompt.request.token_ids)
+        readable = len(prompt.table.blocks) if done else end // self._block_tokens
         new_blocks = prompt.table.blocks[prompt.readable_blocks : readable]
         prompt.readable_blocks = readable
         if done:
             self._pin(prompt)
-        first = first_tokens(chunk, result.drawn) if done else None
-        return PrefillProgress(
-            chunk.request_id, chunk.end, prompt.cached_tokens, new_blocks, first, prompt=result.prompt
-        )
+        first = first_tokens(chunk, result.drawn, prompt.request.answered_tokens) if done else None
+        return PrefillProgress(chunk.request_id, end, prompt.cached_tokens, new_blocks, first, prompt=result.prompt)
 
     def _pin(self, prompt: Prompt) -> None:
         """Only now are blocks published: finite logits at the end vouch for the KV of every chunk before."""
@@ -262,37 +253,8 @@ class PrefillScheduler:
         prompt.table.publish(prompt.request.block_hashes)
         self._pinned[prompt.request.request_id] = prompt.table
 
-    def _fail(self, prompt: Prompt) -> PrefillProgress:
+    def _fail(self, prompt: Prompt, cause: str) -> PrefillProgress:
         request_id = prompt.request.request_id
         self.abort(request_id)
-        return PrefillProgress(request_id, prompt.computed_tokens, prompt.cached_tokens, new_blocks=(), failed=True)
-
-
-def next_chunk(prompt: Prompt, budget_tokens: int) -> Chunk:
-    """The next at most `budget_tokens` tokens of a prompt; the last chunk draws a token for every choice."""
-    request, start = prompt.request, prompt.computed_tokens
-    token_ids = request.token_ids[start : start + budget_tokens]
-    done = start + len(token_ids) == len(request.token_ids)
-    samples = first_samples(request) if done else ()
-    scores = scored(request.token_ids, start, start + len(token_ids), request.params.prompt_logprobs)
-    return Chunk(request.request_id, token_ids, start, prompt.table.blocks, samples, scores, adapter=request.adapter)
-
-
-def first_samples(request: Request) -> tuple[Sample, ...]:
-    """Token 0 of every choice; they share one history, the prompt, if the request's sampling looks back at all."""
-    params = request.params
-    history = request.token_ids if params.needs_history else ()
-    return tuple(Sample(choice, params, history, len(request.token_ids)) for choice in range(params.first_draws))
-
-
-def first_tokens(chunk: Chunk, drawn: tuple[Drawn, ...]) -> tuple[FirstToken, ...]:
-    return tuple(
-        FirstToken(
-            sample.choice,
-            token.token_id,
-            token.logprob,
-            end=end_reason(sample.params, token.token_id, offset=0) if sample.params.beam is None else None,
-            top=token.top,
-        )
-        for sample, token in zip(chunk.samples, drawn, strict=True)
-    )
+        computed, cached = prompt.computed_tokens, prompt.cached_tokens
+        return PrefillProgress(request_id, computed, cached, new_blocks=(), failed=True, cause=cause)

@@ -104,16 +104,19 @@ class Runner:
         self._move(plan)
         if not plan.chunks and self.followers is not None:
             self.followers.wait_moved()
+        if not plan.chunks:
+            return None
+        batch = make_batch(plan.chunks, self._block_tokens, self._model.device)
         if ask_for_masks(plan.chunks):
             self._began_s = time.monotonic()
-        return make_batch(plan.chunks, self._block_tokens, self._model.device) if plan.chunks else None
+        return batch
 
     def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
         failed = _non_finite_chunks(hidden, batch)
         drawn = iter(self._draw(hidden, batch, chunks))
         of_chunks = [next(drawn) if chunk.samples else () for chunk in chunks]
         return tuple(
-            NonFinite() if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
+            NonFinite(kv_suspect=True) if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
             for index, (chunk, rows) in enumerate(zip(chunks, batch.chunk_rows, strict=True))
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.constraint_rows import keep_formed, put_form_first, settle
+from engine.constraint_rows import put_form_first, settle
 from engine.distribution import Distribution
 from engine.logits_processors import adjust
 from engine.logprobs import described
@@ -15,6 +15,7 @@ from engine.sampler_filters import filtered, is_narrow, pick
 from engine.uniform import uniform
 from kernels.sample_tokens import sample_tokens, samples_natively
 from kernels.survey_rows import survey_rows
+from kernels.take_rows import take_rows
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
 CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operation and the next
@@ -71,7 +72,7 @@ def _distributions(index: int, row: Row) -> Iterator[Distribution]:
     current: Distribution | None = None
     for place, wanted in enumerate(row.samples):
         params = wanted.params
-        if params.greedy and not params.adjusts_logits:
+        if params.greedy and params.takes_any_token:
             continue
         if current is None or params is not current.sample.params or wanted.history is not current.sample.history:
             if current is not None:
@@ -98,9 +99,8 @@ def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
 
 
 def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
-    adjusted = logits[[each.row for each in distributions]]  # a copy
+    adjusted = take_rows(logits, [each.row for each in distributions], [each.allowed for each in distributions])
     adjust(adjusted, [each.sample for each in distributions])
-    keep_formed(adjusted, distributions)
     largest = adjusted.max(-1)
     alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
     if not all(alive) and put_form_first(adjusted, logits, distributions, alive):

@@ -41,16 +41,15 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same of the prompt; 0 tells only the prompt's own tokens
     beam: BeamParams | None = None  # None: each choice is drawn on its own
     constraint: "Constraint | None" = field(default=None, compare=False)  # what the answers must look like; not shared
-    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether logits change before temperature
+    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature; forms are not meant
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
 
     def __post_init__(self) -> None:
         _check(self)
         penalises = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         needs_history = penalises or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
-        needs_history = needs_history or self.constraint is not None
         masks = bool(self.bad_words) or self.allowed_token_ids is not None
-        object.__setattr__(self, "needs_history", needs_history)
+        object.__setattr__(self, "needs_history", needs_history or self.constraint is not None)
         object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))
         if self.beam is not None:
             _check_beam(self, self.beam)
@@ -58,7 +57,12 @@ class SamplingParams:
     @property
     def drawn_alone(self) -> bool:
         """Whether a token of it needs nothing but its own logits and number, and nothing else is told of it."""
-        return not self.adjusts_logits and self.logprobs == 0 and self.beam is None
+        return self.takes_any_token and self.logprobs == 0 and self.beam is None
+
+    @property
+    def takes_any_token(self) -> bool:
+        """Whether it is drawn from the logits as the model made them."""
+        return not self.adjusts_logits and self.constraint is None
 
     @property
     def greedy(self) -> bool:
@@ -106,7 +110,7 @@ def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
     """Raises: ValueError."""
     if params.n > beam.width:
         raise ValueError(f"n must be at most beam_width, {beam.width}: so many sequences there are to choose from")
-    if not params.greedy or params.adjusts_logits:
+    if not params.greedy or not params.takes_any_token:
         raise ValueError("beam_width goes with temperature 0, and without what changes the logits")
     needed = candidates_per_beam(beam.width, params.stop_token_ids)
     if params.logprobs < needed:

@@ -26,18 +26,38 @@ class UnknownRequest(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to answer it. `request_id` is the caller's, unique among the requests of one scheduler."""
+    """A prompt and how to answer it. `request_id` is the caller's, unique among the requests of one scheduler.
+
+    With `answered_tokens` it goes on with an answer that was begun elsewhere, of which one choice is made: what comes
+    is what would have come there. They count in `max_tokens` and `min_tokens`; offsets begin after them.
+    """
 
     request_id: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # the prompt, and then the answered tokens
     params: SamplingParams
-    block_hashes: tuple[bytes, ...]  # one per complete block of the prompt, chained; or none: keep out of the cache
+    block_hashes: tuple[bytes, ...]  # one per complete block of `token_ids`, chained; or none: keep out of the cache
     adapter: int = 0  # as in Chunk; the hashes' root covers which it is
+    answered_tokens: int = 0
+    first_choice: int = 0  # choices are numbered from here, and draw by that number
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.token_ids) - self.answered_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and answer of one choice, where nothing but `max_tokens` ends it."""
+        return self.prompt_tokens + self.params.max_tokens
+
+    @property
+    def first_choices(self) -> range:
+        """Choices whose next token is drawn from the logits of the last of `token_ids`."""
+        return range(self.first_choice, self.first_choice + self.params.first_draws)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Token 0 of one choice, made by prefill. `end` is set where the answer is no longer than that."""
+    """The first token that is made of one choice, by prefill. `end` is set where the answer goes no further."""
 
     choice: int
     token_id: int
@@ -78,5 +98,16 @@ def check_request(request: Request, block_tokens: int) -> None:
         raise RequestRefused("the prompt has no tokens")
     if request.params.n < 1 or request.params.max_tokens < 1:
         raise RequestRefused("n and max_tokens are at least 1")
+    if request.answered_tokens:
+        _check_answered(request)
     if request.block_hashes and len(request.block_hashes) != complete_blocks:
         raise RequestRefused(f"{len(request.block_hashes)} block hashes for {complete_blocks} complete blocks")
+
+
+def _check_answered(request: Request) -> None:
+    """Raises: RequestRefused."""
+    params, answered_tokens = request.params, request.answered_tokens
+    if not 0 < answered_tokens < min(len(request.token_ids), params.max_tokens):
+        raise RequestRefused(f"{answered_tokens} answered tokens leave no prompt, or nothing to answer")
+    if params.n != 1 or params.beam is not None or params.prompt_logprobs is not None:
+        raise RequestRefused("an answer that goes on is one choice, without beams or scores of the prompt")

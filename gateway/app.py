@@ -20,6 +20,9 @@ from gateway.messages.responses import ResponseRequest
 from gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from gateway.openapi import openapi_document
 from gateway.operations import Operations, Query, Unknown, installed_version
+from gateway.page.files import file_answers
+from gateway.page.state import PATH as STATE_PATH
+from gateway.page.state import PageState
 from gateway.problem import Renamed
 from gateway.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
 from gateway.responses import RENAMED as RESPONSE_NAMES
@@ -37,8 +40,10 @@ _STREAMED = {
 }
 
 
-def make_app(dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorRegistry, transport: Transport) -> ASGIApp:
-    """`metrics` is what /metrics tells."""
+def make_app(
+    dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorRegistry, page: PageState, transport: Transport
+) -> ASGIApp:
+    """`metrics` is what /metrics tells. Raises: OSError where files of the page are missing."""
     posts = _posts(dispatcher, transport)
     document: dict[str, Any] = {}
 
@@ -57,6 +62,7 @@ def make_app(dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorReg
         "/version": (JSON, operations.version),
         "/metrics": (CONTENT_TYPE_PLAIN_0_0_4, exposed),
         "/openapi.json": (JSON, described),
+        STATE_PATH: (JSON, page.answer),
     }
     document |= openapi_document(
         {path: endpoint.message_type for path, endpoint in posts.items()},
@@ -64,7 +70,8 @@ def make_app(dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorReg
         _STREAMED,
         installed_version(),
     )
-    applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, (_, answer) in gets.items()}
+    answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
+    applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, answer in answers.items()}
     applications |= posts
     routes = [Route(path, application) for path, application in applications.items()]
     # The bare router: each layer of middleware would wrap the sending of every token.

@@ -1,23 +1,19 @@
 """Request bodies: read within bounds of size and time, and parsed into messages that name what is wrong with them."""
 
 import asyncio
-import json
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
+from gateway.json_size import json_size
 from gateway.problem import Problem
 
 Message = TypeVar("Message", bound=BaseModel)
 
-MAX_ELEMENTS = 1 << 18
-"""Of all lists and objects of a body. Parsing holds the event loop, and so everybody's tokens: ten milliseconds for as
-many numbers, which are more than a prompt has room for. Commas are counted, those in texts too.
-"""
 _MEGABYTE = 1 << 20
 _BUSY_RETRY_S = 1.0
 
@@ -80,8 +76,8 @@ def _no_memory() -> Problem:
 
 def parse(message_type: type[Message], body: bytes) -> Message:
     """Raises: Problem that names the first field that is wrong."""
-    if body.count(b",") > MAX_ELEMENTS:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body has more than {MAX_ELEMENTS} elements", code="body_too_large")
+    if (excess := json_size(body).excess) is not None:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body has {excess}", code="body_too_large")
     try:
         return message_type.model_validate_json(body)
     except ValidationError as error:
@@ -89,7 +85,7 @@ def parse(message_type: type[Message], body: bytes) -> Message:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {errors[0]['msg']}", code="invalid_json")
-    sent = json.loads(body)
+    sent = from_json(body)
     # Of the members of a union, the one that came furthest is probably what was meant.
     path, told = max(((_path(each, sent), each) for each in errors), key=lambda found: found[0].progress)
     message = f"{path.text}: {told['msg']}" if path.text else told["msg"]

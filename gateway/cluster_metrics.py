@@ -26,6 +26,11 @@ _GAUGES: dict[str, tuple[str, Reading]] = {
 _COUNTERS: dict[str, tuple[str, Reading]] = {
     "vllm:prefix_cache_queries": ("Tokens looked up.", lambda worker, report: report.cache_query_tokens),
     "vllm:prefix_cache_hits": ("Tokens found.", lambda worker, report: report.cache_hit_tokens),
+    "baton:kv_blocks_checked": (
+        "Blocks read whose checksum was compared.",
+        lambda worker, report: report.checked_blocks,
+    ),
+    "baton:kv_checksum_mismatches": ("Of those, corrupt ones.", lambda worker, report: report.checksum_mismatches),
     "vllm:num_preemptions": ("Sequences that had to wait for pages.", lambda worker, report: report.preemptions),
 }
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
@@ -38,6 +43,7 @@ class ClusterMetrics:
     readiness: Readiness
     dispatcher: Dispatcher
     connections: Callable[[], int]
+    registry_connected: Callable[[], bool]
 
     def collect(self) -> Iterator[Metric]:
         reporting = [
@@ -65,7 +71,10 @@ class ClusterMetrics:
             for link in report.links:
                 links.add_metric((worker, link.endpoint, link.transport), link.gb_per_s)
             cache.add_metric((model, worker, str(description.model.block_tokens), str(description.total_blocks)), 1)
-        yield from (pages, links, cache)
+        deaths = CounterMetricFamily("baton:worker_deaths", "Processes found gone, or restarted.", labels=("engine",))
+        for worker, count in self.cluster.deaths.items():
+            deaths.add_metric((worker,), count)
+        yield from (pages, links, cache, deaths)
         yield from self._own()
 
     def _own(self) -> Iterator[Metric]:
@@ -74,6 +83,7 @@ class ClusterMetrics:
             ("baton:queued_requests", "Waiting in the router for room.", self.queue.waiting),
             ("baton:ready", "1 where a canary came back.", int(self.readiness.ready)),
             ("baton:http_connections", "Open now.", self.connections()),
+            ("baton:registry_connected", "0 where Redis does not answer.", int(self.registry_connected())),
         ):
             yield GaugeMetricFamily(name, help_text, value=value)
 

@@ -4,13 +4,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.body import ClientGone
+from gateway.page.files import is_public
 from gateway.problem import problem_of
 from gateway.reply import Stalled, refuse
 from router.access import Access, Caller, Need
 from service.errors import BatonError
 
 NEEDS = {"/health": Need.NOTHING, "/metrics": Need.ADMIN}
-"""All others need a key, those that there are not too."""
+"""The files of the page need nothing either. All others need a key, those that there are not too."""
 
 _CALLER = "baton.caller"
 
@@ -24,7 +25,7 @@ class Guard:
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        need = NEEDS.get(scope["path"], Need.KEY)
+        need = Need.NOTHING if is_public(scope) else NEEDS.get(scope["path"], Need.KEY)
         try:
             scope[_CALLER] = self._access.caller(need, Headers(scope=scope).items())
         except BatonError as error:

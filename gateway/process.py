@@ -13,8 +13,11 @@ from gateway.cluster_metrics import ClusterMetrics
 from gateway.config import GatewayConfig
 from gateway.endpoint import Transport
 from gateway.guard import Guard
+from gateway.page.recent import RecentRequests
+from gateway.page.state import PageState
 from gateway.request_metrics import RequestMetrics
 from gateway.server import HttpLimits, HttpServer
+from gateway.stream_metrics import StreamMetrics
 from router.process import RouterProcess
 from service.server import Running
 from service.telemetry import Telemetry
@@ -32,16 +35,23 @@ class GatewayProcess(RouterProcess):
         """The bound port, once it has started."""
         metrics = CollectorRegistry(auto_describe=False)
         requests = RequestMetrics()
-        self.tracer.observers.append(requests.observe)
+        recent = RecentRequests()
+        self.tracer.observers += [requests.observe, recent.observe]
+        page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
-        app = make_app(self.dispatcher, self.readiness, metrics, Transport(bodies, config.http_stall_s))
+        app = make_app(self.dispatcher, self.readiness, metrics, page, Transport(bodies, config.http_stall_s))
         app = Guard(app, self.access, config.http_stall_s)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
         cluster = ClusterMetrics(
-            self.cluster, self.queue, self.readiness, self.dispatcher, lambda: self._http.connections
+            self.cluster,
+            self.queue,
+            self.readiness,
+            self.dispatcher,
+            lambda: self._http.connections,
+            lambda: self.registry_connected,
         )
-        for collector in (requests, cluster):
+        for collector in (requests, cluster, StreamMetrics(self.streams, self.journal)):
             metrics.register(_Collector(collector))
 
     async def start(self, running: Running) -> None:
@@ -59,7 +69,7 @@ class GatewayProcess(RouterProcess):
 class _Collector(Collector):
     """What prometheus_client registers."""
 
-    def __init__(self, source: RequestMetrics | ClusterMetrics) -> None:
+    def __init__(self, source: RequestMetrics | ClusterMetrics | StreamMetrics) -> None:
         self._source = source
 
     def collect(self) -> Iterable[Metric]:

@@ -30,12 +30,14 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_params_n": ("Choices asked for.", SMALL_COUNTS),
     "vllm:request_params_max_tokens": ("Most tokens of a choice.", TOKENS),
     "baton:kv_transfer_exposed_seconds": ("Of the KV transfer, what the client waited for.", TTFT_S),
+    "baton:resume_gap_seconds": ("Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S),
 }
 _COUNTERS: Mapping[str, str] = {
     "vllm:prompt_tokens": "Tokens of prompts.",
     "vllm:generation_tokens": "Tokens of answers.",
     "vllm:prompt_tokens_cached": "Tokens of prompts whose KV was in a cache.",
     "baton:kv_transfer_bytes": "KV that decode workers pulled.",
+    "baton:streams_resumed": "Requests that went on with another attempt, some of whose answer was out.",
 }
 
 
@@ -47,11 +49,17 @@ class RequestMetrics:
         self._counters: Counter[tuple[str, str]] = Counter()  # by name and model
         self._ended: Counter[tuple[str, str]] = Counter()  # by model and reason
         self._failed: Counter[str] = Counter()  # by status
+        self._attempts_failed: Counter[str] = Counter()  # by reason
 
     def observe(self, record: RequestRecord) -> None:
         model, summary, timeline = record.model, record.summary, record.timeline
         if record.error is not None:
             self._failed[record.error] += 1
+        self._attempts_failed.update(note.failed.reason.name.lower() for note in timeline.notes if note.failed)
+        if timeline.resumes:
+            self._counters["baton:streams_resumed", model] += 1
+            gaps_s = [resume.gap_ms / 1e3 for resume in timeline.resumes]
+            self._of(model)["baton:resume_gap_seconds"].observe_all(gaps_s)
         for reason in record.finish_reasons:
             self._ended[model, reason] += 1
         if record.error == "CANCELLED":
@@ -98,6 +106,10 @@ class RequestMetrics:
         for status, value in self._failed.items():
             failed.add_metric((status,), value)
         yield failed
+        attempts = CounterMetricFamily("baton:attempts_failed", "Attempts that failed.", labels=("reason",))
+        for name, value in self._attempts_failed.items():
+            attempts.add_metric((name,), value)
+        yield attempts
 
     def _of(self, model: str) -> dict[str, Histogram]:
         if model not in self._histograms:

@@ -18,7 +18,7 @@ from router.dispatcher import Dispatcher
 from router.request import ChatPrompt
 from router.response import ResponseEvent
 from router.service import MAX_DETOKENIZE_TOKENS
-from router.validation import MAX_TEXT_BYTES, check_text
+from router.validation import MAX_TEXT_BYTES
 from service.errors import BatonError, InvalidArgument
 
 RENAMED: Renamed = {"text": "prompt", "token_ids": "tokens"}
@@ -43,8 +43,7 @@ class Simple:
         if (message.prompt is None) == (message.messages is None):
             raise refused("prompt", "either a prompt or messages")
         if message.prompt is not None:
-            check_text("text", message.prompt)
-            token_ids = await served.tokenizer.encode(message.prompt, message.add_special_tokens is not False)
+            token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False)
         else:
             said = [chat_message(each) for each in message.messages or ()]
             options = message.chat_template_kwargs or {}

@@ -1,5 +1,6 @@
 """What every kernel must compute, in plain PyTorch. Contracts stand in the file of each operation; no checks here."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -122,6 +123,22 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
 def survey_rows(logits: torch.Tensor) -> Survey:
     # A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite.
     return Survey(logits.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
+
+
+def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    taken = logits[list(places)]  # a copy
+    size = logits.shape[-1]
+    masked = [(row, bits) for row, bits in enumerate(allowed) if bits is not None]
+    if masked:
+        packed = torch.zeros(len(masked), -(-size // 8), dtype=torch.uint8)
+        for row, (_, bits) in zip(packed, masked, strict=True):
+            known = bits[: len(row)]
+            row[: len(known)] = known
+        ones = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        kept = (packed.to(logits.device)[:, :, None] >> ones & 1).flatten(1)[:, :size]
+        rows = [row for row, _ in masked]
+        taken[rows] = taken[rows].masked_fill_(kept == 0, -torch.inf)
+    return taken
 
 
 def sample_tokens(

@@ -8,6 +8,7 @@ TransferError
 ├── CopyBroken                the peer sent more or fewer bytes than were asked for, or the link broke
 │   ├── CopyRefused           the peer said no, before it sent anything
 │   └── LinkBroken            and the link is of no use any more: pair again
+├── ChecksumDiffers           what was copied is not what its source had
 └── UnknownTransfer           the transfer has ended, or never was
 """
 
@@ -45,6 +46,10 @@ class CopyRefused(CopyBroken):
 
 
 class LinkBroken(CopyBroken):
+    pass
+
+
+class ChecksumDiffers(TransferError):
     pass
 
 

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvtransfer.checksum import BlockChecksum, Checksums
+from kvtransfer.errors import ChecksumDiffers
 from kvtransfer.transport import BlockPair, LinkRate, Transport
 
 Result = TypeVar("Result")
@@ -43,6 +45,10 @@ class PullThread:
         """
         return await self._run(lambda: _timed_copy(transport, transfer_id, pairs))
 
+    async def check(self, own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
+        """Whether blocks of our own have these sums; `logical` is their place in our pool. Raises ChecksumDiffers."""
+        await self._run(lambda: _compare(own, wanted))
+
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
         """The rate of a link as copies will see it: on this thread. Raises TransferError."""
         return await self._run(lambda: transport.measure(nbytes))
@@ -69,12 +75,21 @@ async def _wait_out(ended: asyncio.Future[Result]) -> None:
             await asyncio.wait([ended])
         except asyncio.CancelledError:
             continue
+    if not ended.cancelled():
+        ended.exception()  # nobody waits for it: it must not be logged as one that was overlooked
 
 
 def _timed_copy(transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
     started = time.monotonic()
     copied = transport.copy(transfer_id, pairs)
     return CopyResult(copied, time.monotonic() - started)
+
+
+def _compare(own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
+    for block, value in wanted:
+        found = own.of(block)
+        if found != value:
+            raise ChecksumDiffers(f"a block's checksum is {found:016x}, its source had {value:016x}")
 
 
 def _pin_this_thread(cores: frozenset[int]) -> None:

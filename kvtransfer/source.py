@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from kvtransfer.checksum import BlockChecksum
 from kvtransfer.errors import UnknownTransfer
 
 Owner = TypeVar("Owner")  # what is to be released when a transfer has ended; never looked at
@@ -41,6 +42,7 @@ class SourceState(Generic[FirstToken]):
     first_tokens: tuple[FirstToken, ...] | None  # None until finished
     finished_at: float | None  # monotonic seconds; None until finished
     dropped: bool  # no transfer, or no longer one; its other fields say nothing then
+    checksums: tuple[BlockChecksum, ...] = ()  # of some of `blocks`, in their order
 
     @property
     def watermark_blocks(self) -> int:
@@ -69,6 +71,7 @@ class _Transfer(Generic[Owner, FirstToken]):
     reader: _Reader
     ends_at: float | None = None  # None: no lease is running
     blocks: list[int] = field(default_factory=list)
+    checksums: list[BlockChecksum] = field(default_factory=list)
     first_tokens: tuple[FirstToken, ...] | None = None
     finished_at: float | None = None
 
@@ -108,9 +111,16 @@ class SourceTable(Generic[Owner, FirstToken]):
         transfer.ends_at = None if transfer.reader is _Reader.READING else now + self._lease_s
         return True
 
-    def advance(self, transfer_id: bytes, blocks: Sequence[int], now: float) -> None:
-        """The next logical blocks are complete and pinned. Raises UnknownTransfer, also when it has ended."""
+    def advance(
+        self, transfer_id: bytes, blocks: Sequence[int], now: float, checksums: Sequence[BlockChecksum] = ()
+    ) -> None:
+        """The next logical blocks are complete and pinned. Raises UnknownTransfer, also when it has ended.
+
+        `checksums`: of some of them, counted from the first of these.
+        """
         transfer = self._computing(transfer_id)
+        first = len(transfer.blocks)
+        transfer.checksums.extend(BlockChecksum(first + place, value) for place, value in checksums)
         transfer.blocks.extend(blocks)
         self._renew_unread(transfer, now)
 
@@ -182,6 +192,7 @@ class SourceTable(Generic[Owner, FirstToken]):
             transfer.first_tokens,
             transfer.finished_at,
             dropped=False,
+            checksums=tuple(transfer.checksums),
         )
 
     def _computing(self, transfer_id: bytes) -> _Transfer[Owner, FirstToken]:

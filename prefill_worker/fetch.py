@@ -17,7 +17,7 @@ from engine.prefill_scheduler import Landing
 from prefill_worker.fetch_policy import FetchCosts, PrefillRate
 from prefill_worker.loop import PrefillLoop
 from worker.peers import PeerFailed, PeerLink, Peers
-from worker.transfer_reader import Pull, TransferFailed, TransferReader
+from worker.transfer_reader import Integrity, Pull, TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
 AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
@@ -68,6 +68,10 @@ class PrefixFetcher:
     @property
     def links(self) -> tuple[PeerLink, ...]:
         return self._peers.links
+
+    @property
+    def integrity(self) -> Integrity:
+        return self._reader.integrity
 
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
         """Fetches what is lacking here of the blocks of `hashes`, those that the prompt could take from the cache.

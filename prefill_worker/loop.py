@@ -73,6 +73,10 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
     def unwatch(self, watch: Watch) -> None:
         self._thread.post(self._scheduler.pool.unwatch, watch)
 
+    def distrust(self, blocks: Sequence[int]) -> None:
+        """See `BlockPool.distrust`."""
+        self._thread.post(self._scheduler.pool.distrust, blocks)
+
     def _observe(self) -> PrefillLoad:
         scheduler = self._scheduler
         return PrefillLoad(

@@ -25,6 +25,7 @@ class Prompt:
     arrived: float  # monotonic seconds
     with_logprobs: bool  # whether the router wants to be told
     searches: bool  # with beams, whose first tokens are no one's answer yet
+    answered_tokens: int  # of the answer, given out by an earlier attempt
     deadline: asyncio.TimerHandle | None = None
     compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
@@ -64,7 +65,8 @@ class Prompt:
             fetch_transport=self.fetched.transport,
         )
         told = () if self.searches else advance.first or ()
-        outputs = [first_output(self.attempt_id, first, self.with_logprobs) for first in told]
+        answered_tokens = self.answered_tokens
+        outputs = [first_output(self.attempt_id, first, self.with_logprobs, answered_tokens) for first in told]
         return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
 
     def let_go(self) -> None:

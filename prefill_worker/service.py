@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 
 import grpc
@@ -33,7 +34,7 @@ from worker.cache_teller import CacheTeller
 from worker.drain import Departing
 from worker.structured import constraint_of
 from worker.transfer_source import TRANSFER_ID_BYTES, TransferSource
-from worker.wire import link_reports, page_counts, sampling_params
+from worker.wire import failure_of, link_reports, page_counts, request_of, sampling_params
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -91,7 +92,12 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
                 yield message
 
     async def close(self) -> None:
-        """Ends all sessions, and with them every prompt that is left."""
+        """Ends all sessions, and with them every prompt that is left: after a drain, for other workers to compute."""
+        if self.hands_over:
+            self.draining = True
+            for prompt in tuple(self._prompts.values()):
+                self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker ends")
+            await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
@@ -125,6 +131,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
             arrived=time.monotonic(),
             with_logprobs=command.sampling.HasField("logprobs"),
             searches=command.sampling.beam_width > 0,
+            answered_tokens=command.answered_tokens,
         )
         if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not `_fail`, which would end a transfer of that id that is someone else's
@@ -161,11 +168,10 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         except ValueError as error:
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
-        request = PrefillRequest(
-            prompt.request_id, tuple(command.token_ids), params, tuple(command.block_hashes), adapter
-        )
+        request = request_of(prompt.request_id, command, params, adapter)
         hashes = reusable_hashes(request, self._worker.model.block_size)
-        if self._fetcher is not None and command.HasField("fetch") and hashes and params.prompt_logprobs is None:
+        may_skip = bool(hashes) and request.params.prompt_logprobs is None  # what is cached need not be computed
+        if self._fetcher is not None and command.HasField("fetch") and may_skip:
             fetch = command.fetch
             hint = FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks)
             prompt.fetching = asyncio.create_task(self._fetch_then_add(self._fetcher, prompt, request, hint, hashes))
@@ -216,7 +222,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
                 continue  # cancelled while this step ran
             tokens += prompt.record(advance, timing)
             if advance.failed:
-                self._fail(prompt, session_pb2.FAILURE_REASON_NONFINITE, "the logits of this prompt are not finite")
+                self._fail(prompt, *failure_of(advance.cause))
                 continue
             self._transfers.advance(prompt.transfer_id, advance.new_blocks, advance.first)
             scores = prompt.scores(advance)
@@ -280,5 +286,6 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
                 cache_hit_tokens=load.cache_hit_tokens,
                 links=link_reports(self._fetcher.links if self._fetcher else ()),
                 cache=self.cache.sum,
+                **(asdict(self._fetcher.integrity) if self._fetcher else {}),
             )
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

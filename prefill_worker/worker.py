@@ -21,11 +21,10 @@ from prefill_worker.config import PrefillConfig
 from prefill_worker.fetch import FetchOptions, PrefixFetcher
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.service import PrefillService
-from protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
+from protos import kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from service.affinity import pin_process, stand_back
-from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.logs import configure_logging
-from service.server import Listener, run, serve
+from service.server import run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
@@ -35,6 +34,7 @@ from worker.host import EngineHost
 from worker.model import prepare
 from worker.peers import Peers
 from worker.pool import TransferOptions, make_host
+from worker.served import ServedWorker
 from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,9 @@ STOP_TIMEOUT_S = 5.0
 TOMBSTONE_S = 60.0  # longer than any command of a request may trail behind
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
 PROMPTS_AT_ONCE = 64  # that end in one step, where memory is measured
-SERVICE_NAMES = (
-    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
-    kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
-)
 
 
-class PrefillWorker:
+class PrefillWorker(ServedWorker):
     """A `service.worker_process.Worker`: owns the engine's thread and both servicers, and the host unless given one."""
 
     role = WorkerRole.PREFILL
@@ -58,8 +54,8 @@ class PrefillWorker:
         self, config: PrefillConfig, prepared: PreparedModel, epoch: int, host: EngineHost | None = None
     ) -> None:
         """`host`: with whose weights and pool; it stays its owner's."""
+        super().__init__(config, prepared)
         self._config = config
-        self._prepared = prepared
         self._owns_host = host is None
         self._host = host or EngineHost(config, prepared, transfer_options(config), nice=config.nice)
         self._memory = self._host.memory
@@ -72,6 +68,7 @@ class PrefillWorker:
             self.service.on_transfer_ended,
             make_host(self._memory),
             self._hear,
+            config.checksum_share,
         )
         self._peers = Peers(
             self._memory.description,
@@ -89,24 +86,19 @@ class PrefillWorker:
         self._sweep: asyncio.Task[None] | None = None
 
     @property
-    def listener(self) -> Listener:
-        config = self._config
-        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
-
-    @property
-    def fingerprint(self) -> bytes:
-        return self._prepared.fingerprint
-
-    @property
     def busy(self) -> bool:
         return self.drain.busy
+
+    @property
+    def turns(self) -> int | None:
+        return None if self._loop is None else self._loop.turns
 
     def register(self, server: grpc.aio.Server) -> None:
         session_pb2_grpc.add_SessionServiceServicer_to_server(self.service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+        on_fault = self.service.breaks(on_fault)
         runner = await self._host.load(on_fault)
         tail_tokens = self._config.tail_tokens if self._prepared.options.device.type == "cpu" else 0
         scheduler = PrefillScheduler(self._host.blocks, self._config.block_size, self._config.chunk_tokens, tail_tokens)
@@ -210,4 +202,8 @@ async def _main(config: PrefillConfig) -> int:
     prepared = await asyncio.to_thread(prepare, config, step, config.nice)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
-    return await serve(WorkerProcess(config, PrefillWorker(config, prepared, epoch), epoch))
+    return await serve(
+        WorkerProcess(config, PrefillWorker(config, prepared, epoch), epoch),
+        grace_s=config.drain_s,
+        stall_s=config.stall_s,
+    )

@@ -34,7 +34,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view")
+    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class WorkerStatus(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_VIEW_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
     worker: _session_pb2.WorkerInfo
     endpoint: str
     connected: bool
@@ -49,7 +50,8 @@ class WorkerStatus(_message.Message):
     report: _report_pb2.Report
     in_flight_requests: int
     cache_view: CacheViewStatus
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ...) -> None: ...
+    deaths: int
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
     __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")

@@ -44,6 +44,11 @@ class BatonServiceStub(object):
                 request_serializer=protos_dot_baton__pb2.ChatRequest.SerializeToString,
                 response_deserializer=protos_dot_baton__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/baton.v1.BatonService/Resume',
+                request_serializer=protos_dot_baton__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_baton__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/baton.v1.BatonService/Tokenize',
                 request_serializer=protos_dot_baton__pb2.TokenizeRequest.SerializeToString,
@@ -80,6 +85,15 @@ class BatonServiceServicer(object):
 
     def Chat(self, request, context):
         """Renders messages with the model's chat template, then behaves as Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a stream of Generate or Chat that broke, at any router of the cluster: a Started again, then only what
+        the client has not got. An older stream of the same request that still lives ends with ABORTED. NOT_FOUND: the
+        request is not known here, or is of another API key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +139,11 @@ def add_BatonServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=protos_dot_baton__pb2.ChatRequest.FromString,
                     response_serializer=protos_dot_baton__pb2.ChatResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_baton__pb2.ResumeRequest.FromString,
+                    response_serializer=protos_dot_baton__pb2.ResumeResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -201,6 +220,33 @@ class BatonService(object):
             '/baton.v1.BatonService/Chat',
             protos_dot_baton__pb2.ChatRequest.SerializeToString,
             protos_dot_baton__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.BatonService/Resume',
+            protos_dot_baton__pb2.ResumeRequest.SerializeToString,
+            protos_dot_baton__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -88,14 +88,24 @@ class OpenRequest(_message.Message):
     def __init__(self, transfer_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("watermark_blocks", "blocks", "end")
+    __slots__ = ("watermark_blocks", "blocks", "end", "checksums")
     WATERMARK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     watermark_blocks: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
     end: TransferEnd
-    def __init__(self, watermark_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[TransferEnd, _Mapping]] = ...) -> None: ...
+    checksums: _containers.RepeatedCompositeFieldContainer[BlockChecksum]
+    def __init__(self, watermark_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[TransferEnd, _Mapping]] = ..., checksums: _Optional[_Iterable[_Union[BlockChecksum, _Mapping]]] = ...) -> None: ...
+
+class BlockChecksum(_message.Message):
+    __slots__ = ("block", "value")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    value: int
+    def __init__(self, block: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
 
 class TransferEnd(_message.Message):
     __slots__ = ("first_tokens", "age_ms")
@@ -146,16 +156,18 @@ class ReadResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
-    __slots__ = ("transfer_id", "complete", "gpu", "slow_down")
+    __slots__ = ("transfer_id", "complete", "gpu", "slow_down", "corrupt")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
     complete: bool
     gpu: str
     slow_down: float
-    def __init__(self, transfer_id: _Optional[bytes] = ..., complete: bool = ..., gpu: _Optional[str] = ..., slow_down: _Optional[float] = ...) -> None: ...
+    corrupt: bool
+    def __init__(self, transfer_id: _Optional[bytes] = ..., complete: bool = ..., gpu: _Optional[str] = ..., slow_down: _Optional[float] = ..., corrupt: bool = ...) -> None: ...
 
 class CloseResponse(_message.Message):
     __slots__ = ("valid",)

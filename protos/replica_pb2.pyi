@@ -6,16 +6,40 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterShare(_message.Message):
-    __slots__ = ("router_id", "number", "loads", "predictions")
+    __slots__ = ("router_id", "number", "loads", "predictions", "takeovers", "keys")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     router_id: bytes
     number: int
     loads: _containers.RepeatedCompositeFieldContainer[SharedLoad]
     predictions: _containers.RepeatedCompositeFieldContainer[SharedPrediction]
-    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ...) -> None: ...
+    takeovers: _containers.RepeatedCompositeFieldContainer[SharedTakeover]
+    keys: _containers.RepeatedCompositeFieldContainer[SharedKey]
+    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[SharedTakeover, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ...) -> None: ...
+
+class SharedKey(_message.Message):
+    __slots__ = ("name", "active", "requests", "tokens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    active: int
+    requests: int
+    tokens: int
+    def __init__(self, name: _Optional[str] = ..., active: _Optional[int] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class SharedTakeover(_message.Message):
+    __slots__ = ("router_id", "stream")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    router_id: bytes
+    stream: int
+    def __init__(self, router_id: _Optional[bytes] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class SharedLoad(_message.Message):
     __slots__ = ("endpoint", "requests", "tokens", "blocks", "slots")

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache")
+    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache", "checked_blocks", "checksum_mismatches")
     LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,8 @@ class Report(_message.Message):
     UNFILLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
     limit_blocks: int
     limit_slots: int
     pages: PageCounts
@@ -35,7 +37,9 @@ class Report(_message.Message):
     unfilled_slots: int
     links: _containers.RepeatedCompositeFieldContainer[LinkReport]
     cache: CacheSum
-    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ...) -> None: ...
+    checked_blocks: int
+    checksum_mismatches: int
+    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("endpoint", "transport", "gb_per_s", "fallback")

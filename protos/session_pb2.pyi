@@ -30,6 +30,9 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_DEADLINE: _ClassVar[FailureReason]
     FAILURE_REASON_DRAINING: _ClassVar[FailureReason]
     FAILURE_REASON_NO_ROOM: _ClassVar[FailureReason]
+    FAILURE_REASON_UNKNOWN_ATTEMPT: _ClassVar[FailureReason]
+    FAILURE_REASON_CORRUPT: _ClassVar[FailureReason]
+    FAILURE_REASON_ADOPTED: _ClassVar[FailureReason]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -43,9 +46,12 @@ FAILURE_REASON_NONFINITE: FailureReason
 FAILURE_REASON_DEADLINE: FailureReason
 FAILURE_REASON_DRAINING: FailureReason
 FAILURE_REASON_NO_ROOM: FailureReason
+FAILURE_REASON_UNKNOWN_ATTEMPT: FailureReason
+FAILURE_REASON_CORRUPT: FailureReason
+FAILURE_REASON_ADOPTED: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +60,7 @@ class ConnectRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CHANGE_ROLE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     hello: Hello
@@ -62,7 +69,8 @@ class ConnectRequest(_message.Message):
     cancel: Cancel
     change_role: ChangeRole
     snapshot_request: _cache_pb2.SnapshotRequest
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ...) -> None: ...
+    adopt: Adopt
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot")
@@ -159,7 +167,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter")
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +177,8 @@ class Prefill(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -178,7 +188,9 @@ class Prefill(_message.Message):
     traceparent: str
     fetch: Fetch
     adapter: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    answered_tokens: int
+    first_choice: int
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("endpoint", "transfer_id", "blocks")
@@ -191,7 +203,7 @@ class Fetch(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +214,8 @@ class Start(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     CACHE_ROOT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -212,7 +226,21 @@ class Start(_message.Message):
     traceparent: str
     cache_root: bytes
     adapter: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
+    answered_tokens: int
+    first_choice: int
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ...) -> None: ...
+
+class Adopt(_message.Message):
+    __slots__ = ("router_id", "attempt_id", "as_attempt_id", "time_left_ms")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    AS_ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    router_id: bytes
+    attempt_id: int
+    as_attempt_id: int
+    time_left_ms: int
+    def __init__(self, router_id: _Optional[bytes] = ..., attempt_id: _Optional[int] = ..., as_attempt_id: _Optional[int] = ..., time_left_ms: _Optional[int] = ...) -> None: ...
 
 class ChangeRole(_message.Message):
     __slots__ = ("role",)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from router.request import GenerationRequest
+from router.resuming import ResumeRequest
 from router.tenant import bearer_of, tenant_of_key
 from service.api_keys import UNLIMITED, KeyLimits, KeyRing
 from service.errors import PermissionDenied, Unauthenticated
@@ -33,6 +34,11 @@ class Caller:
     def asks(self, request: GenerationRequest) -> GenerationRequest:
         """The same request, as this caller's."""
         return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.cache_salt)
+
+    def resumes(self, asked: ResumeRequest) -> ResumeRequest:
+        """The same, as this caller's, and so the request in it."""
+        request = self.asks(asked.request) if asked.request is not None else None
+        return replace(asked, tenant=self.tenant, request=request)
 
 
 class Access:

@@ -52,7 +52,12 @@ class AdminServicer:
             detail="; ".join(gap for gap in gaps if gap),
             registry_connected=connected,
             workers=[
-                worker_status(worker, self.cluster.caches.status(worker.endpoint)) for worker in self.cluster.workers
+                worker_status(
+                    worker,
+                    self.cluster.caches.status(worker.endpoint),
+                    self.cluster.deaths[self.cluster.name_of(worker.endpoint)],
+                )
+                for worker in self.cluster.workers
             ],
             indexed_blocks=self.cluster.caches.indexed_blocks,
             active_requests=self.dispatcher.active,

@@ -10,7 +10,7 @@ from router.worker import WorkerDescription, WorkerReport, WorkerRole
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
 
 
-def worker_status(worker: Worker, cache: CacheStatus | None) -> admin_pb2.WorkerStatus:
+def worker_status(worker: Worker, cache: CacheStatus | None, deaths: int) -> admin_pb2.WorkerStatus:
     return admin_pb2.WorkerStatus(
         worker=_worker_info(worker.description)
         if worker.description is not None
@@ -20,6 +20,7 @@ def worker_status(worker: Worker, cache: CacheStatus | None) -> admin_pb2.Worker
         epoch=worker.epoch,
         report=_report(worker.report) if worker.report is not None else None,
         in_flight_requests=len(worker.charges),
+        deaths=deaths,
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
     )
 
@@ -68,6 +69,8 @@ def _report(report: WorkerReport) -> report_pb2.Report:
         cache_hit_tokens=report.cache_hit_tokens,
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
+        checked_blocks=report.checked_blocks,
+        checksum_mismatches=report.checksum_mismatches,
         links=[
             report_pb2.LinkReport(
                 endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback

@@ -30,7 +30,7 @@ BEGUN_PRIORITY = -1000
 class AdmissionLimits:
     max_waiting: int = 1024
     max_wait_s: float = 60.0
-    without_workers_s: float = 10.0  # a role may be absent this long, while its workers restart
+    without_workers_s: float = 10.0  # a role may be absent this long for who comes, while its workers restart
     max_waiting_per_tenant: int = 1024
 
 
@@ -156,6 +156,9 @@ class AdmissionQueue:
                 await ticket.settled.wait()
         except TimeoutError:
             self._withdraw(entry)
+            absent = self._absent(ticket)
+            if absent is not None:
+                raise absent from None
             raise self._refusal(f"no room became free in {self._limits.max_wait_s:g} s", standing) from None
         except asyncio.CancelledError:
             self._withdraw(entry)
@@ -165,6 +168,15 @@ class AdmissionQueue:
         if ticket.outcome is None:
             raise RuntimeError("a settled ticket has an outcome")
         raise ticket.outcome
+
+    def adopted(
+        self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
+    ) -> None:
+        """An answer that its worker makes already goes on here: it waits for no turn."""
+        self._cluster.charge(attempt_id, placement, request, block_hashes)
+        tokens = charged_tokens(request, placement.decode_hit_tokens)
+        self._stays[attempt_id] = _Stay(tokens, self._clock())
+        self._estimate.dispatched(tokens)
 
     def ended(self, attempt_id: int, answered: bool) -> None:
         """An admitted attempt takes up no room any more. `answered`: to its end."""
@@ -198,7 +210,8 @@ class AdmissionQueue:
                 case _:
                     turns.without_room(entry)
         self._be_patient(turns.some_without_workers)
-        self._estimate.some_wait(len(self._queue) > 0, self._clock())
+        # Without workers the wait says nothing of how fast they are.
+        self._estimate.some_wait(len(self._queue) > 0 and not turns.some_without_workers, self._clock())
 
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
@@ -261,12 +274,16 @@ class AdmissionQueue:
             self._patience = None
 
     def _give_up(self) -> None:
-        """Those that there are still no workers for wait no longer."""
+        """Those that there are still no workers for wait no longer, but for who lost those that it had."""
         self._patience = None
         for entry in tuple(self._queue.order()):
-            outcome = place(entry.item.request, self._cluster.snapshot(()), self._policy)
-            if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER):
-                self._settle(entry, no_workers(outcome), served=False)
+            if entry.item.standing.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
+                self._settle(entry, absent, served=False)
+
+    def _absent(self, ticket: Ticket) -> Unavailable | None:
+        """What it is told where there are no workers for it."""
+        outcome = place(ticket.request, self._cluster.snapshot(()), self._policy)
+        return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 
     def _withdraw(self, entry: Entry[Ticket]) -> None:
         """Its owner has gone: out of the queue, or, if it was placed in the same moment, its charge returned."""

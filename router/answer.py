@@ -91,7 +91,8 @@ class _Choice:
             return ChoiceFinished(self.index, FinishReason.STOP, stop_text=self._filter.matched)
         match released.end:
             case End.STOP:
-                return ChoiceFinished(self.index, FinishReason.STOP, stop_token_id=released.token_ids[-1])
+                stop_token_id = released.token_ids[-1] if released.token_ids else released.stop_token_id
+                return ChoiceFinished(self.index, FinishReason.STOP, stop_token_id=stop_token_id)
             case End.LENGTH:
                 return ChoiceFinished(self.index, FinishReason.LENGTH)
             case None:
@@ -110,6 +111,9 @@ class Answer:
     @property
     def done(self) -> bool:
         return self._unfinished == 0
+
+    def has_finished(self, index: int) -> bool:
+        return self._choices[index].finished
 
     @property
     def completion_tokens(self) -> int:

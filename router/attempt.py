@@ -7,7 +7,7 @@ from typing import Self
 
 from router import session_wire
 from router.cluster import Cluster
-from router.events import Failed, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
+from router.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
 from router.failures import AttemptFailed
 from router.fleet import Fleet
 from router.inbox import Arrival
@@ -32,7 +32,7 @@ class Attempt:
         timeline: Timeline,
         lifecycle: Lifecycle,
     ) -> None:
-        """`lifecycle` is the request's, and begins this attempt."""
+        """`lifecycle` is the request's, and begins this attempt. `request` may be a part of it (router/replay.py)."""
         self.attempt_id = attempt_id
         self.placement = placement
         self._request = request
@@ -40,13 +40,14 @@ class Attempt:
         self._fleet = fleet
         self._timeline = timeline
         self._lifecycle = lifecycle
-        lifecycle.begin(attempt_id)
+        lifecycle.begin(attempt_id, request.choices)
         self._outputs: deque[SequenceOutput] = deque()
         self._scores: deque[PromptScores] = deque()
         self._unscored = 0 if request.sampling.prompt_logprobs is None else len(request.token_ids) - 1
-        self._unfinished = set(range(request.sampling.n))  # choices that may still be running on decode
+        self._unfinished = set(request.choices)  # those that may still be running on decode
         self._prefill_holds = False
         self._decode_holds = False
+        self._has_landed = False
 
     def __enter__(self) -> Self:
         self._inbox = self._fleet.open(self.attempt_id, self.placement)
@@ -57,6 +58,7 @@ class Attempt:
     ) -> None:
         placement = self.placement
         self._fleet.close(self.attempt_id)
+        self._lifecycle.leave(self.attempt_id)
         if self._decode_holds:
             self._fleet.cancel(self.attempt_id, placement.decode)
         if self._prefill_holds and placement.prefill is not None:
@@ -69,6 +71,11 @@ class Attempt:
         self._prefill_holds = self.placement.prefill is not None
         self._decode_holds = True
         self._fleet.dispatch(tag, self._request, self.placement)
+
+    def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int) -> None:
+        """Instead of `dispatch`: goes on with an attempt that the decode worker makes for another router."""
+        self._decode_holds = True
+        self._fleet.adopt(tag, router_id, attempt_id, self.placement.decode)
 
     def expire(self) -> None:
         """The deadline has passed: `next` raises TimeoutError from now on."""
@@ -94,11 +101,11 @@ class Attempt:
 
     async def landing(self) -> None:
         """Waits a moment for Landed where it is still due: an answer that decode ended comes with its timings."""
-        if self._decode_holds or self.placement.prefill is None or self._timeline.landed is not None:
+        if self._decode_holds or self.placement.prefill is None or self._has_landed:
             return
         try:
             async with asyncio.timeout(_LANDED_WAIT_S):
-                while self._timeline.landed is None:
+                while not self._has_landed:
                     self._take(await self._inbox.take())
         except (TimeoutError, AttemptFailed):
             return  # the answer is complete; only its timings are not
@@ -106,7 +113,8 @@ class Attempt:
     def _take(self, arrival: Arrival) -> None:
         match arrival.event:
             case SequenceOutput() as output:
-                self._timeline.take_decode_output(output.choice, output.offset, len(output.token_ids), arrival.at_s)
+                offset = output.offset - self._request.answered_tokens
+                self._timeline.take_decode_output(output.choice, offset, len(output.token_ids), arrival.at_s)
                 self._take_decode_end(output)
                 self._outputs.append(output)
             case PromptScores() as scores:
@@ -114,12 +122,15 @@ class Attempt:
             case FirstStep() as first_step:
                 self._take_first_step(first_step, arrival.at_s)
             case Landed() as landed:
+                self._has_landed = True
                 self._timeline.take_landed(landed)
                 placement = self.placement
                 self._cluster.caches.audit(placement.decode, placement.decode_hit_tokens, landed.cached_tokens)
                 moved_tokens = len(self._request.token_ids) - landed.cached_tokens
                 self._cluster.rates.transferred(moved_tokens, landed.transferred_bytes)
                 self._prefill_holds = False
+                if placement.prefill is not None:
+                    self._cluster.pairs.succeeded((placement.prefill, placement.decode))
             case Failed() as failed:
                 self._take_failure(failed)
 
@@ -163,8 +174,10 @@ class Attempt:
         """Once the KV has landed, and the prompt's scores have come, prefill's troubles are not this request's."""
         if failed.endpoint == self.placement.prefill:
             self._prefill_holds = False
-            if self._timeline.landed is not None and not self._unscored:
+            if self._has_landed and not self._unscored:
                 return
         else:
             self._decode_holds = False
+        if failed.reason is FailureReason.DRAINING:
+            self._fleet.drains(failed.endpoint)
         raise AttemptFailed(failed)

@@ -26,6 +26,10 @@ class BestOf:
     def done(self) -> bool:
         return self._made.done
 
+    def has_finished(self, index: int) -> bool:
+        """Of all choices that are made."""
+        return self._made.has_finished(index)
+
     @property
     def completion_tokens(self) -> int:
         """Of all choices that were made."""

@@ -8,9 +8,10 @@ import secrets
 import time
 
 from router.answer import Delta
-from router.generation import Generation, Scheduling
+from router.generation import Generation
 from router.placement import Placement
 from router.request import Operation, TokenPrompt, ValidRequest
+from router.scheduling import Scheduling
 from router.served_model import ServedModel
 from router.timeline import Timeline
 

@@ -3,13 +3,15 @@
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from router.able import Able
 from router.branching import Branching
 from router.caches import Caches
-from router.charges import Charge, Charges
+from router.charges import Charge
+from router.known_worker import Worker
+from router.pairs import PairHealth
 from router.placement import Placement, PlacementRequest, WorkerView
 from router.prefix_index import Hits
 from router.rates import RateLedger
@@ -18,23 +20,10 @@ from router.shared_view import NOTHING, ElsewhereLoad
 from router.shortlist import ALL_UP_TO
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 
+__all__ = ["Cluster", "Worker"]
+
 LATEST_AGE = 0.05
 """A view may be so old, in windows of the newest work: by then what a worker did of that has faded by as much."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One endpoint. `description` and `epoch` stay as last seen while it is not connected."""
-
-    endpoint: str
-    role: WorkerRole
-    connected: bool = False
-    held: bool = False  # a session is up, or in its grace: requests on it may go on
-    description: WorkerDescription | None = None
-    epoch: int = 0
-    report: WorkerReport | None = None
-    charges: Charges = field(default_factory=Charges)
-    view: WorkerView | None = None  # the last one, while nothing has changed; views are never changed themselves
 
 
 class Cluster:
@@ -44,6 +33,8 @@ class Cluster:
         self._workers: dict[str, Worker] = {}
         self._roles_seen: set[WorkerRole] = set()
         self.caches = Caches()
+        self.pairs = PairHealth()
+        self.deaths: Counter[str] = Counter()  # of processes, by worker's name, as this router noticed them
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
         self.rates = RateLedger()
         """What is measured of the workers goes here."""
@@ -90,10 +81,12 @@ class Cluster:
             self._able = None
             self.caches.disconnected(endpoint)
 
-    def lost(self, endpoint: str) -> None:
-        """Nothing that was sent there will be answered."""
+    def lost(self, endpoint: str, died_s: float | None = None) -> None:
+        """Nothing that was sent there will be answered. `died_s`: now, where its process is gone."""
         worker = self._workers.get(endpoint)
         if worker is not None:
+            worker.died_s = died_s or worker.died_s
+            self.deaths[self.name_of(endpoint)] += died_s is not None
             self._able = None
             worker.connected = worker.held = False
             worker.report = worker.view = None
@@ -110,6 +103,9 @@ class Cluster:
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
         """What a report tells of the worker's speed; `now` is when it came."""
         worker = self._workers[endpoint]
+        stalled = worker.progress.stalls(report, now)
+        if stalled != worker.stalled:
+            worker.stalled, self._able = stalled, None
         self.rates.linked(endpoint, {link.endpoint: link.gb_per_s for link in report.links})
         if worker.role is WorkerRole.DECODE:
             tokens = worker.charges.tokens
@@ -210,6 +206,7 @@ class Cluster:
         """Its process is gone, and all that was known of it."""
         self.caches.forget(endpoint)
         self.rates.forget(endpoint)
+        self.pairs.forget(endpoint)
         self._recent.forget(endpoint)
 
     def _computes(self, endpoint: str, tokens: int) -> None:
@@ -229,11 +226,7 @@ class Cluster:
 
     def _find_able(self) -> Able:
         if self._able is None:
-            self._able = Able.of(
-                worker
-                for worker in self._workers.values()
-                if worker.connected and worker.description and worker.report and not worker.report.draining
-            )
+            self._able = Able.of(worker for worker in self._workers.values() if worker.able)
         return self._able
 
     def _forget_old_views(self) -> None:
@@ -261,31 +254,9 @@ class Cluster:
         return view
 
     def _make_view(self, worker: Worker, hit_blocks: int, ready_blocks: int, branches: int) -> WorkerView:
-        description, report = worker.description, worker.report
-        if description is None or report is None:
-            raise RuntimeError(f"{worker.endpoint} has not said what it is")
         elsewhere = self._elsewhere.get(worker.endpoint, NOTHING)
-        return WorkerView(
-            endpoint=worker.endpoint,
-            role=worker.role,
-            fingerprint=description.fingerprint,
-            total_blocks=description.total_blocks,
-            total_slots=description.total_slots,
-            limit_blocks=report.limit_blocks,
-            limit_slots=report.limit_slots,
-            used_blocks=worker.charges.blocks,
-            used_slots=worker.charges.slots,
-            tokens_in_flight=worker.charges.tokens + elsewhere.tokens,
-            hit_blocks=hit_blocks,
-            adapters=description.adapters,
-            ready_blocks=ready_blocks,
-            elsewhere_slots=elsewhere.slots,
-            elsewhere_blocks=elsewhere.blocks,
-            pending_prompt_tokens=report.pending_tokens,
-            recent_tokens=self._recent.of(worker.endpoint),
-            rates=self.rates.of(worker.endpoint),
-            branches=branches,
-        )
+        recent_tokens, rates = self._recent.of(worker.endpoint), self.rates.of(worker.endpoint)
+        return worker.seen(elsewhere, recent_tokens, rates, hit_blocks, ready_blocks, branches)
 
 
 def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:

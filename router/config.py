@@ -38,7 +38,7 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     api_key_hashes: str = Field("", description="keys beside those of the file: NAME:SHA256,NAME:SHA256")
     insecure: bool = Field(False, description="allow ports without keys beyond loopback")
     tls_cert: Path | None = Field(None, description="certificate of the public ports, PEM; with it they speak TLS only")
-    tls_key: Path | None = Field(None, description="its key, PEM")
+    tls_key: Path | None = Field(None, description="its key, PEM; both are read again when they change")
     default_deadline_s: float = Field(600.0, gt=0, le=86_400, description="for requests without a deadline; the most")
     ready_wait_s: float = Field(10.0, ge=0, le=600, description="how long a request waits for workers")
     max_wait_s: float = Field(60.0, gt=0, le=86_400, description="how long a request waits for room")
@@ -55,6 +55,7 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     local_prefill_tokens: int = Field(
         64, ge=0, description="a decode worker with the rest of a prompt in its cache computes so many tokens itself"
     )
+    attempts: int = Field(6, ge=1, le=100, description="how often an answer may fail to go on before its request does")
     max_active: int = Field(8192, ge=1, description="most requests at once")
     planner: Literal["off", "propose", "act"] = Field(
         "propose", description="what a planner does about roles that workers had better change"

@@ -5,23 +5,26 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.adapters import choose_adapter, served_adapters
 from router.admission import Standing
 from router.answer import ChoiceFinished, Delta
-from router.generation import Generation, Scheduling
+from router.generation import Generation
 from router.key_limits import KeyMeters, Meter
 from router.readiness import Readiness
 from router.refusals import RETRY_AFTER_S
-from router.request import GenerationRequest, PreparedRequest
+from router.request import GenerationRequest, Operation, PreparedRequest
 from router.response import Finished, ResponseEvent, Started, Summary, Timings, Usage
+from router.resuming import TOKEN_CHARACTERS, ResumeRequest, check_names, check_received, without_told
+from router.scheduling import Scheduling
 from router.served_model import ChosenModel, ServedModel
+from router.streams import Beginning, Streams
 from router.timeline import stages
 from router.tracing import RequestRecord, Tracer
 from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
 from router.worker import Adapter
-from service.errors import BatonError, DeadlineExceeded, ResourceExhausted, Unavailable
+from service.errors import BatonError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from service.trace_context import TraceContext, current_request_id
 
 
@@ -34,12 +37,22 @@ class DispatcherLimits:
 class Dispatcher:
     """Answers requests; many at once."""
 
-    def __init__(self, readiness: Readiness, scheduling: Scheduling, tracer: Tracer, limits: DispatcherLimits) -> None:
+    def __init__(
+        self,
+        readiness: Readiness,
+        scheduling: Scheduling,
+        tracer: Tracer,
+        limits: DispatcherLimits,
+        streams: Streams,
+        meters: KeyMeters | None = None,
+    ) -> None:
+        """`meters` of API keys, which other routers may be told of; None: this one's own."""
         self._readiness = readiness
         self._scheduling = scheduling
         self._tracer = tracer
         self._limits = limits
-        self._meters = KeyMeters()
+        self._streams = streams
+        self._meters = meters or KeyMeters()
         self.active = 0
         """Requests accepted and not yet finished."""
         self.draining = False
@@ -65,20 +78,30 @@ class Dispatcher:
         return served_adapters(self._scheduling.cluster.workers, served.fingerprint, self._readiness.needed)
 
     async def answer(
-        self, request: GenerationRequest, time_left_s: float | None, parent: TraceContext | None
+        self,
+        request: GenerationRequest | ResumeRequest,
+        time_left_s: float | None,
+        parent: TraceContext | None,
+        life: asyncio.Timeout | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """One Started, PromptParts, Deltas, one Finished per choice. Closing it cancels all. Raises: BatonError."""
+        """One Started, PromptParts, Deltas, one Finished per choice; of a resumed stream what is left of them.
+
+        Closing it cancels all. `life` is made to expire where another stream of the same request begins; None: this
+        one is not to be resumed. Raises: BatonError.
+        """
         if self.active >= self._limits.max_active:
             retry_after_s = self._scheduling.queue.retry_after_s()
             raise ResourceExhausted(f"{self.active} requests are active already", retry_after_s)
         if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
-        record = RequestRecord.begin(request.operation, parent)
-        meter = self._meters.begin(request.tenant, request.limits, record.timeline.arrived_s)
+        asked = request.request if isinstance(request, ResumeRequest) else request
+        record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
+        # What is resumed by its record was charged to the key when it began.
+        meter = self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
         self.active += 1
         self._idle.clear()
         try:
-            async with aclosing(self._answer(request, record, time_left_s, meter)) as events:
+            async with aclosing(self._answer(request, record, time_left_s, meter, life)) as events:
                 async for event in events:
                     yield event
         except BatonError as error:
@@ -96,37 +119,52 @@ class Dispatcher:
             self._tracer.record(record)
 
     async def _answer(
-        self, request: GenerationRequest, record: RequestRecord, time_left_s: float | None, meter: Meter | None
+        self,
+        request: GenerationRequest | ResumeRequest,
+        record: RequestRecord,
+        time_left_s: float | None,
+        meter: Meter | None,
+        life: asyncio.Timeout | None,
     ) -> AsyncGenerator[ResponseEvent, None]:
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
-        # Before anything is spent on it, tokenising included.
-        self._scheduling.queue.refuse_hopeless(Standing(request.tenant, request.priority, deadline_s))
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
-                chosen = await self.choose(request.model)
-                prepared = record.prepared = await self._prepare(request, chosen)
+                beginning = await self._begin(request, deadline_s)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
-        record.model = chosen.name
+        prepared = record.prepared = beginning.request
+        record.model, record.operation = beginning.chosen.name, prepared.valid.operation
         record.timeline.tokenised_s = time.monotonic()
         if meter is not None:
             meter.charge_prompt(len(prepared.token_ids), record.timeline.tokenised_s)
-        generation = Generation(
-            prepared,
-            self._scheduling,
-            record.timeline,
-            chosen.served.tokenizer.detokenizer,
-            deadline_s,
-            record.identity.traceparent,
-        )
+        with self._streams.open(beginning, life, deadline_s) as entry:
+            generation = Generation(
+                prepared,
+                self._scheduling,
+                record.timeline,
+                beginning.chosen.served.tokenizer.detokenizer,
+                deadline_s,
+                record.identity.traceparent,
+                resumption=beginning.resumption,
+                entry=entry,
+            )
+            async with aclosing(self._follow(generation, beginning, record, meter)) as events:
+                async for event in events:
+                    yield event
+
+    async def _follow(
+        self, generation: Generation, beginning: Beginning, record: RequestRecord, meter: Meter | None
+    ) -> AsyncGenerator[ResponseEvent, None]:
+        prepared = beginning.request
         # Started goes out with the first token: before it, a client may safely try again.
         started: Started | None = Started(
             prepared.valid.request_id,
-            chosen.name,
+            beginning.chosen.name,
             len(prepared.token_ids),
             prepared.valid.seed,
             prepared.token_ids,
+            beginning.resume_token,
         )
         async with aclosing(generation.events()) as events:
             async for event in events:
@@ -139,9 +177,41 @@ class Dispatcher:
                     yield event
                     continue
                 record.finish_reasons.append(event.reason.name.lower())
-                last = len(record.finish_reasons) == prepared.valid.n
+                last = len(record.finish_reasons) == beginning.choices
                 record.summary = self._summary(prepared, generation) if last else None
                 yield Finished(event, record.summary)
+
+    async def _begin(self, request: GenerationRequest | ResumeRequest, deadline_s: float) -> Beginning:
+        """What is to be answered. Raises: BatonError."""
+        if isinstance(request, ResumeRequest):
+            return await self._begin_again(request)
+        # Before anything is spent on it, tokenising included.
+        self._scheduling.queue.refuse_hopeless(Standing(request.tenant, request.priority, deadline_s))
+        chosen = await self.choose(request.model)
+        prepared = await self._prepare(request, chosen)
+        return Beginning(prepared, chosen, request.tenant, secrets.token_hex(TOKEN_CHARACTERS // 2))
+
+    async def _begin_again(self, asked: ResumeRequest) -> Beginning:
+        """From the journal's record, or from the request itself. Raises: BatonError."""
+        check_names(asked)
+        current_request_id.set(asked.request_id)
+        served = await self._readiness.served()
+        record = await self._streams.find(asked, served.block_tokens)
+        chosen: ChosenModel | None = None
+        if record is not None:
+            chosen = ChosenModel(served, choose_adapter(record.model, served.name, self._adapters(served)))
+            if (record.request.fingerprint, record.request.adapter) != (served.fingerprint, chosen.adapter):
+                record, chosen = None, None  # another model has come since
+        if record is not None and chosen is not None:
+            prepared = record.request
+        elif asked.request is not None:
+            chosen = await self.choose(asked.request.model)
+            prepared = await self._prepare(replace(asked.request, request_id=asked.request_id), chosen)
+        else:
+            raise NotFound("stream", asked.request_id)
+        received = check_received(asked, prepared, served.vocab_size)
+        resumption = self._streams.resumption(received, record)
+        return Beginning(without_told(prepared, received), chosen, asked.tenant, asked.resume_token, resumption, record)
 
     async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
         served = chosen.served
@@ -154,7 +224,7 @@ class Dispatcher:
 
     def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:
         timeline = generation.timeline
-        landed, placement = timeline.landed, timeline.placement
+        landed, placement = timeline.last_landed, timeline.placement
         return Summary(
             usage=Usage(
                 prompt_tokens=len(prepared.token_ids),

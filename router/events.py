@@ -19,8 +19,12 @@ class FailureReason(Enum):
     DEADLINE = auto()
     DRAINING = auto()
     NO_ROOM = auto()
+    ADOPTED = auto()  # another router goes on with the answer
+    UNKNOWN_ATTEMPT = auto()  # an answer that was to be adopted is not kept there
+    CORRUPT = auto()  # KV that was read is not what its source had made
     UNKNOWN = auto()  # a newer worker's reason, or none
-    WORKER_LOST = auto()  # said by the router's own session, never by a worker
+    WORKER_LOST = auto()  # this and the next are said by the router's own session, never by a worker
+    WORKER_DIED = auto()  # its process is gone
 
 
 class Alternative(NamedTuple):

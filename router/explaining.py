@@ -102,6 +102,9 @@ class Explainer:
             way = f"{decode} computes the prompt itself"
         if placement.fetch_from is not None:
             way += f"; {placement.fetch_tokens} tokens may be fetched from {self._worker_id(placement.fetch_from)}"
+        if note.answered_tokens:
+            which = "the answer" if note.choice is None else f"choice {note.choice}"
+            way = f"{which} goes on at token {note.answered_tokens}: {way}"
         return way
 
 

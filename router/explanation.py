@@ -28,6 +28,9 @@ class AttemptNote:
     prefill: PrefillTimings | None = None
     landed: Landed | None = None
     failed: Failed | None = None
+    attempt_id: int = 0
+    choice: int | None = None  # that it goes on with by itself; None: with all of the request
+    answered_tokens: int = 0  # that had been given out when it began
 
 
 def candidates_of(placement: Placement, views: Sequence[WorkerView]) -> Sequence[WorkerView]:

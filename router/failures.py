@@ -2,13 +2,30 @@
 
 from router.events import Failed, FailureReason
 from router.refusals import RETRY_AFTER_S
-from service.errors import BatonError, DeadlineExceeded, Internal, InvalidArgument, ResourceExhausted, Unavailable
+from service.errors import (
+    Aborted,
+    BatonError,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
 
 RETRYABLE = frozenset(
-    {FailureReason.TRANSFER, FailureReason.DRAINING, FailureReason.WORKER_LOST, FailureReason.NO_ROOM}
+    {
+        FailureReason.TRANSFER,
+        FailureReason.CORRUPT,
+        FailureReason.DRAINING,
+        FailureReason.WORKER_LOST,
+        FailureReason.WORKER_DIED,
+        FailureReason.NO_ROOM,
+        FailureReason.UNKNOWN_ATTEMPT,
+    }
 )
-"""Another attempt, on other workers or a little later, may succeed; it must then repeat the first tokens that went out,
-and is not made once a later one has."""
+"""Another attempt, on other workers or a little later, may succeed."""
+ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
+"""Told by a decode worker of what it reads from its prefill worker, whose loss it may notice first."""
 
 
 class AttemptFailed(Exception):
@@ -28,13 +45,17 @@ def error_of(failed: Failed, request_id: str) -> BatonError:
             return Unavailable(f"the KV transfer failed: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
         case FailureReason.DRAINING:
             return Unavailable("the worker is draining", "DRAINING", RETRY_AFTER_S)
-        case FailureReason.WORKER_LOST:
+        case FailureReason.CORRUPT:
+            return Unavailable(f"the KV arrived damaged: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
+        case FailureReason.WORKER_LOST | FailureReason.WORKER_DIED:
             return Unavailable(f"a worker was lost: {failed.message}", "WORKER_LOST", RETRY_AFTER_S)
+        case FailureReason.ADOPTED:
+            return Aborted("another stream of this request goes on", "SUPERSEDED")
         case FailureReason.NO_ROOM:
             return ResourceExhausted(failed.message, RETRY_AFTER_S)
         case FailureReason.DEADLINE:
             return DeadlineExceeded()
         case FailureReason.NONFINITE:
             return Internal("NONFINITE_LOGITS", request_id, "the model computed values that are not finite")
-        case FailureReason.UNKNOWN:
+        case FailureReason.UNKNOWN | FailureReason.UNKNOWN_ATTEMPT:
             return Internal("WORKER_FAILED", request_id, failed.message)

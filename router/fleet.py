@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router import cache_wire, session_wire
 from router.cache_view import CacheChanges, CacheSnapshotPart
@@ -87,6 +87,12 @@ class Fleet:
                 failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
                 self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
+    def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
+        """Tells a decode worker to go on here with what it makes for that router. One that was lost fails it."""
+        if not self._send(endpoint, session_wire.adopt(router_id, attempt_id, tag)):
+            failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
+            self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
+
     def cancel(self, attempt_id: int, endpoint: str) -> None:
         self._send(endpoint, session_wire.cancel(attempt_id))
 
@@ -95,6 +101,12 @@ class Fleet:
         endpoint = endpoint_to_change(self._cluster.workers, worker_id, role)
         if endpoint is not None and not self._send(endpoint, session_wire.change_role(role)):
             raise Unavailable(f"{worker_id} was lost", "WORKER_LOST", RETRY_S)
+
+    def drains(self, endpoint: str) -> None:
+        """A worker says so to a request: it is given no others, also before its next report."""
+        worker = self._cluster.find(endpoint)
+        if worker is not None and worker.report is not None:
+            self._cluster.reported(endpoint, replace(worker.report, draining=True))
 
     def close(self, attempt_id: int) -> None:
         del self._attempts[attempt_id]
@@ -133,12 +145,13 @@ class Fleet:
         if attempt is not None:
             attempt.inbox.put(event, time.monotonic())
 
-    def on_lost(self, endpoint: str, why: str) -> None:
+    def on_lost(self, endpoint: str, why: str, died: bool) -> None:
         now = time.monotonic()
-        self._cluster.lost(endpoint)
+        self._cluster.lost(endpoint, now if died else None)
+        reason = FailureReason.WORKER_DIED if died else FailureReason.WORKER_LOST
         for attempt_id, attempt in self._attempts.items():
             if endpoint in attempt.placement.endpoints:
-                attempt.inbox.put(Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, why), now)
+                attempt.inbox.put(Failed(attempt_id, endpoint, reason, why), now)
         self._drop_unnamed(endpoint)
         self.on_change()
 

@@ -1,50 +1,49 @@
-"""One request from its tokens to its end: waits for room, dispatches, follows the answer, tries once more if it may."""
+"""One request from its tokens to its end: waits for room, dispatches, follows the answer, and where an attempt fails,
+goes on with another one.
+
+What was given out stays so, and is part of the prompt of whatever comes next (router/replay.py). Detokenisers, stop
+strings and counts are those of the request, and know nothing of attempts.
+"""
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from types import MappingProxyType
 
 from router import session_wire
-from router.admission import BEGUN_PRIORITY, AdmissionQueue, Standing
+from router.admission import BEGUN_PRIORITY, Standing
+from router.adoption import adopt, place_of, placed, within_reach
 from router.answer import Answer, AnswerEvent
 from router.attempt import Attempt
 from router.best_of import BestOf
-from router.block_hashing import block_hashes
-from router.cluster import Cluster
 from router.detokenizer import Detokenizer
-from router.events import FailureReason, PromptScores
+from router.events import PromptScores, TokenLogprob
 from router.explanation import AttemptNote, candidates_of
-from router.failures import RETRYABLE, AttemptFailed, error_of
-from router.fleet import Fleet
+from router.failures import AttemptFailed
+from router.journal import Entry, Place, journaled
 from router.lifecycle import InconsistentOutput, Lifecycle, NotRepeated, Released
-from router.placement import Placement, PlacementRequest
-from router.policies.prefix_hash import early_block
+from router.merging import merged
+from router.placement import Placement
+from router.placing import placement_request
 from router.prompt_echo import PromptEcho, PromptPart
+from router.received import Making, ResumedAnswer
+from router.recovery import Recovery
 from router.refusals import RETRY_AFTER_S
+from router.replay import PROGRESS_TOKENS, Tries, end_of, replay, replays
 from router.request import PreparedRequest
+from router.resuming import Resumption, adoptable
+from router.scheduling import Scheduling
 from router.timeline import Timeline
 from service.errors import DeadlineExceeded, Internal, Unavailable
 
 logger = logging.getLogger(__name__)
 
+_UNTOLD = TokenLogprob(float("nan"), ())  # of a token that somebody else gave out
 _TRANSFER_ID_BYTES = 16
-_ATTEMPTS = 2
-_RETRY_PAUSE_S = 0.1  # for the loss of a worker, seen by its peer first, to be seen here too
 _MAX_TIME_LEFT_MS = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """What every request needs to be placed and followed. `attempt_ids` never repeat within this process."""
-
-    cluster: Cluster
-    fleet: Fleet
-    queue: AdmissionQueue
-    attempt_ids: Iterator[int]
 
 
 class Generation:
@@ -59,12 +58,25 @@ class Generation:
         deadline_s: float,
         traceparent: str = "",
         is_usual: bool = True,
+        received: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+        resumption: Resumption | None = None,
+        entry: Entry | None = None,
     ) -> None:
-        """`deadline_s` is a reading of the monotonic clock. `is_usual`: how long it takes says how long others will."""
+        """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's, and how long it takes
+        says how long others will.
+
+        `received`: by choice, what was given out of an answer that another router began. It is told again; with
+        `resumption`, only what the client has not got. `entry`: where to say on which workers the request is.
+        """
         sampling = request.sampling
         valid = request.valid
         made = Answer(sampling.n, valid.stop, sampling.rules.min_tokens, new_detokenizer)
-        self.answer = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
+        self.answer: Making = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
+        self._resumption = resumption
+        if resumption is not None:
+            self.answer = ResumedAnswer(self.answer, valid.n, resumption.received)
+            received = resumption.carried(request)
+        self._entry = entry
         self.timeline = timeline
         timeline.streams = valid.streams
         self._request = request
@@ -74,45 +86,122 @@ class Generation:
         self._is_usual = is_usual
         self._lifecycle = Lifecycle(sampling.n)
         scored = sampling.prompt_logprobs is not None
-        self._echo = PromptEcho(request.token_ids, request.echo_text, scored) if scored or valid.echo else None
-        self._avoided_prefill: frozenset[str] = frozenset()
+        told = resumption.received.prompt_tokens if resumption is not None else 0
+        echo = PromptEcho(request.token_ids, request.echo_text, scored, told)
+        self._echo = echo if scored or valid.echo else None
+        self._recovery = Recovery(request, scheduling, deadline_s, may_be_poison=is_usual)
+        self._received = received
 
-    async def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+    def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
 
         Where the prompt is to be told back, it is before the first of them.
 
-        Closing this iterator, at any time, frees everything on both workers. Raises: BatonError.
+        Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
         """
-        for last in (attempt == _ATTEMPTS for attempt in range(1, _ATTEMPTS + 1)):
+        self._recovery.refuse_poison()
+        resumes = self._resumption is not None or any(self._received.values())
+        return self._resume() if resumes else self._follow(self._request, Tries())
+
+    async def _resume(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+        for choice, token_ids in self._received.items():
+            untold = (_UNTOLD,) * len(token_ids) if self._request.sampling.logprobs is not None else ()
+            for event in self.answer.take(self._lifecycle.prime(choice, token_ids)._replace(logprobs=untold)):
+                yield event
+        places: Sequence[Place] = ()
+        if self._resumption is not None and not self.answer.done:
+            places = await within_reach(adoptable(self._request, self._resumption), self._scheduling)
+        async with aclosing(self._go_on(self._request, Tries(), places)) as events:
+            async for further in events:
+                yield further
+
+    async def _go_on(
+        self, part: PreparedRequest, tries: Tries, places: Sequence[Place] = ()
+    ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+        """What is left of a part, each choice by itself where something of it is out, and where it is made already."""
+        ended, parts = self._left(part)
+        for event in ended:
+            yield event
+        streams = [self._follow(each, tries, place) for each, place in placed(self._request, parts, places)]
+        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
+            async for further in events:
+                yield further
+
+    async def _follow(
+        self, part: PreparedRequest, tries: Tries, place: Place | None = None
+    ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+        """The request, or a part of it, over as many attempts as it takes; the first of them where it is made."""
+        while True:
+            released = self._released(part)
             try:
-                async with aclosing(self._attempt()) as events:
+                async with AsyncExitStack() as held:
+                    turn = await held.enter_async_context(self._recovery.turn()) if tries.suspect else None
+                    events = await held.enter_async_context(aclosing(self._attempt(part, place)))
                     async for event in events:
+                        if turn is not None and self._fresh_tokens(part, released) >= PROGRESS_TOKENS:
+                            turn.release()
                         yield event
                 return
             except AttemptFailed as failure:
-                self.timeline.take_failure(failure.failed)
-                if last or not self._lifecycle.at_first_token or failure.failed.reason not in RETRYABLE:
-                    raise error_of(failure.failed, self._request.valid.request_id) from failure
-                logger.info("another attempt: %s", failure)
-                self._avoid(failure)
-                await asyncio.sleep(_RETRY_PAUSE_S)
+                failed = failure.failed
             except NotRepeated as error:
                 message = "a worker failed, and another one did not repeat the token that had gone out"
                 raise Unavailable(message, "NOT_REPEATED", RETRY_AFTER_S) from error
             except InconsistentOutput as error:
                 logger.exception("a worker broke the protocol")
                 raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
+            place, note = None, self.timeline.take_failure(failed)
+            tries = await self._recovery.another(failed, note, tries, self._fresh_tokens(part, released))
+            if len(part.choices) > 1:
+                async with aclosing(self._go_on(part, tries)) as further:
+                    async for event in further:
+                        yield event
+                return
+            ended, parts = self._left(part)
+            for event in ended:
+                yield event
+            if not parts:
+                return
+            part = parts[0]
 
-    async def _attempt(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+    def _released(self, part: PreparedRequest) -> list[int]:
+        return [self._lifecycle.released(choice) for choice in part.choices]
+
+    def _fresh_tokens(self, part: PreparedRequest, before: list[int]) -> int:
+        """Most of any choice, since so many were released."""
+        return max(now - then for now, then in zip(self._released(part), before, strict=True))
+
+    def _left(self, part: PreparedRequest) -> tuple[Sequence[AnswerEvent], tuple[PreparedRequest, ...]]:
+        """Of a part whose attempt failed: the ends that were reached all the same, and what is still to be made."""
+        sampling, lifecycle = self._request.sampling, self._lifecycle
+        ended: list[AnswerEvent] = []
+        answers: dict[int, tuple[int, ...]] = {}
+        for choice in part.choices:
+            if self.answer.has_finished(choice):
+                continue
+            answered = lifecycle.answer(choice)
+            end = end_of(sampling, answered) if sampling.beams is None else None
+            if end is None:
+                answers[choice] = answered
+            else:
+                ended += self.answer.take(lifecycle.finish(choice, end))
+        if self.answer.done:
+            self.timeline.ended_s = time.monotonic()
+        return ended, replays(self._request, part, answers)
+
+    async def _attempt(
+        self, part: PreparedRequest, place: Place | None
+    ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         events: Sequence[AnswerEvent | PromptPart] = ()
-        with await self._place() as attempt:
+        shared = (self._scheduling, self.timeline, self._lifecycle)
+        attempt = await self._place(part) if place is None else adopt(place, part, *shared)
+        with attempt, journaled(self._entry, place_of(attempt, part, place)):
             deadline = asyncio.get_running_loop().call_later(self._time_left_s(), attempt.expire)
             try:
-                self._dispatch(attempt)
-                while not self.answer.done:
+                self._dispatch(attempt, place)
+                while not self._is_done(part):
                     events = self._take(await attempt.next())
-                    if not self.answer.done:
+                    if not self._is_done(part):
                         for event in events:
                             yield event
                 await attempt.landing()
@@ -120,55 +209,51 @@ class Generation:
                 raise DeadlineExceeded from None
             finally:
                 deadline.cancel()
-                self._scheduling.queue.ended(attempt.attempt_id, self.answer.done and self._is_usual)
+                is_usual = self._is_usual and not part.answered_tokens
+                self._scheduling.queue.ended(attempt.attempt_id, is_usual and self._is_done(part))
             self.timeline.ended_s = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement)
+            asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, part)
         for event in events:  # the last ones: the workers are free already, whether or not the client reads on
             yield event
 
-    async def _place(self) -> Attempt:
-        scheduling, request = self._scheduling, self._request
+    def _is_done(self, part: PreparedRequest) -> bool:
+        """All of it, or the one choice of a part."""
+        return self.answer.done or (part is not self._request and self.answer.has_finished(part.first_choice))
+
+    async def _place(self, request: PreparedRequest) -> Attempt:
+        scheduling, recovery = self._scheduling, self._recovery
         attempt_id, began_s = next(scheduling.attempt_ids), time.monotonic()
-        placement_request = PlacementRequest(
-            fingerprint=request.fingerprint,
-            block_tokens=request.block_tokens,
-            prompt_tokens=len(request.token_ids),
-            max_tokens=request.sampling.max_tokens,
-            choices=request.sampling.places,
-            turn=attempt_id,
-            avoided_prefill=self._avoided_prefill,
-            adapter=request.adapter,
-            prefix=early_block(request.block_hashes, request.block_tokens),
-            session=request.valid.session or None,
-        )
+        apart = scheduling.cluster.pairs.apart(began_s)
+        wanted = placement_request(request, attempt_id, recovery.avoided_prefill, apart, recovery.preferred_decode)
         try:
             async with asyncio.timeout(self._time_left_s()):
                 # Who wants the prompt's log-probabilities has it computed: what is cached does not matter.
                 cacheable = request.block_hashes if request.sampling.prompt_logprobs is None else ()
-                admitted = await scheduling.queue.admit(attempt_id, placement_request, cacheable, self._standing())
+                admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._standing())
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the request waited for room") from None
         candidates = candidates_of(admitted.placement, admitted.workers)
         placed_s = time.monotonic()
-        note = AttemptNote(placement_request, admitted.placement, candidates, began_s, placed_s)
+        note = AttemptNote(
+            wanted,
+            admitted.placement,
+            candidates,
+            began_s,
+            placed_s,
+            attempt_id=attempt_id,
+            choice=None if request is self._request else request.first_choice,
+            answered_tokens=request.answered_tokens,
+        )
         self.timeline.begin_attempt(note, admitted.route_began_s)
         cluster, fleet = scheduling.cluster, scheduling.fleet
         return Attempt(attempt_id, admitted.placement, request, cluster, fleet, self.timeline, self._lifecycle)
 
     def _standing(self) -> Standing:
         valid = self._request.valid
-        priority = BEGUN_PRIORITY if self.timeline.attempts else valid.priority
+        priority = BEGUN_PRIORITY if self.timeline.attempts or self._resumption else valid.priority
         return Standing(valid.tenant, priority, self._deadline_s)
 
-    def _avoid(self, failure: AttemptFailed) -> None:
-        """The next attempt goes to another prefill worker where this one failed, or its KV could not be read."""
-        prefill = self.timeline.placement.prefill if self.timeline.placement is not None else None
-        if prefill is not None and (
-            failure.failed.endpoint == prefill or failure.failed.reason is FailureReason.TRANSFER
-        ):
-            self._avoided_prefill |= {prefill}
-
-    def _dispatch(self, attempt: Attempt) -> None:
+    def _dispatch(self, attempt: Attempt, place: Place | None) -> None:
         tag = session_wire.Tag(
             attempt_id=attempt.attempt_id,
             transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
@@ -176,7 +261,10 @@ class Generation:
             time_left_ms=max(1, min(round(self._time_left_s() * 1e3), _MAX_TIME_LEFT_MS)),
             traceparent=self._traceparent,
         )
-        attempt.dispatch(tag)
+        if place is None or self._resumption is None:
+            attempt.dispatch(tag)
+        else:
+            attempt.adopt(tag, self._resumption.router_id, place.attempt_id)
         self.timeline.dispatched(time.monotonic())
 
     def _take(self, arrived: PromptScores | tuple[Released, ...]) -> Sequence[AnswerEvent | PromptPart]:
@@ -191,7 +279,7 @@ class Generation:
             self.timeline.first_token_s = now
         return [*parts, *events] if parts else events
 
-    def _record_answer(self, placement: Placement) -> None:
+    def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:
         """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
 
         Most workers tell so themselves. The last token of a choice has no KV yet.
@@ -199,11 +287,9 @@ class Generation:
         request = self._request
         if self._scheduling.cluster.caches.follows(placement.decode):
             return
-        parent = request.block_hashes[-1] if request.block_hashes else request.cache_root
-        tail = request.token_ids[len(request.block_hashes) * request.block_tokens :]
-        for answer in self._lifecycle.answers:
-            hashes = block_hashes(parent, (*tail, *answer[:-1]), request.block_tokens)
-            self._scheduling.cluster.answered(placement.decode, (*request.block_hashes, *hashes))
+        for choice in part.choices:
+            made = replay(request, choice, self._lifecycle.answer(choice)[:-1])
+            self._scheduling.cluster.answered(placement.decode, made.block_hashes)
 
     def _time_left_s(self) -> float:
         return self._deadline_s - time.monotonic()

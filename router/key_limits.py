@@ -1,9 +1,16 @@
-"""What each API key has had of its share, by this router. Pure: time comes in, in monotonic seconds.
+"""What each API key has had of its share, here and at the other routers. Pure: time comes in, in monotonic seconds.
 
 Requests and tokens have a bucket each (token bucket: Turner, "New directions in communications", 1986): it holds a
 minute's worth and is filled evenly, so that who has been away may take a minute's worth at once. Tokens of an answer
-are charged as they are made; nobody is cut off for them, but the next request waits until the debt is paid.
+are charged as they are made; nobody is cut off for them, but the next request waits until the debt is paid. What the
+other routers let through is charged when it is heard of (router/shared_limits.py): what they and this one let through
+meanwhile is a debt too, so that over the minutes no more comes through than at one router.
 """
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.api_keys import KeyLimits
 from service.errors import RateLimited
@@ -11,6 +18,23 @@ from service.errors import RateLimited
 MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0
 """What RetryInfo says to who has too many requests at once: nobody knows when one of them ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """What one router has let a key take."""
+
+    active: int  # requests that have begun and not ended
+    requests: int  # begun since the router started
+    tokens: int  # of prompts and answers, since then
+
+
+class _Heard(NamedTuple):
+    """What other routers let through, as it was heard of."""
+
+    at_s: float
+    requests: int
+    tokens: int
 
 
 class Bucket:
@@ -51,9 +75,13 @@ class Meter:
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0
-        """Requests that have begun and not ended."""
+        """Requests that have begun here and not ended."""
+        self.active_elsewhere = 0
+        self._begun = 0
+        self._charged_tokens = 0
         self._tenant = tenant
         self._limits = KeyLimits()
+        self._elsewhere: deque[_Heard] = deque()  # of a minute
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.follow(limits, now)
@@ -61,14 +89,35 @@ class Meter:
     def follow(self, limits: KeyLimits, now: float) -> None:
         """The key's limits are these by now; what was taken stays taken."""
         if limits != self._limits:
-            self._requests = _changed(self._requests, limits.requests_per_minute, now)
-            self._tokens = _changed(self._tokens, limits.tokens_per_minute, now)
+            self._forget_old(now)
+            requests = sum(heard.requests for heard in self._elsewhere)
+            tokens = sum(heard.tokens for heard in self._elsewhere)
+            self._requests = _changed(self._requests, limits.requests_per_minute, now, requests)
+            self._tokens = _changed(self._tokens, limits.tokens_per_minute, now, tokens)
             self._limits = limits
+
+    @property
+    def use(self) -> KeyUse:
+        """Of this router alone."""
+        return KeyUse(self.active, self._begun, self._charged_tokens)
+
+    def taken_elsewhere(self, requests: int, tokens: int, now: float) -> None:
+        """Another router let that through."""
+        for bucket, amount in ((self._requests, requests), (self._tokens, tokens)):
+            if bucket is not None and amount > 0:
+                bucket.take(amount, now)
+        self._forget_old(now)
+        if requests > 0 or tokens > 0:
+            self._elsewhere.append(_Heard(now, requests, tokens))
+
+    def _forget_old(self, now: float) -> None:
+        while self._elsewhere and self._elsewhere[0].at_s <= now - MINUTE_S:
+            self._elsewhere.popleft()
 
     def begin(self, now: float) -> None:
         """One more request. Raises: RateLimited, and then nothing was taken."""
         most = self._limits.concurrency
-        if most is not None and self.active >= most:
+        if most is not None and self.active + self.active_elsewhere >= most:
             raise self._refusal("concurrency", f"{most} requests at once", BUSY_RETRY_S)
         if self._tokens is not None and (wait_s := self._tokens.wait_s(1, now)) > 0:
             raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
@@ -79,6 +128,7 @@ class Meter:
                 raise self._refusal("requests_per_minute", allowed, wait_s)
             self._requests.take(1, now)
         self.active += 1
+        self._begun += 1
 
     def charge_prompt(self, tokens: int, now: float) -> None:
         """Raises: RateLimited where they are more than is left; one that is too long for any minute needs all of it."""
@@ -88,10 +138,12 @@ class Meter:
         if wait_s > 0:
             raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
         self._tokens.take(tokens, now)
+        self._charged_tokens += tokens
 
     def charge_answer(self, tokens: int, now: float) -> None:
         if self._tokens is not None:
             self._tokens.take(tokens, now)
+            self._charged_tokens += tokens
 
     def end(self) -> None:
         self.active -= 1
@@ -119,11 +171,29 @@ class KeyMeters:
         meter.begin(now)
         return meter
 
+    def uses(self) -> dict[str, KeyUse]:
+        """What this router let keys with limits take, by name."""
+        return {tenant: use for tenant, meter in self._meters.items() if (use := meter.use).requests > 0}
 
-def _changed(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
+        """Another router let that through, whose key may never have come here."""
+        if tenant not in self._meters:
+            self._meters[tenant] = Meter(tenant, KeyLimits(), now)
+        self._meters[tenant].taken_elsewhere(requests, tokens, now)
+
+    def active_elsewhere(self, active: Mapping[str, int]) -> None:
+        """Requests that are active at all other routers now, by name of the key."""
+        for tenant, meter in self._meters.items():
+            meter.active_elsewhere = active.get(tenant, 0)
+
+
+def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
+    """`taken` of late, elsewhere: what a bucket that begins has not seen."""
     if per_minute is None:
         return None
     if bucket is None:
-        return Bucket(per_minute, now)
-    bucket.change(per_minute, now)
+        bucket = Bucket(per_minute, now)
+        bucket.take(min(taken, per_minute), now)
+    else:
+        bucket.change(per_minute, now)
     return bucket

@@ -1,10 +1,12 @@
 """One request's streams: outputs in any order, with repeats, become contiguous tokens of each choice. Pure.
 
 Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what prefill said, a reconnected session may
-repeat anything, and another attempt begins from the first token. What comes out has every offset once, in order.
+repeat anything, and another attempt goes on where the one before failed, or begins from the first token. What comes out
+has every offset once, in order. Each choice listens to one attempt at a time; what others say of it is dropped.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,10 +29,12 @@ class Released(NamedTuple):
     token_ids: tuple[int, ...]
     end: End | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    stop_token_id: int | None = None  # where the end is one, and was released before
 
 
 @dataclass(slots=True)
 class _Choice:
+    attempt_id: int = 0  # that makes it; 0: none
     token_ids: list[int] = field(default_factory=list)  # released
     carried: int = 0  # of these, by earlier attempts
     waiting: dict[int, int] = field(default_factory=dict)  # offset -> token, beyond a gap
@@ -42,8 +46,9 @@ class _Choice:
     def done(self) -> bool:
         return self.length is not None and len(self.token_ids) == self.length
 
-    def begin(self) -> None:
+    def begin(self, attempt_id: int) -> None:
         """Only what was released holds for another attempt."""
+        self.attempt_id = attempt_id
         self.waiting.clear()
         self.logprobs.clear()
         self.carried = len(self.token_ids)
@@ -58,14 +63,33 @@ class Lifecycle:
     """The choices of one request, from the first token to the last, over all its attempts."""
 
     def __init__(self, choices: int) -> None:
-        self._attempt_id = 0
         self._choices = [_Choice() for _ in range(choices)]
 
-    def begin(self, attempt_id: int) -> None:
-        """From now on only this attempt counts. It must repeat what was released; tokens released stay released."""
-        self._attempt_id = attempt_id
+    def begin(self, attempt_id: int, choices: Iterable[int] | None = None) -> None:
+        """From now on only this attempt counts, for these choices or for all. Tokens released stay released.
+
+        It may begin at or before the last of them, and must then repeat what it says again.
+        """
+        for choice in self._choices if choices is None else [self._choices[index] for index in choices]:
+            choice.begin(attempt_id)
+
+    def leave(self, attempt_id: int) -> None:
+        """Nothing that this attempt says counts any more."""
         for choice in self._choices:
-            choice.begin()
+            if choice.attempt_id == attempt_id:
+                choice.attempt_id = 0
+
+    def prime(self, index: int, token_ids: tuple[int, ...]) -> Released:
+        """These first tokens of a choice were given out before there was this lifecycle."""
+        self._choices[index].token_ids.extend(token_ids)
+        return Released(index, 0, token_ids, None)
+
+    def finish(self, index: int, end: End) -> Released:
+        """A choice of which everything was released turns out to have ended there."""
+        choice = self._choices[index]
+        choice.length, choice.end = len(choice.token_ids), end
+        stop_token_id = choice.token_ids[-1] if end is End.STOP else None
+        return Released(index, len(choice.token_ids), (), end, stop_token_id=stop_token_id)
 
     @property
     def done(self) -> bool:
@@ -77,15 +101,18 @@ class Lifecycle:
         """Something was released."""
         return any(choice.token_ids for choice in self._choices)
 
-    @property
-    def at_first_token(self) -> bool:
-        """Nothing beyond the first token of any choice was released."""
-        return all(len(choice.token_ids) <= 1 for choice in self._choices)
+    def released(self, index: int) -> int:
+        """How many tokens of a choice were."""
+        return len(self._choices[index].token_ids)
+
+    def answer(self, index: int) -> tuple[int, ...]:
+        """The tokens of a choice that were released."""
+        return tuple(self._choices[index].token_ids)
 
     @property
     def answers(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of each choice that were released."""
-        return tuple(tuple(choice.token_ids) for choice in self._choices)
+        return tuple(map(self.answer, range(len(self._choices))))
 
     def take(self, output: SequenceOutput) -> Released | None:
         """What became contiguous with this output; None if nothing did.
@@ -103,15 +130,13 @@ class Lifecycle:
         """
         begins: dict[int, int] = {}  # where what is released begins, by choice
         while outputs:
-            output = outputs[0]
-            if output.attempt_id == self._attempt_id:
-                try:
-                    self._take(output, begins)
-                except InconsistentOutput:
-                    released = self._release(begins)
-                    if released:
-                        return released
-                    raise
+            try:
+                self._take(outputs[0], begins)
+            except InconsistentOutput:
+                released = self._release(begins)
+                if released:
+                    return released
+                raise
             outputs.popleft()
         return self._release(begins)
 
@@ -119,6 +144,8 @@ class Lifecycle:
         if output.choice >= len(self._choices):
             raise InconsistentOutput(f"choice {output.choice} of {len(self._choices)}")
         choice = self._choices[output.choice]
+        if output.attempt_id != choice.attempt_id:
+            return
         token_ids, waiting = choice.token_ids, choice.waiting
         begins.setdefault(output.choice, len(token_ids))
         if output.offset == len(token_ids) and not waiting and choice.length is None and output.end is None:

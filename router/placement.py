@@ -181,9 +181,14 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
         return _why_no_credit(decode, request)
     avoided = request.avoided_prefill
     untried = [worker for worker in prefill if worker.endpoint not in avoided] if avoided else prefill
+    if request.apart:
+        untried = [worker for worker in untried if _together(request, worker, with_credit)]
     weighing = POLICIES[policy.strategy]
     computing = _weigh_prefill(request, untried or prefill, weighing) if prefill else None
-    answering = _weigh_decode(request, with_credit, computing, weighing)
+    reachable = _together(request, computing.worker, with_credit) if computing and request.apart else with_credit
+    if request.preferred_decode is not None:
+        reachable = [worker for worker in reachable if worker.endpoint == request.preferred_decode] or reachable
+    answering = _weigh_decode(request, reachable or with_credit, computing, weighing)
     local = _why_local(request, request.hit_tokens(answering.worker), prefill, untried, policy)
     if local is None and computing is not None and may_compute_locally:
         limit_ms = weighing.local_limit_ms(request, computing.worker)
@@ -199,6 +204,11 @@ def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[Wo
     fingerprint, adapter = request.fingerprint, request.adapter
     alike = [worker for worker in workers if worker.fingerprint == fingerprint]
     return alike if adapter is None else [worker for worker in alike if adapter in worker.adapters]
+
+
+def _together(request: PlacementRequest, prefill: WorkerView, decode: Sequence[WorkerView]) -> list[WorkerView]:
+    """The decode workers that it is not set aside with."""
+    return [worker for worker in decode if (prefill.endpoint, worker.endpoint) not in request.apart]
 
 
 def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:

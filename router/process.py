@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 
+from router import journal_wire
 from router.access import Access
 from router.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
 from router.admin_service import AdminServicer
@@ -16,15 +17,19 @@ from router.dispatcher import Dispatcher, DispatcherLimits
 from router.explaining import Explainer
 from router.exposure import warnings
 from router.fleet import Fleet
-from router.generation import Scheduling
+from router.journal import Journal
+from router.key_limits import KeyMeters
 from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
 from router.planner import Planner, PlannerTiming
 from router.readiness import Readiness
 from router.replicas import Replicas
 from router.role_planning import RolePlanning, SloTargets
+from router.scheduling import Scheduling
 from router.service import SERVICE_NAME, BatonServicer
 from router.session import SessionTiming
+from router.streams import Streams
 from router.tracing import Tracer
+from service.redis_journal import RedisJournal
 from service.redis_shares import RedisShares
 from service.registry import (
     Membership,
@@ -64,13 +69,22 @@ class RouterProcess:
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
         self._fleet = Fleet(cluster, timing, self._on_change, router_id, config.internal_tls)
-        scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1))
+        scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1), config.attempts)
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
         self.tracer = tracer = Tracer(telemetry)
         self._shares = _shares(config, router_id)
-        self._replicas = Replicas(cluster, self._shares, router_id) if self._shares is not None else None
+        self._replicas: Replicas | None = None
+        meters = KeyMeters()
+        if self._shares is not None:
+            self._replicas = Replicas(cluster, self._shares, router_id, self._end_stream, meters)
+        self._journal_store = _journal_store(config, router_id)
+        self.journal: Journal | None = None
+        """None without Redis."""
+        if self._journal_store is not None:
+            self.journal = Journal(self._journal_store, router_id, journal_wire.to_bytes, self._end_stream)
+        self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
         explainer = Explainer(cluster.name_of)
         tracer.observers += [explainer.observe, *([self._planning.observe] if self._planning else [])]
@@ -79,6 +93,8 @@ class RouterProcess:
             scheduling,
             tracer,
             DispatcherLimits(config.default_deadline_s, config.max_active),
+            self.streams,
+            meters,
         )
         self._admin = AdminServicer(
             cluster,
@@ -104,6 +120,10 @@ class RouterProcess:
     @property
     def readiness(self) -> Readiness:
         return self._readiness
+
+    @property
+    def registry_connected(self) -> bool:
+        return self._membership.connected
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -136,6 +156,7 @@ class RouterProcess:
         await self._membership.start()
         works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]
         works += [("replicas", self._replicas.run())] if self._replicas is not None else []
+        works += [("journal", self.journal.run())] if self.journal is not None else []
         works += [("planning", self._planning.run())] if self._planning is not None else []
         works += [("keys", self._keys.run())] if self._keys is not None else []
         for name, work in works:
@@ -154,9 +175,18 @@ class RouterProcess:
         await self._membership.close()
         if self._shares is not None:
             await self._shares.close()
+        if self._journal_store is not None:
+            await self._journal_store.close()
         if self._registry is not None:
             await self._registry.close()
         self._telemetry.close()
+
+    def _end_stream(self, number: int) -> None:
+        self.streams.end(number)
+
+    def _took_over(self, router_id: bytes, stream: int) -> None:
+        if self._replicas is not None:
+            self._replicas.took_over(router_id, stream)
 
     def _on_change(self) -> None:
         self._queue.pump()
@@ -168,7 +198,8 @@ class RouterProcess:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """These tasks end only by cancellation; anything else is a bug, and a router without them serves nobody."""
-        if task.cancelled() or self._running is None:
+        ended_as_told = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
+        if ended_as_told or self._running is None:
             return
         logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)
@@ -176,6 +207,10 @@ class RouterProcess:
 
 def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:
     return None if config.redis_url is None else RedisShares(config.redis_url, config.namespace, router_id.hex())
+
+
+def _journal_store(config: RouterConfig, router_id: bytes) -> RedisJournal | None:
+    return None if config.redis_url is None else RedisJournal(config.redis_url, config.namespace, router_id)
 
 
 def _planning(

@@ -20,11 +20,12 @@ class PromptPart:
 class PromptEcho:
     """What is still to be told. With `scored` tokens come with their scores; the first one, which has none, alone."""
 
-    def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool) -> None:
+    def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, told: int = 0) -> None:
+        """`told`: so many tokens, with the text, went out over another stream."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored
-        self._told = 0
+        self._told = told
 
     def take(self, scores: PromptScores) -> tuple[PromptPart, ...]:
         """The parts that these scores make known; none where another attempt told them already."""

@@ -3,6 +3,7 @@
 from protos import baton_pb2
 from router.answer import ChoiceFinished, Delta, FinishReason
 from router.chat_checks import MAX_MESSAGES
+from router.choosing import MAX_CHOICES as MAX_CHOICES_MADE
 from router.events import TokenLogprob
 from router.logit_rules import MAX_BAD_WORDS
 from router.prompt_echo import PromptPart
@@ -18,6 +19,7 @@ from router.request import (
     TokenPrompt,
 )
 from router.response import Finished, ResponseEvent, Started, Summary
+from router.resuming import ReportedChoice, ResumeRequest
 from router.served_model import ChosenModel
 from structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 
@@ -66,7 +68,26 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
     )
 
 
-Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse
+def resume_request(message: baton_pb2.ResumeRequest) -> ResumeRequest:
+    request: GenerationRequest | None = None
+    match message.WhichOneof("request"):
+        case "generate":
+            request = generate_request(message.generate)
+        case "chat":
+            request = chat_request(message.chat)
+    return ResumeRequest(
+        request_id=message.request_id,
+        resume_token=message.resume_token,
+        choices=[
+            ReportedChoice(choice.index, choice.token_ids, choice.text_bytes, choice.finished)
+            for choice in message.choices[: MAX_CHOICES_MADE + 1]
+        ],
+        prompt_tokens=message.prompt_tokens,
+        request=request,
+    )
+
+
+Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.ResumeResponse
 
 
 class Responses:
@@ -94,9 +115,11 @@ class Responses:
 def _fill(response: Response, event: Started | PromptPart | Finished) -> Response:
     """Puts an event into an empty response, and returns it."""
     match event:
-        case Started(request_id, model, prompt_tokens, seed):
-            started = baton_pb2.Started(request_id=request_id, model=model, prompt_tokens=prompt_tokens, seed=seed)
-            response.started.CopyFrom(started)
+        case Started():
+            started = response.started
+            started.request_id, started.model, started.seed = event.request_id, event.model, event.seed
+            started.prompt_tokens, started.resume_token = event.prompt_tokens, event.resume_token
+            started.SetInParent()
         case PromptPart(offset, token_ids, text, logprobs):
             part = response.prompt
             part.offset, part.text = offset, text

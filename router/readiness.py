@@ -13,9 +13,9 @@ from pathlib import Path
 from router import canary
 from router.cluster import Cluster
 from router.defaults import ModelFolderError
-from router.generation import Scheduling
 from router.placement import NoPrefillWorker, PlacementPolicy
 from router.refusals import RETRY_AFTER_S
+from router.scheduling import Scheduling
 from router.served_model import ServedModel, load_served_model
 from router.worker import WorkerDescription, WorkerRole
 from service.errors import BatonError, Unavailable

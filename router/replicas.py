@@ -1,6 +1,6 @@
-"""This router among others of its cluster: a few times a second it says through Redis what it has on the workers, and
-hears what the others have. What another router did is known here within two periods and a round trip; without Redis
-each router goes by what it knows itself.
+"""This router among others of its cluster: a few times a second it says through Redis what it has on the workers and
+what API keys took, and hears what the others have. What another router did is known here within two periods and a round
+trip; without Redis each router goes by what it knows itself.
 """
 
 import asyncio
@@ -13,7 +13,17 @@ from google.protobuf.message import DecodeError
 
 from protos import replica_pb2
 from router.cluster import Cluster
-from router.shared_view import ElsewhereLoad, Prediction, RecentPredictions, Share, SharedView
+from router.key_limits import KeyMeters, KeyUse
+from router.shared_limits import SharedLimits
+from router.shared_view import (
+    ElsewhereLoad,
+    Prediction,
+    RecentPredictions,
+    RecentTakeovers,
+    Share,
+    SharedView,
+    Takeover,
+)
 from service.registry import RegistryUnavailable
 
 logger = logging.getLogger(__name__)
@@ -37,19 +47,29 @@ class Replicas:
         cluster: Cluster,
         store: ShareStore,
         router_id: bytes,
+        on_taken_over: Callable[[int], None] = lambda stream: None,
+        meters: KeyMeters | None = None,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._store = store
         self._router_id = router_id
+        self._on_taken_over = on_taken_over
+        self._meters = meters or KeyMeters()
+        self._limits = SharedLimits()
         self._period_s = period_s
         self._clock = clock
         self._number = 0
         self._recent = RecentPredictions()
+        self._takeovers = RecentTakeovers()
         self._view = SharedView()
         self._connected = True
         cluster.on_predicted = self._recent.add
+
+    def took_over(self, router_id: bytes, stream: int) -> None:
+        """That router's stream goes on here: it is told with the next share."""
+        self._takeovers.add(Takeover(router_id, stream))
 
     @property
     def others(self) -> int:
@@ -66,7 +86,8 @@ class Replicas:
         """Once: says ours and takes in the others'. Whether Redis answered."""
         self._number += 1
         loads, told = self._cluster.own_loads(), self._recent.take()
-        message = share_to_wire(Share(self._router_id, self._number, loads, told)).SerializeToString()
+        share = Share(self._router_id, self._number, loads, told, self._takeovers.take(), self._meters.uses())
+        message = share_to_wire(share).SerializeToString()
         try:
             answers = await self._store.exchange(message)
         except RegistryUnavailable as error:
@@ -87,11 +108,18 @@ class Replicas:
                 share = share_from_wire(replica_pb2.RouterShare.FromString(answer))
             except DecodeError:
                 continue  # of another version, perhaps
+            for takeover in share.takeovers:
+                if takeover.router_id == self._router_id:
+                    self._on_taken_over(takeover.stream)
             for prediction in self._view.take(share, now):
                 self._cluster.predicted_elsewhere(
                     prediction.endpoint, prediction.block_hashes, prediction.computed_tokens
                 )
+            for taken in self._limits.take(share.router_id, share.keys):
+                self._meters.taken_elsewhere(taken.tenant, taken.requests, taken.tokens, now)
         self._view.forget_old(now)
+        self._limits.keep(self._view.router_ids)
+        self._meters.active_elsewhere(self._limits.active())
         self._cluster.others_have(self._view.loads())
 
 
@@ -122,6 +150,13 @@ def share_to_wire(share: Share) -> replica_pb2.RouterShare:
             )
             for each in share.predictions
         ],
+        takeovers=[
+            replica_pb2.SharedTakeover(router_id=each.router_id, stream=each.stream) for each in share.takeovers
+        ],
+        keys=[
+            replica_pb2.SharedKey(name=name, active=use.active, requests=use.requests, tokens=use.tokens)
+            for name, use in share.keys.items()
+        ],
     )
 
 
@@ -134,6 +169,8 @@ def share_from_wire(share: replica_pb2.RouterShare) -> Share:
             Prediction(each.number, each.endpoint, _split(each.block_hashes), each.computed_tokens)
             for each in share.predictions
         ),
+        tuple(Takeover(each.router_id, each.stream) for each in share.takeovers),
+        {each.name: KeyUse(each.active, each.requests, each.tokens) for each in share.keys},
     )
 
 

@@ -246,3 +246,10 @@ class PreparedRequest:
     block_tokens: int
     echo_text: str = ""  # of the prompt, where it is to be told back
     adapter: Adapter | None = None  # that the hashes cover too; workers must have it
+    answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
+    first_choice: int = 0  # of the request's choices, the first that is made of this
+
+    @property
+    def choices(self) -> range:
+        """Numbers of the choices that are made of this."""
+        return range(self.first_choice, self.first_choice + self.sampling.n)

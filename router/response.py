@@ -14,6 +14,7 @@ class Started:
     prompt_tokens: int
     seed: int
     prompt_token_ids: tuple[int, ...] = ()
+    resume_token: str = ""  # empty: over this transport a stream is not resumed
 
 
 @dataclass(frozen=True, slots=True)

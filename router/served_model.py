@@ -8,9 +8,12 @@ from router.defaults import GenerationDefaults, read_generation_defaults
 from router.logit_rules import check_something_is_left
 from router.request import PreparedRequest, Prompt, TextPrompt, ValidRequest
 from router.structured import FormChecker
-from router.tokenizer import TokenizerWorker, load_tokenizer
-from router.validation import fit_to_context
+from router.tokenizer import TextTooLong, TokenizerWorker, load_tokenizer
+from router.validation import check_text, fit_to_context, prompt_too_long
 from router.worker import Adapter, WorkerDescription
+from service.errors import InvalidArgument
+
+MOST_TOKENIZED = 1 << 16  # at once, or as many as the model takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,12 @@ class ServedModel:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
         if valid.structured is not None:
             await self.forms.check(valid.structured)
-        token_ids = await self.tokenizer.prompt_tokens(valid.prompt)
-        max_tokens = fit_to_context(len(token_ids), valid, self.max_context(max_context_tokens))
+        context = self.max_context(max_context_tokens)
+        try:
+            token_ids = await self.tokenizer.prompt_tokens(valid.prompt, context)
+        except TextTooLong as error:
+            raise prompt_too_long(valid.prompt_field, error.least_tokens, context, or_more=True) from None
+        max_tokens = fit_to_context(len(token_ids), valid, context)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
         check_something_is_left(sampling.rules, sampling.stop_token_ids)
         adapted = adapter.digest if adapter is not None else ""
@@ -48,6 +55,15 @@ class ServedModel:
             echo_text=await self._text(valid.prompt, token_ids) if valid.echo else "",
             adapter=adapter,
         )
+
+    async def tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """For whoever asks for that alone. Raises: InvalidArgument."""
+        check_text("text", text)
+        most_tokens = max(self.max_model_len, MOST_TOKENIZED)
+        try:
+            return await self.tokenizer.encode(text, add_special_tokens, most_tokens)
+        except TextTooLong as error:
+            raise InvalidArgument("text", f"{error}; at most {most_tokens} at once") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
         """Of prompt and answer, in tokens, for who is allowed so many; None: as many as the model takes."""

@@ -1,5 +1,6 @@
 """The public servicer: parse, call, pack. Everything else happens in the dispatcher."""
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,9 @@ from router.checks import check_token_ids
 from router.dispatcher import Dispatcher
 from router.malformed import service_handler
 from router.request import GenerationRequest
+from router.resuming import ResumeRequest
 from router.session_header import session_of
-from router.validation import check_text
-from service.errors import InvalidArgument
+from service.errors import Aborted, InvalidArgument
 from service.trace_context import current_trace
 
 SERVICE_NAME = "baton.v1.BatonService"
@@ -45,10 +46,14 @@ class BatonServicer:
     async def Chat(self, message: baton_pb2.ChatRequest, context: Context) -> None:
         await self._answer(public_wire.chat_request(message), context, baton_pb2.ChatResponse)
 
+    async def Resume(self, message: baton_pb2.ResumeRequest, context: Context) -> None:
+        metadata = context.invocation_metadata() or ()
+        asked = self._access.caller(Need.KEY, metadata).resumes(public_wire.resume_request(message))
+        await self._write(asked, context, baton_pb2.ResumeResponse)
+
     async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
         served = (await self._dispatcher.choose(message.model)).served
-        check_text("text", message.text)
-        token_ids = await served.tokenizer.encode(message.text, message.add_special_tokens)
+        token_ids = await served.tokenize(message.text, message.add_special_tokens)
         return baton_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, message: baton_pb2.DetokenizeRequest, context: Context) -> baton_pb2.DetokenizeResponse:
@@ -75,11 +80,21 @@ class BatonServicer:
         context: Context,
         kind: type[public_wire.Response],
     ) -> None:
-        responses = public_wire.Responses(kind)
         metadata = context.invocation_metadata() or ()
         caller = self._access.caller(Need.KEY, metadata)
-        request = replace(caller.asks(request), session=session_of(metadata))
-        events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get())
-        async with aclosing(events):
-            async for event in events:
-                await context.write(responses.of(event))  # what is written is bytes by then
+        await self._write(replace(caller.asks(request), session=session_of(metadata)), context, kind)
+
+    async def _write(
+        self, request: GenerationRequest | ResumeRequest, context: Context, kind: type[public_wire.Response]
+    ) -> None:
+        responses = public_wire.Responses(kind)
+        try:
+            async with asyncio.timeout(None) as life:
+                events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get(), life)
+                async with aclosing(events):
+                    async for event in events:
+                        await context.write(responses.of(event))  # what is written is bytes by then
+        except TimeoutError:
+            if not life.expired():
+                raise
+            raise Aborted("another stream of this request goes on", "SUPERSEDED") from None

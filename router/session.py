@@ -1,12 +1,14 @@
 """The router's side of one session with one worker: connect, greet, replay, read, write, notice silence.
 
 connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests go on
-the epoch changed, the grace is over, or the worker is silent for silence_s -> lost: its requests are told, once
+the epoch changed, nobody listens there any more, the grace is over, or the worker is silent for silence_s -> lost: its
+requests are told, once
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +21,7 @@ from router.events import AttemptEvent
 from router.worker import WorkerDescription, WorkerReport
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from service.internal_tls import InternalTls, open_async_channel
+from service.probe import refuses_connections
 from service.session_channel import Received, SessionChannel, SessionOverflow, SessionViolation
 
 logger = logging.getLogger(__name__)
@@ -49,8 +52,9 @@ class SessionListener(Protocol):
     def on_event(self, event: AttemptEvent) -> None: ...
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
-    def on_lost(self, endpoint: str, why: str) -> None:
-        """What was sent there and not answered never will be. The session begins anew by itself."""
+    def on_lost(self, endpoint: str, why: str, died: bool) -> None:
+        """What was sent there and not answered never will be. The session begins anew by itself. `died`: its process is
+        gone, for all that one can tell from here."""
 
 
 class _SessionBroken(Exception):
@@ -71,12 +75,14 @@ class WorkerSession:
         listener: SessionListener,
         timing: SessionTiming,
         tls: InternalTls | None = None,
+        refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
     ) -> None:
         self.endpoint = endpoint
         self._router_id = router_id
         self._listener = listener
         self._timing = timing
         self._tls = tls
+        self._refuses = refuses
         self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # of the session that is held, 0: none
         self._outbox: asyncio.Queue[session_pb2.ConnectRequest] | None = None  # while connected
@@ -110,6 +116,8 @@ class WorkerSession:
                 connected = await self._connection()
                 retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
                 await asyncio.sleep(retry_s)
+                if self._grace is not None and await self._refuses(self.endpoint):
+                    self._lose("its process is gone: nobody listens there", died=True)
         finally:
             if self._grace is not None:
                 self._grace.cancel()
@@ -148,7 +156,7 @@ class WorkerSession:
         except ValueError as error:
             raise _SessionBroken(str(error)) from error
         if self._epoch and not (first.welcome.resumed and first.epoch == self._epoch):
-            self._lose("it restarted or gave the session up")
+            self._lose("it restarted or gave the session up", died=first.epoch != self._epoch)
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -227,7 +235,7 @@ class WorkerSession:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not come back in time")
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, died: bool = False) -> None:
         """Gives the session up: the next connection begins a new one."""
         if self._grace is not None:
             self._grace.cancel()
@@ -239,7 +247,7 @@ class WorkerSession:
         self._acknowledged = 0
         self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._listener.on_disconnected(self.endpoint)
-        self._listener.on_lost(self.endpoint, why)
+        self._listener.on_lost(self.endpoint, why, died)
 
 
 def _first_line(error: BaseException) -> str:

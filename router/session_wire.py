@@ -27,12 +27,12 @@ Command = session_pb2.ConnectRequest
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 _ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
-_BEAM_STOPS = {
+BEAM_STOPS = {
     BeamStop.UNPROMISING: sampling_pb2.BEAM_STOP_UNSPECIFIED,
     BeamStop.FULL: sampling_pb2.BEAM_STOP_FULL,
     BeamStop.NEVER: sampling_pb2.BEAM_STOP_NEVER,
 }
-_STRUCTURED_KINDS = {
+STRUCTURED_KINDS = {
     StructuredKind.JSON_SCHEMA: sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA,
     StructuredKind.JSON_OBJECT: sampling_pb2.STRUCTURED_KIND_JSON_OBJECT,
     StructuredKind.REGEX: sampling_pb2.STRUCTURED_KIND_REGEX,
@@ -46,6 +46,9 @@ _FAILURES = {
     session_pb2.FAILURE_REASON_DEADLINE: FailureReason.DEADLINE,
     session_pb2.FAILURE_REASON_DRAINING: FailureReason.DRAINING,
     session_pb2.FAILURE_REASON_NO_ROOM: FailureReason.NO_ROOM,
+    session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT: FailureReason.UNKNOWN_ATTEMPT,
+    session_pb2.FAILURE_REASON_ADOPTED: FailureReason.ADOPTED,
+    session_pb2.FAILURE_REASON_CORRUPT: FailureReason.CORRUPT,
 }
 
 
@@ -72,12 +75,14 @@ def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> session
             attempt_id=tag.attempt_id,
             transfer_id=tag.transfer_id,
             token_ids=request.token_ids,
-            sampling=_sampling(request.sampling, computes_prompt=True),
+            sampling=sampling_message(request.sampling, computes_prompt=True),
             block_hashes=request.block_hashes,
             time_left_ms=tag.time_left_ms,
             traceparent=tag.traceparent,
             fetch=_fetch(tag, request, placement),
             adapter=_adapter(request),
+            answered_tokens=request.answered_tokens,
+            first_choice=request.first_choice,
         )
     )
 
@@ -103,16 +108,27 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> s
             cache_root=request.cache_root,
             adapter=_adapter(request),
             token_ids=request.token_ids,
-            sampling=_sampling(request.sampling, computes_prompt=prefill_endpoint is None),
+            sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
             block_hashes=request.block_hashes,
             time_left_ms=tag.time_left_ms,
             traceparent=tag.traceparent,
+            answered_tokens=request.answered_tokens,
+            first_choice=request.first_choice,
         )
     )
 
 
 def cancel(attempt_id: int) -> session_pb2.ConnectRequest:
     return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id))
+
+
+def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectRequest:
+    """What another router, or this one before, had begun as `attempt_id` goes on as that of the tag."""
+    return session_pb2.ConnectRequest(
+        adopt=session_pb2.Adopt(
+            router_id=router_id, attempt_id=attempt_id, as_attempt_id=tag.attempt_id, time_left_ms=tag.time_left_ms
+        )
+    )
 
 
 def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
@@ -183,10 +199,12 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         unfilled_slots=report.unfilled_slots,
         links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
         cache=cache_wire.cache_sum(report.cache) if report.HasField("cache") else None,
+        checked_blocks=report.checked_blocks,
+        checksum_mismatches=report.checksum_mismatches,
     )
 
 
-def _sampling(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Sampling:
+def sampling_message(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Sampling:
     rules, beams = sampling.rules, sampling.beams
     return sampling_pb2.Sampling(
         max_tokens=sampling.max_tokens,
@@ -209,7 +227,7 @@ def _sampling(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Samplin
         prompt_logprobs=sampling.prompt_logprobs if computes_prompt else None,
         beam_width=beams.width if beams is not None else 0,
         length_penalty=beams.length_penalty if beams is not None else 0.0,
-        beam_stop=_BEAM_STOPS[beams.stop] if beams is not None else sampling_pb2.BEAM_STOP_UNSPECIFIED,
+        beam_stop=BEAM_STOPS[beams.stop] if beams is not None else sampling_pb2.BEAM_STOP_UNSPECIFIED,
         structured=_structured(sampling.structured),
     )
 
@@ -217,7 +235,7 @@ def _sampling(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Samplin
 def _structured(asked: StructuredOutput | None) -> sampling_pb2.StructuredOutput | None:
     if asked is None:
         return None
-    return sampling_pb2.StructuredOutput(kind=_STRUCTURED_KINDS[asked.kind], text=asked.text)
+    return sampling_pb2.StructuredOutput(kind=STRUCTURED_KINDS[asked.kind], text=asked.text)
 
 
 def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:

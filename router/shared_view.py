@@ -7,6 +7,8 @@ that has gone, and counts no longer than MAX_AGE_S.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from router.key_limits import KeyUse
+
 MAX_AGE_S = 1.0
 
 
@@ -42,6 +44,14 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Takeover:
+    """A stream of that router, by its number there, goes on at another one."""
+
+    router_id: bytes
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """What one router said at one time."""
 
@@ -49,6 +59,8 @@ class Share:
     number: int
     loads: Mapping[str, ElsewhereLoad]  # by endpoint
     predictions: Sequence[Prediction]
+    takeovers: Sequence[Takeover] = ()
+    keys: Mapping[str, KeyUse] = field(default_factory=dict)  # with limits, by name
 
 
 @dataclass(slots=True)
@@ -67,6 +79,10 @@ class SharedView:
     @property
     def routers(self) -> int:
         return len(self._others)
+
+    @property
+    def router_ids(self) -> tuple[bytes, ...]:
+        return tuple(self._others)
 
     def take(self, share: Share, now: float) -> Iterator[Prediction]:
         """Gives out those of its predictions that were not heard before."""
@@ -125,4 +141,23 @@ class RecentPredictions:
         told = tuple(prediction for prediction, _ in self._kept)
         self._kept = [(prediction, left - 1) for prediction, left in self._kept if left > 1]
         self._blocks = sum(len(prediction.block_hashes) for prediction, _ in self._kept)
+        return told
+
+
+class RecentTakeovers:
+    """What this router has to tell of streams that it resumed: each in a few shares. To hear one twice does nothing."""
+
+    def __init__(self, shares: int = 3, most: int = 4096) -> None:
+        self._shares = shares
+        self._most = most
+        self._kept: list[tuple[Takeover, int]] = []  # with how many more shares they go into
+
+    def add(self, takeover: Takeover) -> None:
+        self._kept.append((takeover, self._shares))
+        del self._kept[: -self._most]
+
+    def take(self) -> tuple[Takeover, ...]:
+        """For one share, oldest first."""
+        told = tuple(takeover for takeover, _ in self._kept)
+        self._kept = [(takeover, left - 1) for takeover, left in self._kept if left > 1]
         return told

@@ -35,6 +35,16 @@ class GapSummary:
     stalls: tuple[Stall, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Another attempt went on with a choice of which some tokens were out."""
+
+    at_s: float
+    gap_ms: float  # since its last token
+    choice: int
+    offset: int  # of the first token that it made
+
+
 class TokenGaps:
     """Time between consecutive tokens of each choice, as they arrive from decode."""
 
@@ -52,6 +62,14 @@ class TokenGaps:
             for _ in range(tokens):
                 self._ends_s.append(now)
                 self._gaps_ms.append(gap_ms)
+
+    def last_s(self, choice: int) -> float | None:
+        return self._last_s.get(choice)
+
+    def resume(self, choice: int, last_s: float, now: float) -> None:
+        """The first token of another attempt, which comes from whoever computed the prompt."""
+        self._last_s[choice] = last_s
+        self.take(choice, 1, now)
 
     @property
     def each_ms(self) -> list[float]:
@@ -75,7 +93,8 @@ class Timeline:
     """Filled in as the request goes on. Seconds, monotonic.
 
     A retried request keeps its last attempt; but once its first token went out, the stages up to that token stay, and
-    what the retry took until it had made that token again counts as recovery.
+    so do those of the second. What another attempt took to make the first token again, or the second one, counts as
+    recovery. Later gaps of that kind are `resumes`.
     """
 
     arrived_s: float
@@ -87,7 +106,7 @@ class Timeline:
     prefill: PrefillTimings | None = None
     landed: Landed | None = None
     first_token_s: float | None = None  # the first token left the router
-    resumed_step_s: float | None = None  # the first step of another attempt, made when the first token was out already
+    resumed_step_s: float | None = None  # the first step of another attempt, when the first token was out already
     second_token_s: float | None = None  # the first output of decode arrived
     last_token_s: float | None = None
     ended_s: float | None = None
@@ -98,43 +117,72 @@ class Timeline:
     decode_pid: int = 0
     gaps: TokenGaps = field(default_factory=TokenGaps)
     notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for whoever asks why
+    resumes: list[Resume] = field(default_factory=list)
+    _staged: int = 0  # the attempt whose Landed is a stage between the first token and the second
 
     def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:
         """A retry before the first token starts over; the time that the failed attempt took counts as queueing."""
         self.notes.append(note)
         self.placement = note.placement
-        self.second_token_s = self.landed = None
-        self.gaps = TokenGaps()
         self.attempts += 1
         if self.first_token_s is None:
             self.route_began_s = route_began_s
             self.sent_s = self.first_step_s = self.prefill = None
+        if note.answered_tokens == 0 and note.choice is None:
+            self.second_token_s = self.landed = None
+            self.gaps = TokenGaps()
+            self._staged = note.attempt_id
 
     def dispatched(self, now: float) -> None:
         if self.first_token_s is None:
             self.sent_s = now
 
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
-        if self.notes:
-            self.notes[-1].prefill = first_step.timings
+        note = self._note(first_step.attempt_id)
+        if note is not None:
+            note.prefill = first_step.timings
+            if note.answered_tokens:
+                self._take_resumed(note, now)
         if self.first_step_s is None:  # decode repeats the first token, and may overtake this
             self.first_step_s, self.prefill = now, first_step.timings
             if not self.streams:
                 self.first_token_s = now
-        else:
+        elif self.second_token_s is None:
             self.resumed_step_s = now
+            if note is not None and note.answered_tokens:
+                self.second_token_s = now
 
     def take_landed(self, landed: Landed) -> None:
-        self.landed = landed
-        if self.notes:
-            self.notes[-1].landed = landed
+        if landed.attempt_id == self._staged:
+            self.landed = landed
+        note = self._note(landed.attempt_id)
+        if note is not None:
+            note.landed = landed
 
-    def take_failure(self, failed: Failed) -> None:
-        if self.notes:
-            self.notes[-1].failed = failed
+    def take_failure(self, failed: Failed) -> AttemptNote | None:
+        """Returns the attempt's note."""
+        note = self._note(failed.attempt_id)
+        if note is not None:
+            note.failed = failed
+        return note
+
+    @property
+    def last_landed(self) -> Landed | None:
+        """Of the newest attempt that has told it."""
+        return next((note.landed for note in reversed(self.notes) if note.landed is not None), None)
+
+    def _note(self, attempt_id: int) -> AttemptNote | None:
+        return next((note for note in reversed(self.notes) if note.attempt_id == attempt_id), None)
+
+    def _take_resumed(self, note: AttemptNote, now: float) -> None:
+        """An answer goes on. The gap is what its reader saw."""
+        choice = note.choice or 0
+        last_s = self.gaps.last_s(choice) or self.first_step_s or now
+        self.resumes.append(Resume(now, (now - last_s) * 1e3, choice, note.answered_tokens))
+        self.gaps.resume(choice, last_s, now)
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
-        """Decode repeats token 0: only what lies beyond it is its own."""
+        """`offset` from where its attempt began. Decode repeats token 0: only what lies beyond it is its own."""
         if offset + tokens > 1:
             if self.second_token_s is None:
                 self.second_token_s = now

@@ -20,6 +20,20 @@ Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
+CHARACTERS_PER_TOKEN = 6
+"""Few texts have more: what is longer than that is probably too long, and so worth a look before all is tokenised."""
+SLICE_CHARACTERS = 1 << 14
+CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
+
+
+class TextTooLong(Exception):
+    """Known before all of it was looked at: it has at least so many tokens."""
+
+    def __init__(self, least_tokens: int) -> None:
+        super().__init__(f"at least {least_tokens} tokens")
+        self.least_tokens = least_tokens
+
+
 class TokenizerWorker:
     """One tokenizer and its thread.
 
@@ -34,22 +48,25 @@ class TokenizerWorker:
         self.token_bytes = TokenBytes(tokenizer)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
-    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    async def encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
+        """Raises: TextTooLong, early, for a text of far more tokens than `most_tokens`."""
+        if most_tokens is not None and len(text) > CHARACTERS_PER_TOKEN * most_tokens:
+            await self._check_length(text, most_tokens)
         return await self._on_thread(self._encode, text, add_special_tokens)
 
     async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
         return await self._on_thread(self._tokenizer.decode, list(token_ids), skip_special_tokens)
 
-    async def prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens of any prompt. Raises: InvalidArgument for messages that the template does not take."""
+    async def prompt_tokens(self, prompt: Prompt, most_tokens: int | None = None) -> tuple[int, ...]:
+        """The tokens of any prompt. Raises: InvalidArgument for messages that the template refuses; TextTooLong."""
         match prompt:
             case TokenPrompt(token_ids):
                 return tuple(token_ids)
             case TextPrompt(text):
-                return await self.encode(text, add_special_tokens=True)
+                return await self.encode(text, True, most_tokens)
             case ChatPrompt():
                 # A template writes its special tokens itself.
-                return await self._on_thread(lambda: self._encode(self._render(prompt), False))
+                return await self.encode(await self._on_thread(self._render, prompt), False, most_tokens)
 
     async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The tokens of texts that are never to come: each as it stands, and as a word after a space.
@@ -91,6 +108,15 @@ class TokenizerWorker:
             )
         except TemplateRefused as refusal:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
+
+    async def _check_length(self, text: str, most_tokens: int) -> None:
+        """Counts slice by slice: what is far too long is known early, and others have their turn in between."""
+        counted = 0
+        for begin in range(0, len(text), SLICE_CHARACTERS):
+            piece = await self._on_thread(self._encode, text[begin : begin + SLICE_CHARACTERS], False)
+            counted += len(piece) - CUT_TOKENS
+            if counted > most_tokens:
+                raise TextTooLong(counted)
 
     async def _on_thread(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

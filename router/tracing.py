@@ -171,6 +171,11 @@ def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
 
 def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {"baton.attempts": record.timeline.attempts}
+    if record.timeline.resumes:
+        attributes["baton.resumes"] = len(record.timeline.resumes)
+        attributes["baton.longest_resume_ms"] = round(max(each.gap_ms for each in record.timeline.resumes), 3)
+    if failures := [note.failed.reason.name.lower() for note in record.timeline.notes if note.failed is not None]:
+        attributes["baton.failed_attempts"] = tuple(failures)
     if record.finish_reasons:
         attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
     if record.error is not None:

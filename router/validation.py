@@ -105,11 +105,14 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
     return room if max_tokens is None else max_tokens
 
 
-def prompt_too_long(prompt_field: str, prompt_tokens: int, max_model_len: int) -> InvalidArgument:
-    """The error for a prompt that leaves no room for a single token."""
+def prompt_too_long(
+    prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False
+) -> InvalidArgument:
+    """The error for a prompt that leaves no room for a single token. `or_more`: it was not counted to its end."""
+    counted = f"{prompt_tokens} tokens or more" if or_more else f"{prompt_tokens} tokens"
     return InvalidArgument(
         prompt_field,
-        f"{prompt_tokens} tokens; at most {max_model_len - 1} fit, so that one can be generated",
+        f"{counted}; at most {max_model_len - 1} fit, so that one can be generated",
         reason="PROMPT_TOO_LONG",
         metadata={"limit": str(max_model_len - 1), "got": str(prompt_tokens)},
     )

@@ -11,6 +11,8 @@ RECENT_S = 10.0
 """Of waiting time: what lies further back counts e times less."""
 GUESS_S = 1.0
 """The rate that Little's law gives counts as much as so many seconds of measurement."""
+MOST_COUNTED_S = 1.0
+"""At a time. Workers report several times a second: what goes beyond is time in which this process was stopped."""
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
 RETRY_UNKNOWN_S = 1.0
 _KEPT = 0.98  # of what is known of how long requests stay, by each further one
@@ -80,6 +82,7 @@ class WaitEstimate:
 
     def _count(self, now: float) -> None:
         passed_s, self._counted_to_s = max(0.0, now - self._counted_to_s), max(now, self._counted_to_s)
+        passed_s = min(passed_s, MOST_COUNTED_S)
         if self._some_wait:
             kept = math.exp(-passed_s / RECENT_S)
             self._freed_tokens *= kept

@@ -18,6 +18,8 @@ def weighed_terms(
 
     Costs of prefill and of decode workers are not compared with each other.
     """
+    if placement.policy not in {each.value for each in Strategy}:
+        return {}  # nothing was weighed: an adopted answer stays where it is
     policy = POLICIES[Strategy(placement.policy)]
     suited = [worker for worker in workers if request.suits(worker)]
     prefill = [worker for worker in suited if worker.role is WorkerRole.PREFILL]

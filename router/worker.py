@@ -79,3 +79,5 @@ class WorkerReport:
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
     links: tuple[Link, ...] = ()
     cache: CacheSum | None = None  # None: the worker does not tell of its cache
+    checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
+    checksum_mismatches: int = 0  # of those

@@ -26,7 +26,7 @@ class KeyFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may take of a router. None: as much as there is."""
+    """What one key may take of the routers that share a Redis, or of a router without. None: as much as there is."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and of answers

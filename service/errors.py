@@ -9,6 +9,7 @@ BatonError
 ├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
 │   └── RateLimited     RESOURCE_EXHAUSTED  ErrorInfo, RetryInfo       the API key has had its share
 ├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
+├── Aborted             ABORTED             ErrorInfo                  another stream of the same request goes on
 ├── DeadlineExceeded    DEADLINE_EXCEEDED   -                          the deadline passed
 └── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
 """
@@ -30,6 +31,9 @@ class BatonError(Exception):
     """An error with a gRPC status; `details` builds its google.rpc messages when asked."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+    reason: str | None = None  # one upper-case word; with it there is an ErrorInfo
+    metadata: Mapping[str, str] = {}  # of the ErrorInfo
+    retry_after_s: float | None = None  # with it there is a RetryInfo
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -37,7 +41,8 @@ class BatonError(Exception):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        return ()
+        told = [] if self.reason is None else [_error_info(self.reason, self.metadata)]
+        return (*told, *([] if self.retry_after_s is None else [_retry_info(self.retry_after_s)]))
 
 
 class InvalidArgument(BatonError):
@@ -57,10 +62,7 @@ class InvalidArgument(BatonError):
     @property
     def details(self) -> tuple[Message, ...]:
         violation = _rpc().BadRequest.FieldViolation(field=self.field, description=self.description)
-        bad_request = _rpc().BadRequest(field_violations=[violation])
-        if self.reason is None:
-            return (bad_request,)
-        return (bad_request, _error_info(self.reason, self.metadata))
+        return (_rpc().BadRequest(field_violations=[violation]), *super().details)
 
 
 class FailedPrecondition(BatonError):
@@ -88,11 +90,7 @@ class Unauthenticated(BatonError):
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
-        self.reason = reason
-
-    @property
-    def details(self) -> tuple[Message, ...]:
-        return (_error_info(self.reason, {}),)
+        self.reason: str = reason
 
 
 class PermissionDenied(BatonError):
@@ -102,11 +100,7 @@ class PermissionDenied(BatonError):
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
-        self.reason = reason
-
-    @property
-    def details(self) -> tuple[Message, ...]:
-        return (_error_info(self.reason, {}),)
+        self.reason: str = reason
 
 
 class NotFound(BatonError):
@@ -129,23 +123,18 @@ class ResourceExhausted(BatonError):
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-    @property
-    def details(self) -> tuple[Message, ...]:
-        return (_retry_info(self.retry_after_s),)
+        self.retry_after_s: float = retry_after_s
 
 
 class RateLimited(ResourceExhausted):
     """Not for want of room: this caller has had what its key allows. `limit` is a field of KeyLimits."""
 
+    reason = "RATE_LIMITED"
+
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
         self.limit = limit
-
-    @property
-    def details(self) -> tuple[Message, ...]:
-        return (_error_info("RATE_LIMITED", {"limit": self.limit}), _retry_info(self.retry_after_s))
+        self.metadata = {"limit": limit}
 
 
 class Unavailable(BatonError):
@@ -155,12 +144,18 @@ class Unavailable(BatonError):
 
     def __init__(self, message: str, reason: str, retry_after_s: float) -> None:
         super().__init__(message)
-        self.reason = reason
-        self.retry_after_s = retry_after_s
+        self.reason: str = reason
+        self.retry_after_s: float = retry_after_s
 
-    @property
-    def details(self) -> tuple[Message, ...]:
-        return (_error_info(self.reason, {}), _retry_info(self.retry_after_s))
+
+class Aborted(BatonError):
+    """`reason` is one upper-case word, for example `SUPERSEDED`."""
+
+    code = grpc.StatusCode.ABORTED
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason: str = reason
 
 
 class DeadlineExceeded(BatonError):
@@ -182,7 +177,7 @@ class Internal(BatonError):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        return (_error_info(self.reason, {}), _rpc().RequestInfo(request_id=self.request_id))
+        return (*super().details, _rpc().RequestInfo(request_id=self.request_id))
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", error: BatonError) -> NoReturn:

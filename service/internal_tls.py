@@ -2,6 +2,9 @@
 
 Who holds such a certificate may take any part. Names say nothing within: workers move between machines, so that all
 certificates are for one name. What CUDA IPC, NIXL, NCCL, Gloo and shared memory carry does not come this way.
+
+Servers read files that have changed for the next connection. A channel keeps those of when it was opened; routers open
+theirs anew with every session.
 """
 
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from service.tls import TlsFiles
+from service.tls import TlsFiles, changing_credentials
 
 INTERNAL_NAME = "baton-internal"
 
@@ -26,9 +29,13 @@ class InternalTls:
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Of a server that talks only to our own. Raises: TlsError, OSError."""
-        TlsFiles(self.certificate, self.key).http_context()  # gRPC says of no file what is wrong with it
+        paths = (self.authority, self.certificate, self.key)
+        return changing_credentials(paths, self._configuration, only_ours=True)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        TlsFiles(self.certificate, self.key).check()
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
-        return grpc.ssl_server_credentials([pair], self.authority.read_bytes(), require_client_auth=True)
+        return grpc.ssl_server_certificate_configuration([pair], self.authority.read_bytes())
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Raises: OSError."""

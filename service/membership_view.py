@@ -6,7 +6,10 @@ from service.worker_record import WorkerRecord
 
 
 class MembershipView:
-    """A worker is gone once successful listings have lacked it for `ttl_s`; failed listings remove nobody."""
+    """A worker is gone once successful listings have lacked it for `ttl_s`; failed listings remove nobody.
+
+    A listing with a lower epoch lacks it too: of a zombie, or of a process whose epoch is from a clock that went back.
+    """
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
@@ -26,7 +29,8 @@ class MembershipView:
             # A registry that lost its data may be told an old epoch first: the higher one that we know stands.
             if known is None or (record.epoch or 0) >= (known.epoch or 0):
                 self._records[record.worker_id] = record
-        self._forget_missing({record.worker_id for record in listed}, now)
+        present = {record.worker_id for record in listed if self._records.get(record.worker_id) == record}
+        self._forget_missing(present, now)
         return self.workers != before
 
     def lost_contact(self) -> None:

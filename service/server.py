@@ -23,8 +23,10 @@ from service.health import SERVICE_NAME, Health
 from service.interceptors import CallInterceptor
 from service.internal_tls import InternalTls
 from service.tls import TlsFiles
+from service.watchdog import BEATS, Watchdog
 
 GRACE_S = 30.0
+STALL_S = 30.0  # how long a process may make no progress
 _STOP_S = 2.0  # for calls that are still open when draining is over
 
 logger = logging.getLogger(__name__)
@@ -51,10 +53,12 @@ class Listener:
 class Running:
     """What a process may know and ask while it is served."""
 
-    def __init__(self, ports: tuple[int, ...], health: Health) -> None:
+    def __init__(self, ports: tuple[int, ...], health: Health, stall_s: float = STALL_S) -> None:
         self.ports = ports
         """Bound ports, in the order of the listeners."""
         self.health = health
+        self.watchdog = Watchdog(stall_s)
+        self._beats = 0  # of the event loop
         self.exit_code = 0
         self.stopping = asyncio.Event()
         self.forced = asyncio.Event()
@@ -63,6 +67,13 @@ class Running:
         """Drain and end, as a signal does; a non-zero code says that it was not asked for (fenced, engine died)."""
         self.exit_code = max(self.exit_code, exit_code)
         self.stopping.set()
+
+    async def beat(self) -> None:
+        """Shows the watchdog that the event loop turns, until cancelled."""
+        self.watchdog.watch("event loop", lambda: self._beats)
+        while True:
+            self._beats += 1
+            await asyncio.sleep(self.watchdog.bound_s / BEATS)
 
     def on_signal(self, name: str) -> None:
         if self.stopping.is_set():
@@ -93,12 +104,16 @@ class Process(Protocol):
         """Let go of everything. Called once, also when start() failed."""
 
 
-async def serve(process: Process, grace_s: float = GRACE_S) -> int:
-    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and what start() raises."""
+async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STALL_S) -> int:
+    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and what start() raises.
+
+    Once it has started, a process of which something stands still for `stall_s` ends at once: see service/watchdog.py.
+    """
     listeners = process.listeners
     health = Health(name for listener in listeners for name in listener.service_names)
     servers = [_server(listener, health) for listener in listeners]
-    running = Running(tuple(_bind(*pair) for pair in zip(servers, listeners, strict=True)), health)
+    running = Running(tuple(_bind(*pair) for pair in zip(servers, listeners, strict=True)), health, stall_s)
+    beating: asyncio.Task[None] | None = None
     await health.set_serving(False)
     with _signals(running):
         try:
@@ -106,6 +121,8 @@ async def serve(process: Process, grace_s: float = GRACE_S) -> int:
                 await server.start()
             started = await _until(running.stopping, process.start(running))
             _keep_for_good()
+            beating = asyncio.create_task(running.beat(), name="heartbeat")
+            running.watchdog.start()
             await running.stopping.wait()
             await health.drain()
             if started and not await _until(running.forced, process.drain(), grace_s):
@@ -114,6 +131,9 @@ async def serve(process: Process, grace_s: float = GRACE_S) -> int:
             await process.stop()
             grace = 0.0 if running.forced.is_set() else _STOP_S
             await asyncio.gather(*(server.stop(grace) for server in servers))
+            running.watchdog.close()
+            if beating is not None:
+                beating.cancel()
     return running.exit_code
 
 

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from service.session_channel import SessionChannel, SessionOverflow
 
 logger = logging.getLogger(__name__)
+DELIVERY_POLL_S = 0.005
 MAX_WAITING = 1024  # messages that a connection has still to write; what may be lost is, beyond
 
 
@@ -88,6 +89,10 @@ class RouterSession(Generic[Message]):
     expiry: asyncio.TimerHandle | None = None
     ended: bool = False
 
+    def __hash__(self) -> int:
+        """Sets of sessions have an order that does not depend on where they lie in memory."""
+        return int.from_bytes(self.router_id[:8], "little")
+
     def send(self, message: Message) -> None:
         """Raises SessionOverflow if the router has left too much unacknowledged."""
         if self.ended:
@@ -126,7 +131,7 @@ class SessionHub(Generic[Message]):
         self._max_unacknowledged = max_unacknowledged
         self._on_end = on_end
         self._sessions: dict[bytes, RouterSession[Message]] = {}
-        self._connections: set[Outbox[Message]] = set()
+        self._connections: dict[Outbox[Message], None] = {}  # in their order
         self._disconnected = asyncio.Event()
         self.closed = False
 
@@ -150,13 +155,13 @@ class SessionHub(Generic[Message]):
         if session.outbox is not None:
             session.outbox.close()
         session.outbox = Outbox()
-        self._connections.add(session.outbox)
+        self._connections[session.outbox] = None
         return session, resumed
 
     def disconnect(self, session: RouterSession[Message], outbox: Outbox[Message]) -> None:
         """A connection has ended. The session waits for the next one unless it was replaced already."""
         outbox.close()
-        self._connections.discard(outbox)
+        self._connections.pop(outbox, None)
         self._disconnected.set()
         if session.outbox is not outbox:
             return
@@ -184,6 +189,22 @@ class SessionHub(Generic[Message]):
         if self._sessions.get(session.router_id) is session:
             del self._sessions[session.router_id]
         self._on_end(session)
+
+    @property
+    def _owes_routers_that_are_here(self) -> bool:
+        return any(each.outbox is not None and each.channel.unacknowledged_count for each in self.sessions)
+
+    async def delivered(self, timeout_s: float) -> None:
+        """Waits, for so long, until the routers that are connected have acknowledged all that was sent to them.
+
+        One that is writing when its connection ends may never read what had come before.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels tell nobody
+                    await asyncio.sleep(DELIVERY_POLL_S)
+        except TimeoutError:
+            logger.warning("a router did not acknowledge its last messages in time")
 
     async def close(self, timeout_s: float) -> None:
         """The worker stops: lets the connections write what they have, for so long, and ends every session."""

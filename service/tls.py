@@ -1,10 +1,16 @@
-"""TLS of the public ports: certificate and key of a server, as gRPC and as HTTP take them."""
+"""TLS of the public ports: certificate and key of a server, as gRPC and as HTTP take them.
+
+Files that change are read again for the next connection; those that are open stay.
+"""
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
+from service.changing_files import ChangingFiles
 
 
 class TlsError(Exception):
@@ -20,6 +26,24 @@ class TlsFiles:
 
     def http_context(self) -> ssl.SSLContext:
         """Raises: TlsError."""
+        files = ChangingFiles((self.certificate, self.key), self._context, TlsError, "certificate and key for HTTP")
+        context = self._context()
+
+        def take_latest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+            connection.context = files.latest()
+
+        context.sni_callback = take_latest  # called for every handshake, whether the client names a server or not
+        return context
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Raises: TlsError."""
+        return changing_credentials((self.certificate, self.key), self._configuration)
+
+    def check(self) -> None:
+        """Raises: TlsError, which says more than gRPC would."""
+        self._context()
+
+    def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -29,10 +53,29 @@ class TlsFiles:
             raise TlsError(f"{self.certificate} and {self.key}: {error.strerror or error}") from error
         return context
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Raises: TlsError."""
-        self.http_context()  # gRPC says of no file what is wrong with it
-        return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        self.check()
+        return grpc.ssl_server_certificate_configuration([(self.key.read_bytes(), self.certificate.read_bytes())])
+
+
+def changing_credentials(
+    paths: tuple[Path, ...], make: Callable[[], grpc.ServerCertificateConfiguration], only_ours: bool = False
+) -> grpc.ServerCredentials:
+    """Of a server that asks `make` again when the files change. Raises: TlsError, OSError.
+
+    `only_ours`: clients show a certificate too.
+    """
+    files = ChangingFiles(paths, make, TlsError, "certificate and key for gRPC")
+    given = files.latest()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """For every connection. None: as the one before."""
+        nonlocal given
+        before, given = given, files.latest()
+        return None if given is before else given
+
+    # grpc's types leave out None, which its documentation has for "no change"
+    return grpc.dynamic_ssl_server_credentials(given, fetch, only_ours)  # type: ignore[arg-type]
 
 
 def _no_password() -> str:

@@ -18,6 +18,7 @@ from service.config import (
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 KV_BYTES = ByteSize(256 * 2**20)
+REPORT_PERIOD_S = 0.2
 KvMemory = Annotated[ByteSize, Field(gt=0)] | Literal["auto"]
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
@@ -67,7 +68,19 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
         pattern=r"^[A-Za-z0-9_.@-]{1,15}$",
         description="network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, as eth0",
     )
-    session_grace_s: float = Field(10.0, gt=0, le=600, description="how long a router that is away keeps its requests")
+    report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="time between two reports to routers")
+    checksum_share: float = Field(
+        0.001, ge=0, le=1, description="share of the blocks that others read from here of which checksums are compared"
+    )
+    stall_s: float = Field(
+        30.0, ge=1, description="how long engine or event loop may make no progress before the process ends, code 3"
+    )
+    session_grace_s: float = Field(
+        10.0, gt=0, le=600, description="how long a router that is away keeps its requests, and others may adopt them"
+    )
+    drain_s: float = Field(
+        30.0, ge=0, le=3600, description="how long a drain may take; what is open then goes on on other workers"
+    )
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

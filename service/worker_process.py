@@ -12,7 +12,6 @@ from service.worker_config import WorkerConfig
 from service.worker_record import WorkerRecord, WorkerRole
 
 logger = logging.getLogger(__name__)
-REPORT_PERIOD_S = 0.2
 DRAIN_POLL_S = 0.05
 
 
@@ -27,6 +26,9 @@ class Worker(Protocol):
     def fingerprint(self) -> bytes: ...
     @property
     def busy(self) -> bool: ...
+    @property
+    def turns(self) -> int | None:
+        """Moves while the engine does; None while there is none. On any thread."""
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
         """Loads and warms the engine; returns when it can serve."""
@@ -82,6 +84,7 @@ class WorkerProcess:
             running.stop(exit_code=1)
 
         await self._worker.start(on_fault)
+        running.watchdog.watch("engine", lambda: self._worker.turns)
         self._reports = asyncio.create_task(self._report(), name="reports")
         end_on_error(self._reports, on_fault)
         await running.health.set_serving(True)
@@ -118,4 +121,4 @@ class WorkerProcess:
     async def _report(self) -> None:
         while True:
             self._worker.report()
-            await asyncio.sleep(REPORT_PERIOD_S)
+            await asyncio.sleep(self._config.report_period_s)

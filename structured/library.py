@@ -19,6 +19,7 @@ COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator":
 MAX_STEP_ITEMS = 10_000  # of the parser, per token
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000
+MAX_FORCED_BYTES = 256  # that are spelled at once
 MESSAGE_CHARACTERS = 300
 
 
@@ -39,6 +40,12 @@ class Matcher(Protocol):
         """Whether the beginning is a whole answer."""
 
     def compute_bitmask(self) -> bytes: ...
+
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None: ...
+
+    def compute_ff_bytes(self) -> bytes: ...
+
+    def compute_ff_tokens(self) -> list[int]: ...
 
     def consume_tokens(self, sampled_tokens: list[int], /) -> bool: ...
 
@@ -105,6 +112,26 @@ def next_tokens(matcher: Matcher) -> bytes:
     if matcher.is_error():
         raise GrammarFailed(_short(matcher.get_error()))
     return bits
+
+
+def fill_next_tokens(matcher: Matcher, address: int, size_bytes: int) -> None:
+    """The same, into memory of the caller's: 4 bytes for every 32 tokens or part of them. Raises: GrammarFailed."""
+    matcher.unsafe_compute_mask_ptr(address, size_bytes)
+    if matcher.is_error():
+        raise GrammarFailed(_short(matcher.get_error()))
+
+
+def forced_tokens(matcher: Matcher) -> list[int]:
+    """The tokenizer's spelling of the text that has to follow, as far as it is settled; none where that is long.
+
+    Keeps the lock, a microsecond for every byte. Raises: GrammarFailed.
+    """
+    if len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+        return []
+    token_ids = matcher.compute_ff_tokens()
+    if matcher.is_error():
+        raise GrammarFailed(_short(matcher.get_error()))
+    return token_ids
 
 
 def take_tokens(matcher: Matcher, token_ids: Sequence[int]) -> None:

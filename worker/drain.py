@@ -20,8 +20,23 @@ class Departing:
 
     leaving = False  # reported as draining
     draining = False  # and new work is refused
+    broken = False  # the engine is lost: what is open may be the reason, and is not for others to go on with
     _change_role: ChangeRole | None = None
     _worker: session_pb2.WorkerInfo  # what routers are told
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether what is open when the worker stops is left over by a drain."""
+        return self.leaving and not self.broken
+
+    def breaks(self, on_fault: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+        """`on_fault`, of which this book takes note."""
+
+        def noted(fault: BaseException) -> None:
+            self.broken = True
+            on_fault(fault)
+
+        return noted
 
     def offer_roles(self, roles: Sequence[session_pb2.Role], change_role: ChangeRole) -> None:
         """Tells routers which roles this process can take; `change_role` is called when one of them wants another."""

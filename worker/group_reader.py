@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -109,12 +110,11 @@ async def join_group(
     )
     try:
         await _read(call, options.timeout_s)  # its store answers
-        group = await meet(RemoteKeyValues(blocking_stub, group_id, options.timeout_s), READER, options)
-        try:
+        with ExitStack() as undo:
+            group = await meet(RemoteKeyValues(blocking_stub, group_id, options.timeout_s), READER, options)
+            undo.callback(group.close)
             await _read(call, options.timeout_s)  # it has us
-        except BaseException:
-            group.close()
-            raise
+            undo.pop_all()
     except (grpc.aio.AioRpcError, LinkBroken, TimeoutError) as error:
         call.cancel()
         raise PeerUnreachable(f"no group by {options.backend}: {_text(error)}") from error

@@ -10,6 +10,7 @@ from functools import partial
 import grpc
 import torch
 
+from kvtransfer.checksum import BlockChecksum, Checksums
 from kvtransfer.choice import TransportChoice, TransportName, possible_ways
 from kvtransfer.cuda_ipc import CudaDevice
 from kvtransfer.description import PoolDescription, check_compatible
@@ -112,6 +113,7 @@ class Peers:
         self._mine = mine
         self._storage = storage
         self._parts = parts_of(storage, mine.shape)
+        self._checksums = Checksums(storage, mine.shape)
         self._thread = thread
         self._choice = choice
         self._pair_timeout_s = pair_timeout_s
@@ -156,6 +158,10 @@ class Peers:
             raise PeerFailed(f"copying failed: {error}") from error
         except TransferError as error:
             raise PeerFailed(f"copying failed: {error}") from error
+
+    async def check(self, wanted: Sequence[BlockChecksum]) -> None:
+        """Compares blocks of our own pool, of which `logical` says which. Raises: ChecksumDiffers."""
+        await self._thread.check(self._checksums, wanted)
 
     @property
     def links(self) -> tuple[PeerLink, ...]:

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from engine.sequence import FirstToken
+from kvtransfer.checksum import BlockChecksum
+from kvtransfer.errors import ChecksumDiffers
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
 from worker.peers import Peer, PeerFailed, PeerLink, Peers
@@ -26,6 +28,10 @@ CLOSE_TIMEOUT_S = 2.0
 
 class TransferFailed(Exception):
     """The KV could not be read, or what was read may not be used."""
+
+
+class BlocksCorrupt(TransferFailed):
+    """A checksum differs: what was read is not what the source had. The source has been told."""
 
 
 class PoolReplaced(TransferFailed):
@@ -55,6 +61,14 @@ class Pull:
     exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
     late_ms: float  # from the first token's sampling to the Open: the request was waiting for pages
     transport: str
+
+
+@dataclass(slots=True)
+class Integrity:
+    """Blocks whose checksum was compared, since the start."""
+
+    checked_blocks: int = 0
+    checksum_mismatches: int = 0  # of those
 
 
 @dataclass(slots=True)
@@ -92,6 +106,7 @@ class TransferReader:
         """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources are told of both."""
         self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
         self._closing: set[asyncio.Task[None]] = set()
+        self.integrity = Integrity()
 
     @property
     def links(self) -> tuple[PeerLink, ...]:
@@ -205,6 +220,30 @@ class TransferReader:
             copied = await self._peers.copy(peer, transfer_id, pairs)
             progress.copied_bytes += copied.bytes
             progress.copy_s += copied.seconds
+        wanted = [
+            BlockChecksum(destination.blocks[told.block], told.value)
+            for told in message.checksums
+            if first_new <= told.block < len(progress.source_blocks)
+        ]
+        if wanted:
+            await self._check(peer, transfer_id, wanted)
+
+    async def _check(self, peer: Peer, transfer_id: bytes, wanted: Sequence[BlockChecksum]) -> None:
+        """Compares what has landed with what the source says it had.
+
+        Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError.
+        """
+        self.integrity.checked_blocks += len(wanted)
+        try:
+            await self._peers.check(wanted)
+        except ChecksumDiffers as error:
+            request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, corrupt=True)
+            kept = (await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid
+            if not kept:
+                raise TransferFailed(f"the KV read from {peer.endpoint} was stale") from error
+            self.integrity.checksum_mismatches += 1
+            logger.error("the KV read from %s is corrupt: %s", peer.endpoint, error)
+            raise BlocksCorrupt(f"the KV read from {peer.endpoint} is corrupt: {error}") from error
 
     async def _confirm(self, peer: Peer, transfer_id: bytes) -> bool:
         """Everything was read; was it pinned throughout? The answer also unpins it."""

@@ -6,6 +6,7 @@ which are watched but not held, so that no reader ever takes room from the engin
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -17,15 +18,17 @@ import grpc
 from engine.engine_thread import EngineStopped
 from engine.pages import Watch
 from engine.sequence import FirstToken
+from kvtransfer.checksum import Checksums, SampledChecksums
 from kvtransfer.description import PoolDescription, check_compatible
 from kvtransfer.errors import PairingRefused
 from kvtransfer.parts import Storage, parts_of
-from kvtransfer.source import OpenVerdict, SourceState, SourceTable
+from kvtransfer.source import OpenVerdict, SourceTable
 from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from worker.group_host import GroupHost
-from worker.transfer_wire import description_from_wire, description_to_wire, first_token_to_wire
+from worker.transfer_wire import description_from_wire, description_to_wire, watermark_to_wire
 
+logger = logging.getLogger(__name__)
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
@@ -43,12 +46,16 @@ class WatchedCache(Protocol):
 
     def unwatch(self, watch: Watch) -> None: ...
 
+    def distrust(self, blocks: Sequence[int]) -> None:
+        """Nobody finds these blocks again, nor what was computed from them."""
+
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     """Serves KvTransferService over the pool in `storage`.
 
     `on_ended` is told the request whose pages nobody will read any more; a worker that announces none needs none.
     `on_slow_down` is told on which GPU a reader decodes, and how many times as long its steps take as at their best.
+    Readers are told the checksums of a `checksum_share` of blocks, as these are when they become readable.
     Lives on the event loop.
     """
 
@@ -60,11 +67,13 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         on_ended: Callable[[int], None] | None = None,
         groups: GroupHost | None = None,
         on_slow_down: Callable[[str, float], None] = lambda gpu, slow_down: None,
+        checksum_share: float = 0.0,
     ) -> None:
         self._table = table
         self._description = description
         shape = description.shape
         self._parts = [part.view(shape.num_blocks, -1) for part in parts_of(storage, shape)]
+        self._checksums = SampledChecksums(Checksums(storage, shape), checksum_share)
         self._on_ended = on_ended
         self._on_slow_down = on_slow_down
         self._groups = groups
@@ -85,7 +94,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def advance(self, transfer_id: bytes, blocks: Sequence[int], first: Sequence[FirstToken] | None) -> None:
         """Blocks have become readable; with `first`, they were the last. Raises: UnknownTransfer."""
         now = time.monotonic()
-        self._table.advance(transfer_id, blocks, now)
+        self._table.advance(transfer_id, blocks, now, self._checksums.of(blocks))
         if first is not None:
             self._table.finish(transfer_id, first, now)
         self._wake(transfer_id)
@@ -152,7 +161,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             while not self._closed and not (state := self._table.snapshot(transfer_id)).dropped:
                 changed.clear()
                 if state.watermark_blocks > sent_blocks or (state.finished and not finished):
-                    yield _watermark(state, sent_blocks)
+                    yield watermark_to_wire(state, sent_blocks, time.monotonic())
                     sent_blocks, finished = state.watermark_blocks, state.finished
                 await changed.wait()  # also after the last watermark: an open stream keeps the lease
         finally:
@@ -179,7 +188,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if not self._table.announce(transfer_id, watch, now):
             self._release(watch)
             raise NotFound("transfer", "that id")
-        self._table.advance(transfer_id, watch.blocks, now)
+        self._table.advance(transfer_id, watch.blocks, now, self._checksums.of(watch.blocks))
         self._table.finish(transfer_id, (), now)
 
     def _unwatch_result(self, asked: "Future[Watch]") -> None:
@@ -262,27 +271,24 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> kv_transfer_pb2.CloseResponse:
         if request.gpu and request.slow_down:
             self._on_slow_down(request.gpu, request.slow_down)
+        blocks = self._table.snapshot(request.transfer_id).blocks
         verdict = self._table.close(request.transfer_id, request.complete, time.monotonic())
         overwritten = isinstance(verdict.owner, Watch) and verdict.owner.broken
+        valid = verdict.valid and not overwritten
+        if request.corrupt:
+            valid = verdict.owner is not None and not overwritten  # else what was read was stale, and no wonder
+            if valid and self._cache is not None:
+                logger.error("a reader's checksum differs: %d blocks are not offered again", len(blocks))
+                self._cache.distrust(blocks)
         if verdict.owner is not None:
             self._release(verdict.owner)
         self._wake(request.transfer_id)
-        return kv_transfer_pb2.CloseResponse(valid=verdict.valid and not overwritten)
+        return kv_transfer_pb2.CloseResponse(valid=valid)
 
     def _wake(self, transfer_id: bytes) -> None:
         changed = self._changes.get(transfer_id)
         if changed is not None:
             changed.set()
-
-
-def _watermark(state: SourceState[FirstToken], sent_blocks: int) -> kv_transfer_pb2.OpenResponse:
-    blocks = state.blocks[sent_blocks:]
-    if state.first_tokens is None:
-        return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks)
-    first_tokens = [first_token_to_wire(first) for first in state.first_tokens]
-    age_ms = 0.0 if state.finished_at is None else (time.monotonic() - state.finished_at) * 1e3
-    end = kv_transfer_pb2.TransferEnd(first_tokens=first_tokens, age_ms=age_ms)
-    return kv_transfer_pb2.OpenResponse(watermark_blocks=len(state.blocks), blocks=blocks, end=end)
 
 
 def _pieces(size_bytes: int) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from engine.plan import TokenLogprob
 from engine.sequence import EndReason, FirstToken
 from kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
+from kvtransfer.source import SourceState
 from protos import kv_transfer_pb2
 
 
@@ -61,6 +62,24 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
         if wire.HasField("nixl")
         else None,
     )
+
+
+def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:
+    """What is new since the first `sent_blocks`, at `now` (monotonic seconds)."""
+    told = kv_transfer_pb2.OpenResponse(
+        watermark_blocks=len(state.blocks),
+        blocks=state.blocks[sent_blocks:],
+        checksums=[
+            kv_transfer_pb2.BlockChecksum(block=logical, value=value)
+            for logical, value in state.checksums
+            if logical >= sent_blocks
+        ],
+    )
+    if state.first_tokens is not None:
+        told.end.first_tokens.extend(map(first_token_to_wire, state.first_tokens))
+        told.end.age_ms = 0.0 if state.finished_at is None else (now - state.finished_at) * 1e3
+        told.end.SetInParent()
+    return told
 
 
 def first_token_to_wire(first: FirstToken) -> kv_transfer_pb2.FirstToken:

@@ -1,15 +1,15 @@
 """Values of the engine as session messages have them, and back."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
 from engine.constraint import Constraint
-from engine.mixed_state import RequestFailed
 from engine.pages import PageCounts
 from engine.plan import Drawn, TokenLogprob
 from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken
+from engine.sequence import EndReason, FirstToken, Request
 from protos import report_pb2, sampling_pb2, session_pb2
 from worker.peers import PeerLink
 
@@ -79,15 +79,40 @@ def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | No
     )
 
 
-def failure_of(failed: RequestFailed) -> "tuple[session_pb2.FailureReason, str]":
-    if failed.cause:
-        return session_pb2.FAILURE_REASON_INVALID, failed.cause
+def request_of(
+    request_id: int, command: session_pb2.Prefill | session_pb2.Start, params: SamplingParams, adapter: int
+) -> Request:
+    """What either kind of worker asks its engine for. Of an answer that goes on, the prompt's scores were told."""
+    if command.answered_tokens and params.prompt_logprobs is not None:
+        params = replace(params, prompt_logprobs=None)
+    return Request(
+        request_id,
+        tuple(command.token_ids),
+        params,
+        tuple(command.block_hashes),
+        adapter,
+        command.answered_tokens,
+        command.first_choice,
+    )
+
+
+def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
+    """`cause`: as in NonFinite."""
+    if cause:
+        return session_pb2.FAILURE_REASON_INVALID, cause
     return session_pb2.FAILURE_REASON_NONFINITE, "the logits of this request are not finite"
 
 
-def first_output(attempt_id: int, first: FirstToken, with_logprobs: bool) -> session_pb2.SequenceOutput:
+def first_output(
+    attempt_id: int, first: FirstToken, with_logprobs: bool, answered_tokens: int = 0
+) -> session_pb2.SequenceOutput:
+    """`answered_tokens`: of the command, which come before it."""
     output = session_pb2.SequenceOutput(
-        attempt_id=attempt_id, choice=first.choice, offset=0, token_ids=[first.token_id], end=END_REASONS[first.end]
+        attempt_id=attempt_id,
+        choice=first.choice,
+        offset=answered_tokens,
+        token_ids=[first.token_id],
+        end=END_REASONS[first.end],
     )
     if with_logprobs:
         add_logprobs(output, first)

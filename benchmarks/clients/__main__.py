@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clients.run import Run, served_model
-from benchmarks.clients.service import started
+from benchmarks.clients.service import Service, started
 from benchmarks.clients.with_aiperf import run_aiperf
 from benchmarks.clients.with_guidellm import run_guidellm
 from benchmarks.clients.with_lm_eval import run_lm_eval
 from benchmarks.clients.with_locust import run_locust
 from benchmarks.clients.with_schemathesis import run_schemathesis
+from cli.bench.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_CONTEXT = ("--max-model-len", "64")
@@ -35,20 +36,36 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tableqa", help="folder")
     parser.add_argument("--environments", type=Path, default=ROOT / ".cache" / "clients", help="where clients lie")
     parser.add_argument("--seconds", type=float, default=20.0, help="of load; the soak: 600")
+    parser.add_argument("--json", type=Path, help="where all figures go, those over time too")
     asked = parser.parse_args()
-    failed = 0
+    failed, told = 0, {}
     for name in asked.clients:
         flags = SHORT_CONTEXT if name == "schemathesis" else ()
-        service = nullcontext(asked.url) if asked.url else started(asked.model, flags)
-        with service as url, tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as scratch:
-            run = Run(url, served_model(url), asked.model, asked.environments, Path(scratch), asked.seconds)
+        running = nullcontext(Service(asked.url)) if asked.url else started(asked.model, flags)
+        with running as service, tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as scratch:
+            run = Run(
+                service.url,
+                served_model(service.url),
+                asked.model.resolve(),
+                asked.environments.resolve(),
+                Path(scratch),
+                asked.seconds,
+                service.pids,
+            )
             try:
                 figures = CLIENTS[name](run)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 failed, figures = failed + 1, {"failed": True}
-            print(json.dumps({"client": name, **figures}), flush=True)
+            told[name] = figures
+            print(json.dumps({"client": name, **_brief(figures)}), flush=True)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"machine": describe_machine(), **told}, indent=1) + "\n")
     return min(failed, 1)
+
+
+def _brief(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if name != "over_time"}
 
 
 if __name__ == "__main__":

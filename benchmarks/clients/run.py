@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ class Run:
     environments: Path
     results: Path  # an empty folder
     seconds: float  # of load, where a client takes a time
+    pids: Mapping[str, int] = field(default_factory=dict)  # of the service's processes; none where it runs elsewhere
 
     def client(self, command: list[str], timeout_s: float, **environment: str) -> str:
         """What the client printed. Raises: CalledProcessError, TimeoutExpired."""

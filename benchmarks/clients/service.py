@@ -6,19 +6,27 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.clients.memory import children
 from service.redis_server import free_port
 
 READY_S = 120.0
 STOP_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    url: str
+    pids: Mapping[str, int] = field(default_factory=dict)
+
+
 @contextmanager
-def started(model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The URL of a service with one prefill and one decode worker, in float32. Raises: RuntimeError."""
+def started(model: Path, flags: Sequence[str] = ()) -> Iterator[Service]:
+    """A service with one prefill and one decode worker, in float32. Raises: RuntimeError."""
     http_port = free_port()
     command = [sys.executable, "-m", "cli", "up", "--model", str(model), "--dtype", "float32", "--port", "0"]
     command += ["--admin-port", "0", "--http-port", str(http_port), "--kv-memory", "256MiB", *flags]
@@ -26,7 +34,7 @@ def started(model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     url = f"http://127.0.0.1:{http_port}"
     try:
         _wait(url, running)
-        yield url
+        yield Service(url, children(running.pid))
     finally:
         running.send_signal(signal.SIGTERM)
         running.wait(STOP_S)

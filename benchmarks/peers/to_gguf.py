@@ -11,23 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-INTERLEAVED = "llama"  # whose queries and keys have the two halves of each rotated pair side by side
+from engine.quantization.gguf_names import ARCHITECTURES, gguf_name, is_interleaved
+
 BLOCK = 32  # numbers of a row that share a scale in Q8_0; other rows stay in bf16
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
 def main() -> None:
@@ -36,7 +22,7 @@ def main() -> None:
 
     source, output, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = ARCHITECTURES[config["model_type"]][0]
     writer = gguf.GGUFWriter(output, architecture)
     _write_sizes(writer, config)
     _write_tokens(writer, json.loads((source / "tokenizer.json").read_text()), config["vocab_size"])
@@ -44,11 +30,11 @@ def main() -> None:
     for path in sorted(source.glob("*.safetensors")):
         for name, tensor in load_file(str(path)).items():
             numbers = tensor.float().numpy()
-            new_name, part = _renamed(name)
-            if architecture == INTERLEAVED and part in ("attn_q", "attn_k"):
-                numbers = _interleaved(
-                    numbers, config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-                )
+            if (new_name := gguf_name(name)) is None:
+                raise ValueError(f"no name in GGUF for {name}")
+            if is_interleaved(architecture, name):
+                heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+                numbers = _interleaved(numbers, heads)
             if numbers.ndim == 1:
                 writer.add_tensor(new_name, numbers)
             else:
@@ -89,15 +75,6 @@ def _write_tokens(writer: Any, tokenizer: dict[str, Any], vocab_size: int) -> No
     writer.add_token_types([1] * vocab_size)
     writer.add_token_merges(merges)
     writer.add_eos_token_id(0)
-
-
-def _renamed(name: str) -> tuple[str, str]:
-    """The name in GGUF, and which part of a layer it is."""
-    path, _, kind = name.removeprefix("model.").rpartition(".")
-    if path in WHOLE:
-        return f"{WHOLE[path]}.{kind}", WHOLE[path]
-    _, layer, part = path.split(".", 2)
-    return f"blk.{layer}.{NAMES[part]}.{kind}", NAMES[part]
 
 
 def _interleaved(numbers: Any, heads: int) -> Any:

@@ -117,8 +117,8 @@ def as_table(ways: list[Way]) -> str:
 
 
 @asynccontextmanager
-async def gateway_and_workers(folder: Path, interval_ms: float) -> AsyncIterator[Stack]:
-    """A gateway on a core of its own where there are two, all else on the others."""
+async def gateway_and_workers(folder: Path, interval_ms: float, *flags: object) -> AsyncIterator[Stack]:
+    """A gateway, with flags if need be, on a core of its own where there are two, all else on the others."""
     port, admin, http, prefill, decode = (free_port() for _ in range(5))
     cores = sorted(os.sched_getaffinity(0))
     rest = tuple(cores[1:]) or (cores[0],)
@@ -127,7 +127,7 @@ async def gateway_and_workers(folder: Path, interval_ms: float) -> AsyncIterator
     )
     members = f"prefill@127.0.0.1:{prefill},decode@127.0.0.1:{decode}"
     ports = ("--port", port, "--admin-port", admin, "--http-port", http)
-    gateway = _program("gateway", "gateway", (cores[0],), folder, *ports, "--workers", members)
+    gateway = _program("gateway", "gateway", (cores[0],), folder, *ports, "--workers", members, *flags)
     target = f"127.0.0.1:{port}"
 
     async def ready() -> bool:

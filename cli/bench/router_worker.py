@@ -23,7 +23,7 @@ from service.grpc_options import INTERNAL_SERVER_OPTIONS
 from service.server import run
 from service.session_connection import serve_connection
 from service.session_hub import RouterSession, SessionHub
-from service.worker_process import REPORT_PERIOD_S
+from service.worker_config import REPORT_PERIOD_S
 
 BLOCK_TOKENS, BLOCKS, SLOTS, CONTEXT_TOKENS, VOCABULARY = 32, 1 << 20, 1 << 14, 1 << 17, 259
 FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint's tokens: three special ones, then bytes, from ! on

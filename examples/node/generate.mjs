@@ -4,6 +4,9 @@
 //   node generate.mjs --target 127.0.0.1:50051 --max-tokens 50 "Once upon a time"
 //   node generate.mjs --chat "What is a block table?"    through the chat template of the model
 //   node generate.mjs --json "Once upon a time"          one JSON object per event
+//   node generate.mjs --target host:50051,host:50053 …   two routers: where one is gone, the other goes on
+//   BATON_API_KEY=baton-… node generate.mjs --ca ca.pem …  where keys are on, and TLS (baton certs)
+import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import grpc from "@grpc/grpc-js";
@@ -20,10 +23,11 @@ const { values: options, positionals } = parseArgs({
     seed: { type: "string" },
     "timeout-s": { type: "string", default: "600" },
     json: { type: "boolean", default: false },
+    ca: { type: "string", default: process.env.BATON_TLS_CA },
   },
 });
 if (positionals.length !== 1) {
-  console.error('usage: node generate.mjs [--chat] [--target host:port] [--json] [--max-tokens N] "prompt"');
+  console.error('usage: node generate.mjs [--chat] [--target host:port,host:port] [--ca FILE] [--json] [--max-tokens N] "prompt"');
   process.exit(2);
 }
 
@@ -31,7 +35,14 @@ if (positionals.length !== 1) {
 const reading = { keepCase: true, longs: String, enums: String, oneofs: true, defaults: true };
 const definition = protoLoader.loadSync(options.proto, reading);
 const { baton } = grpc.loadPackageDefinition(definition);
-const client = new baton.v1.BatonService(options.target, grpc.credentials.createInsecure());
+const { createInsecure, createSsl } = grpc.credentials;
+const credentials = options.ca ? createSsl(readFileSync(options.ca)) : createInsecure();
+const alive = { "grpc.keepalive_time_ms": 15_000, "grpc.keepalive_timeout_ms": 5_000 }; // a router may hang, too
+const clients = options.target.split(",").map((target) => new baton.v1.BatonService(target.trim(), credentials, alive));
+
+// A key never is an option: all users of a machine can read those of a process.
+const metadata = new grpc.Metadata();
+if (process.env.BATON_API_KEY) metadata.set("authorization", `Bearer ${process.env.BATON_API_KEY}`);
 
 const sampling = {};
 if (options["max-tokens"] !== undefined) sampling.max_tokens = Number(options["max-tokens"]);
@@ -40,33 +51,79 @@ if (options.seed !== undefined) sampling.seed = options.seed;
 
 const deadline = new Date(Date.now() + 1000 * Number(options["timeout-s"]));
 const [prompt] = positionals;
-const call = options.chat
-  ? client.Chat({ messages: [{ role: "user", content: prompt }], sampling }, { deadline })
-  : client.Generate({ text: prompt, sampling }, { deadline });
+const request = options.chat ? { messages: [{ role: "user", content: prompt }], sampling } : { text: prompt, sampling };
+
+const MAX_BREAKS = 16;
+let router = 0; // which of the targets
+let breaks = 0; // since something came
+let started = null;
+let whole = false; // every choice has ended
+let withRequest = false; // no router knows the stream: it is told what was asked for
+const received = new Map(); // of each choice: index, token_ids, text_bytes, finished
+let call = follow(clients[0][options.chat ? "Chat" : "Generate"](request, metadata, { deadline }));
 process.once("SIGINT", () => call.cancel());
 
-const nextOffset = new Map(); // of each choice
+function follow(stream) {
+  stream.on("data", (response) => take(response.event, response[response.event]));
+  stream.on("error", (error) => {
+    if (stream !== call) return;
+    if (whole) return end();
+    if (process.exitCode || !resumable(error)) return end(`${grpc.status[error.code]}: ${error.details}`);
+    setTimeout(resume, Math.min(2000, 50 * 2 ** breaks));
+  });
+  stream.on("status", ({ code }) => {
+    if (code !== grpc.status.OK) return;
+    if (!options.json) process.stdout.write("\n");
+    end();
+  });
+  return stream;
+}
 
-call.on("data", (response) => {
-  const name = response.event;
-  const event = response[name];
-  if (name === "delta") checkOffset(event);
+// A stream that broke after it began goes on at the next router, behind what has come.
+function resumable({ code }) {
+  if (!started?.resume_token) return false;
+  if (code === grpc.status.NOT_FOUND && !withRequest) return (withRequest = true);
+  return code === grpc.status.UNAVAILABLE && ++breaks <= MAX_BREAKS;
+}
+
+function resume() {
+  router = (router + 1) % clients.length;
+  const { request_id, resume_token, seed } = started;
+  const message = { request_id, resume_token, choices: [...received.values()] };
+  if (withRequest) message[options.chat ? "chat" : "generate"] = { ...request, sampling: { ...sampling, seed } };
+  call = follow(clients[router].Resume(message, metadata, { deadline }));
+}
+
+function take(name, event) {
+  if (name === "started" && started) return; // a resumed stream begins with it again
+  if (name === "started") started = event;
+  if (name === "delta") count(event);
+  if (name === "finished") of(event.index).finished = true;
+  whole = Boolean(event.usage);
+  breaks = 0;
   if (options.json) console.log(JSON.stringify({ event: name, ...readable(name, event) }));
   else if (name === "delta") process.stdout.write(event.text);
-});
-call.on("error", (error) => fail(`${grpc.status[error.code]}: ${error.details}`));
-call.on("status", ({ code }) => {
-  if (code === grpc.status.OK && !options.json) process.stdout.write("\n");
-  client.close();
-});
+}
 
-// Offsets of a choice are contiguous from 0, whatever happens to the workers behind the endpoint.
-function checkOffset({ index, offset, token_ids }) {
-  const expected = nextOffset.get(index) ?? 0;
-  nextOffset.set(index, offset + token_ids.length);
-  if (offset === expected) return;
-  fail(`choice ${index}: expected offset ${expected}, got ${offset}`);
-  call.cancel();
+function of(index) {
+  if (!received.has(index)) received.set(index, { index, token_ids: [], text_bytes: 0, finished: false });
+  return received.get(index);
+}
+
+// Offsets of a choice are contiguous from 0, whatever happens to the routers and workers.
+function count({ index, offset, token_ids, text }) {
+  const choice = of(index);
+  if (offset !== choice.token_ids.length) {
+    fail(`choice ${index}: expected offset ${choice.token_ids.length}, got ${offset}`);
+    call.cancel();
+  }
+  choice.token_ids.push(...token_ids);
+  choice.text_bytes += Buffer.byteLength(text);
+}
+
+function end(message) {
+  if (message) fail(message);
+  for (const client of clients) client.close();
 }
 
 function fail(message) {
@@ -76,6 +133,7 @@ function fail(message) {
 
 function readable(name, event) {
   if (name === "delta" && event.logprobs === null) delete event.logprobs; // not asked for
+  if (name === "started") return { ...event, resume_token: undefined }; // nobody else's business
   if (name !== "finished") return event;
   const { reason, matched_stop, ...rest } = event;
   return { finish_reason: reason.replace("FINISH_REASON_", "").toLowerCase(), ...rest };

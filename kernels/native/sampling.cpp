@@ -1,4 +1,4 @@
-// One token per row of logits. Contracts: kernels/survey_rows.py, kernels/sample_tokens.py.
+// One token per row of logits. Contracts: kernels/survey_rows.py, kernels/sample_tokens.py, kernels/take_rows.py.
 //
 // Nothing sorts a vocabulary. The last of the top k is found among the few tokens past a bound that rises. For top-p the
 // shares of tokens are added up in bins by their distance from the likeliest; only within the one bin that holds the
@@ -6,6 +6,7 @@
 #include "sampling.h"
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -167,6 +168,26 @@ void sample_row(const SampleArguments& asked, int64_t row) {
     asked.logprobs[row] = static_cast<float>(logits[token_id] - surveyed.most - std::log(surveyed.total));
 }
 
+// Masks are mostly all or nothing: so are most of their words.
+void keep_allowed(float* logits, int64_t size, const uint8_t* allowed, int64_t tokens) {
+    constexpr float banned = -std::numeric_limits<float>::infinity();
+    constexpr int64_t WORD = 64;
+    tokens = std::min(tokens, size);
+    int64_t id = 0;
+    for (; id + WORD <= tokens; id += WORD) {
+        uint64_t word;
+        std::memcpy(&word, allowed + id / 8, sizeof(word));
+        if (word == 0) {
+            std::fill_n(logits + id, WORD, banned);
+        } else if (~word != 0) {
+            for (int64_t bit = 0; bit < WORD; ++bit) logits[id + bit] = (word >> bit) & 1 ? logits[id + bit] : banned;
+        }
+    }
+    for (; id < tokens; ++id)
+        if (!((allowed[id / 8] >> (id % 8)) & 1)) logits[id] = banned;
+    std::fill(logits + tokens, logits + size, banned);
+}
+
 }  // namespace
 }  // namespace baton
 
@@ -181,4 +202,13 @@ extern "C" void baton_survey_rows(const baton::SurveyArguments* asked) {
 
 extern "C" void baton_sample_tokens(const baton::SampleArguments* asked) {
     baton::share(asked->rows, asked->threads, [&](int64_t row) { baton::sample_row(*asked, row); });
+}
+
+extern "C" void baton_take_rows(const baton::TakeArguments* asked) {
+    for (int64_t index = 0; index < asked->count; ++index) {  // too little for several threads
+        const baton::TakenRow& row = asked->rows[index];
+        float* taken = asked->taken + index * asked->size;
+        std::copy_n(asked->logits + row.place * asked->stride, asked->size, taken);
+        if (row.allowed != nullptr) baton::keep_allowed(taken, asked->size, row.allowed, 8 * row.bytes);
+    }
 }

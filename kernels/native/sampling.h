@@ -27,4 +27,17 @@ struct SampleArguments {
     int32_t threads;
 };
 
+struct TakenRow {
+    int64_t place;           // among those of logits
+    const uint8_t* allowed;  // [bytes], one bit per token, the least significant first; none: all are
+    int64_t bytes;           // tokens beyond are not allowed
+};
+
+struct TakeArguments {
+    const float* logits;
+    float* taken;  // [count][size], -inf where a token is not allowed
+    const TakenRow* rows;
+    int64_t count, size, stride;
+};
+
 }  // namespace baton

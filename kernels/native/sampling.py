@@ -1,6 +1,8 @@
 """Sampling's hot part as Python calls it. Logits are float32 with contiguous rows."""
 
 import ctypes
+from array import array
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
 import torch
@@ -26,10 +28,18 @@ class _Sample(Structure):
     )
 
 
+class _Take(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "taken", "rows")),
+        *((name, c_int64) for name in ("count", "size", "stride")),
+    )
+
+
 class NativeSampling:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._survey, self._sample = library.baton_survey_rows, library.baton_sample_tokens
-        for function, arguments in ((self._survey, _Survey), (self._sample, _Sample)):
+        self._take = library.baton_take_rows
+        for function, arguments in ((self._survey, _Survey), (self._sample, _Sample), (self._take, _Take)):
             function.argtypes, function.restype = (POINTER(arguments),), None
 
     def survey_rows(self, logits: torch.Tensor) -> Survey:
@@ -53,3 +63,15 @@ class NativeSampling:
             _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), torch.get_num_threads())
         )
         return found
+
+    def take_rows(
+        self, logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        rows = array("q")  # of each its place, where its bits are, and their bytes
+        for place, bits in zip(places, allowed, strict=True):
+            rows.extend((place, 0, 0) if bits is None else (place, bits.data_ptr(), bits.numel()))
+        count, size = len(places), logits.shape[1]
+        taken = torch.empty(count, size)
+        address, _ = rows.buffer_info()
+        self._take(_Take(logits.data_ptr(), taken.data_ptr(), address, count, size, logits.stride(0)))
+        return taken

@@ -1,5 +1,6 @@
 """The table of `baton status`."""
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,11 @@ def test_a_cache_that_was_never_asked_has_no_hit_rate() -> None:
     assert row(worker(load=replace(LOAD, cache_query_tokens=0, cache_hit_tokens=0)))[-3] == "-"
 
 
+@pytest.mark.parametrize(("connected", "shown"), [(True, "connected, gone 3x"), (False, "lost, gone 3x")])
+def test_a_crash_loop_shows(connected: bool, shown: str) -> None:
+    assert row(replace(worker(connected=connected), deaths=3))[1] == shown
+
+
 def test_a_worker_that_has_not_reported_has_dashes() -> None:
     assert row(worker(load=None))[5:] == ("-",) * 11
 
@@ -96,7 +102,9 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
 ) -> None:
     workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
     servicer: Any = AdminServicer(
-        SimpleNamespace(workers=workers, roles_seen=frozenset(), caches=Caches()),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            workers=workers, roles_seen=frozenset(), caches=Caches(), deaths=Counter(), name_of=str
+        ),
         SimpleNamespace(waiting=0),  # type: ignore[arg-type]
         SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
         SimpleNamespace(active=0),  # type: ignore[arg-type]

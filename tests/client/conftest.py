@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 
 from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
+TOKEN = "t" * 32
 Answer = Callable[[Any, grpc.ServicerContext], Iterable[baton_pb2.GenerateResponse]]
 
 
@@ -53,6 +54,10 @@ class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminService
     def Chat(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         for response in self._answer(request, context):
             yield baton_pb2.ChatResponse.FromString(response.SerializeToString())
+
+    def Resume(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """Nobody is there any more."""
+        abort(context, grpc.StatusCode.UNAVAILABLE, "gone")
 
     def Tokenize(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.TokenizeResponse:
         for _ in self._answer(request, context):
@@ -131,3 +136,54 @@ def baton(hello: Answer) -> Iterator[FakeBaton]:
     server.start()
     yield fake
     server.stop(grace=0).wait(timeout=5)
+
+
+class ResumingBaton(baton_pb2_grpc.BatonServiceServicer):
+    """Each Resume takes the next of `answers`; the last one stays."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self.answers = answers
+        self.requests: list[baton_pb2.ResumeRequest] = []
+        self.target = ""
+
+    def Resume(self, request: baton_pb2.ResumeRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        for response in answer(request, context):
+            yield baton_pb2.ResumeResponse.FromString(response.SerializeToString())
+
+
+@pytest.fixture
+def rest(events: Events) -> Answer:
+    """What follows the first token of hello."""
+
+    def answer(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
+        yield events.started(resume_token=TOKEN)
+        yield events.delta(1, [6, 7], "llö")
+        yield events.finished()
+
+    return answer
+
+
+@pytest.fixture
+def other(rest: Answer) -> Iterator[ResumingBaton]:
+    """Another router, which knows nothing but how to resume."""
+    fake = ResumingBaton([rest])
+    server = grpc.server(ThreadPoolExecutor(max_workers=4))
+    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
+    fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield fake
+    server.stop(grace=0).wait(timeout=5)
+
+
+@pytest.fixture
+def breaks(events: Events, aborting: Any) -> Answer:
+    """One token, half a word, and the router is gone."""
+
+    def answer(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
+        yield events.started(resume_token=TOKEN)
+        yield events.delta(0, [5], "hé")
+        yield from aborting(grpc.StatusCode.UNAVAILABLE, "Socket closed")(request, context)
+
+    return answer

@@ -50,6 +50,12 @@ def test_each_status_has_its_error(code: grpc.StatusCode, kind: type[BatonClient
         assert error.code is code
 
 
+def test_a_call_that_a_stopping_server_lets_go_can_be_made_elsewhere() -> None:
+    error = error_from_status(grpc.StatusCode.CANCELLED, "CANCELLED", [])
+    assert isinstance(error, Unavailable)
+    assert error.retry_after_s is None
+
+
 def test_an_invalid_request_names_field_and_reason() -> None:
     violation = error_details_pb2.BadRequest.FieldViolation(field="text", description="too long")
     info = error_details_pb2.ErrorInfo(reason="PROMPT_TOO_LONG", metadata={"limit": "64", "got": "65"})

@@ -25,7 +25,8 @@ def accept(events: list[Event]) -> None:
 
 
 def test_parts_become_the_prompt_and_begin_every_text() -> None:
-    events = [STARTED, PromptPart(0, (5,), "say"), PromptPart(1, (6, 7), "", SCORES), Delta(0, 0, (8,), " hi"), LAST]
+    parts = [PromptPart(0, (5,), "say"), PromptPart(1, (6, 7), "", SCORES)]
+    events: list[Event] = [STARTED, *parts, Delta(0, 0, (8,), " hi"), LAST]
     accept(events)
     answer = completion_from(events)
     assert answer.prompt is not None

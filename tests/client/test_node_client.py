@@ -4,16 +4,21 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from cli.certificates import make_certificates
+from protos import baton_pb2_grpc
+from service.tls import TlsFiles
 from tests.fixtures.tools import tool
 
 if TYPE_CHECKING:
-    from tests.client.conftest import Events, FakeBaton
+    from tests.client.conftest import Answer, Events, FakeBaton, ResumingBaton
 
 RUN_TIMEOUT_S = 30
 
@@ -71,6 +76,57 @@ def test_a_gap_in_the_answer_is_noticed(run: Run, baton: "FakeBaton", events: "E
     done = run("hi")
     assert done.returncode == 1
     assert "expected offset 0, got 1" in done.stderr
+
+
+def test_a_broken_stream_goes_on_at_the_next_router(
+    node_client: list[str], baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer", rest: "Answer", aborting: Any
+) -> None:
+    baton.answers = [breaks]
+    other.answers = [aborting(grpc.StatusCode.NOT_FOUND, "no such stream"), rest]
+    command = [*node_client, "--target", f"{baton.target},{other.target}", "--max-tokens", "3", "hi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "héllö\n", "")
+    (received,) = other.requests[-1].choices
+    assert (received.index, list(received.token_ids), received.text_bytes) == (0, [5], 3)
+    request = other.requests[-1].generate
+    assert (request.text, request.sampling.max_tokens, request.sampling.seed) == ("hi", 3, 2**63 + 1)
+
+
+@pytest.fixture
+def tls(baton: "FakeBaton", tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The same service on a port with TLS, and the authority of its certificate."""
+    make_certificates(tmp_path / "tls", (), days=1)
+    server = grpc.server(ThreadPoolExecutor(max_workers=4))
+    baton_pb2_grpc.add_BatonServiceServicer_to_server(baton, server)
+    credentials = TlsFiles(tmp_path / "tls/server.pem", tmp_path / "tls/server-key.pem").grpc_credentials()
+    target = f"localhost:{server.add_secure_port('127.0.0.1:0', credentials)}"
+    server.start()
+    yield target, tmp_path / "tls/ca.pem"
+    server.stop(grace=0).wait(timeout=5)
+
+
+def test_a_key_of_the_environment_goes_with_the_call_over_tls(
+    node_client: list[str], baton: "FakeBaton", tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, authority = tls
+    monkeypatch.setenv("BATON_API_KEY", "baton-secret")
+    command = [*node_client, "--target", target, "--ca", str(authority), "hi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+    assert baton.metadata[0]["authorization"] == "Bearer baton-secret"
+
+
+def test_an_authority_that_did_not_sign_the_certificate_is_not_enough(
+    node_client: list[str], baton: "FakeBaton", tls: tuple[str, Path]
+) -> None:
+    target, authority = tls
+    command = [*node_client, "--target", target, "--timeout-s", "5", "hi", "--ca"]
+    done = subprocess.run(
+        [*command, str(authority.with_name("internal-ca.pem"))], capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED"))
+    assert baton.requests == []
 
 
 def test_ctrl_c_cancels_the_call(command: list[str], baton: "FakeBaton", events: "Events") -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.faulty import make_faulty_stack
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint
 
@@ -27,6 +28,21 @@ def stack(tiny_stack: Stack) -> Iterator[Stack]:
     """The shared stack; after each test every page must be free within a second."""
     yield tiny_stack
     tiny_stack.wait_idle(within_s=2.0)
+
+
+@pytest.fixture(scope="session")
+def _faulty_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    yield from run(make_faulty_stack(tmp_path_factory.mktemp("faulty"), tiny_llama))
+
+
+@pytest.fixture
+def faulty(_faulty_stack: Stack) -> Iterator[Stack]:
+    """2P+2D, see `make_faulty_stack`, all of it alive; what a test breaks the next one finds mended."""
+    stack = _faulty_stack
+    stack.start([name for name, process in stack.processes.items() if not process.runs])
+    stack.wait_ready()
+    yield stack
+    stack.wait_idle(within_s=3.0)
 
 
 def run(stack: Stack, workers: int | None = None) -> Iterator[Stack]:

@@ -1,10 +1,14 @@
 """Decode workers that compute the prompts themselves answer as transformers does, and so does each family both ways."""
 
 import asyncio
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from benchmarks.random_schemas import random_schema
+from client import AsyncBatonClient, Delta, GenerateOptions
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import make_stack
 from tests.e2e.test_up import READY_S, STOP_S, Up
@@ -20,6 +24,19 @@ async def check_computed_by_decode(target: str, decode_pid: int, oracle: Oracle)
     assert {(timing.transport, timing.transfer_bytes) for timing in timings} == {("", 0)}
 
 
+async def check_held_to_a_form(target: str) -> None:
+    """As tokens come, and all at once."""
+    schema = random_schema(23)
+    options: GenerateOptions = {"json_schema": schema, "max_tokens": 200, "temperature": 1.0, "seed": 5}
+    async with AsyncBatonClient(target, timeout_s=30) as client:
+        [choice] = (await client.complete("Badega nomi", **options)).choices
+        streamed = "".join(
+            [event.text async for event in client.generate("Badega nomi", **options) if isinstance(event, Delta)]
+        )
+    jsonschema.validate(json.loads(choice.text), schema)
+    assert streamed == choice.text
+
+
 async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -> None:
     model = make_asked(tmp_path / "llama", "llama")
     running = Up(tmp_path / "up.log", "--colocated", "--model", str(model))
@@ -28,7 +45,9 @@ async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -
         await asyncio.to_thread(running.wait_for, lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
         workers = running.worker_pids()
         assert workers.keys() == {"decode-0"}
-        await check_computed_by_decode(f"127.0.0.1:{running.port}", workers["decode-0"], oracle)
+        target = f"127.0.0.1:{running.port}"
+        await check_computed_by_decode(target, workers["decode-0"], oracle)
+        await check_held_to_a_form(target)
         running.process.terminate()
         assert await asyncio.to_thread(running.process.wait, STOP_S) == 0
     finally:

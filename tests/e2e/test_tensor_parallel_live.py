@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.random_schemas import random_schema
 from client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, generate, make_asked
@@ -39,7 +41,7 @@ def oracle(model: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    flags = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue")
+    flags = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue", "--attempts", "1")
     stack = make_stack(tmp_path_factory.mktemp("stack"), model, with_redis=False, router_flags=flags)
     stack.processes["prefill-0"].command += ["--fetch", "always"]
     stack.processes["decode-0"].command += ["--tensor-parallel", "2"]
@@ -73,7 +75,17 @@ def fetched_tokens(stack: Stack) -> int:
     return sum(span["attributes"]["baton.fetch.tokens"] for span in spans if span["name"] == "prefill.fetch")
 
 
-async def test_a_killed_rank_ends_its_worker_and_the_worker_its_streams(stack: Stack) -> None:
+async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
+    """Its first token is drawn by prefill's one rank."""
+    schema = random_schema(23)
+    async with AsyncBatonClient(stack.target, timeout_s=30) as client:
+        answer = await client.complete(QUESTION, json_schema=schema, max_tokens=200, temperature=1.0, seed=5, n=2)
+    for choice in answer.choices:
+        jsonschema.validate(json.loads(choice.text), schema)
+    await asyncio.to_thread(stack.wait_idle, 2.0)
+
+
+async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stack) -> None:
     worker = stack.processes["decode-0"]
     [follower] = followers_of(worker.pid)
     os.kill(follower, signal.SIGTERM)  # as to every process of a container: only the leader may end

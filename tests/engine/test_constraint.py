@@ -1,15 +1,15 @@
 """Masks of tokens equal what a brute-force check of every token allows; what is late holds nobody up."""
 
+import json
 import random
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from engine import constraint as constraints
-from engine.constraint import Constraint, Grammar
+from engine.constraint import Constraint, Grammar, Threads
+from engine.mask_threads import Allowed, Mask, MaskThreads
 from engine.plan import Drawn, NonFinite, Sample
 from engine.sampler import Row, sample
 from engine.sampling_params import SamplingParams
@@ -24,31 +24,24 @@ ABC = StructuredOutput(StructuredKind.REGEX, "[abc]{4,6}")
 IMPASSE = StructuredOutput(StructuredKind.GRAMMAR, 'start: "b" <|im_start|>')
 
 
-class Held(Executor):
+class Held:
     """Runs what it is given when told to, or never."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self.waiting: list[Mask] = []
 
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, lambda: function(*arguments, **named)))
-        return future
+    def submit(self, mask: Mask) -> None:
+        self.waiting.append(mask)
 
     def release(self) -> None:
-        for future, work in self.waiting:
-            try:
-                future.set_result(work())
-            except GrammarFailed as error:
-                future.set_exception(error)
+        for mask in self.waiting:
+            mask.make()
         self.waiting.clear()
 
 
 class AtOnce(Held):
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future = super().submit(function, *arguments, **named)
-        self.release()
-        return future
+    def submit(self, mask: Mask) -> None:
+        mask.make()
 
 
 class Words:
@@ -66,7 +59,7 @@ class Words:
         longest = max((self.bytes[token_id] for token_id in token_ids), key=len)
         return self.end not in token_ids and all(longest.startswith(self.bytes[token_id]) for token_id in token_ids)
 
-    def constraint(self, output: StructuredOutput, threads: Executor) -> Constraint:
+    def constraint(self, output: StructuredOutput, threads: Threads) -> Constraint:
         grammar = Grammar(compile_form(output, self.vocabulary), self.vocabulary)
         return Constraint(grammar, [self.end], threads)
 
@@ -82,9 +75,9 @@ def level() -> Words:
 
 
 def allowed(constraint: Constraint, answer: list[int], choice: int = 0) -> set[int]:
-    banned = constraint.mask(choice, [*PROMPT, *answer], len(PROMPT)).result(5)
-    assert banned.shape == (VOCABULARY,)
-    return set((~banned).nonzero()[0].tolist())
+    bits = constraint.mask(choice, [*PROMPT, *answer], len(PROMPT)).result().tolist()
+    assert len(bits) * 8 >= VOCABULARY
+    return {id for id in range(len(bits) * 8) if bits[id // 8] >> id % 8 & 1}
 
 
 def test_every_token_has_the_bytes_that_the_tokenizer_makes_of_it(words: Words) -> None:
@@ -148,7 +141,40 @@ def test_the_tokens_may_come_in_any_portions(level: Words) -> None:
     assert level.end not in by_steps[3] and level.end in by_steps[4]
 
 
-def params_of(words: Words, output: StructuredOutput, threads: Executor, **given: Any) -> SamplingParams:
+PAIRS = "start: pair+ end\npair: head tail\nhead: /[bdgkt]/\ntail: /[aeiou]/\nend: /[.]/"
+NAMES = ("the name of Badega Kufe", "tola, nomi €5", "id")
+OBJECT = {"type": "object", "properties": {name: {"enum": [1, NAMES[0]]} for name in NAMES}, "required": list(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("output", "most_tokens"),
+    [
+        (StructuredOutput(StructuredKind.GRAMMAR, PAIRS), 12),
+        (StructuredOutput(StructuredKind.JSON_SCHEMA, json.dumps({**OBJECT, "additionalProperties": False})), 120),
+    ],
+    ids=["tokens of several parts", "texts that are bound to come"],
+)
+def test_a_matcher_that_joins_at_any_token_allows_what_one_does_that_followed_them_all(
+    words: Words, output: StructuredOutput, most_tokens: int
+) -> None:
+    """As when an answer goes on at another worker. The one that follows knows some tokens ahead."""
+    chance, long, bound = random.Random(7), 0, 0
+    followed = words.constraint(output, AtOnce())
+    for choice in range(4):
+        answer: list[int] = []
+        for _ in range(most_tokens):
+            able = allowed(followed, answer, choice)
+            assert allowed(words.constraint(output, AtOnce()), answer, choice) == able
+            answer.append(chance.choice(sorted(able, key=lambda id: len(words.bytes[id]))[-20:]))
+            if answer[-1] == words.end:
+                break
+            long += len(words.bytes[answer[-1]]) > 1
+            bound += len(able) == 1
+    assert long > 3
+    assert (bound > 20) == (output.kind is StructuredKind.JSON_SCHEMA)
+
+
+def params_of(words: Words, output: StructuredOutput, threads: Threads, **given: Any) -> SamplingParams:
     return SamplingParams(
         max_tokens=9, stop_token_ids=frozenset({words.end}), constraint=words.constraint(output, threads), **given
     )
@@ -227,26 +253,31 @@ def test_a_late_mask_holds_up_its_own_row_alone(level: Words) -> None:
     assert set(level.bytes[tokens(again)[0]]) <= set(b"abc")
 
 
+def never(_: Any) -> Allowed:
+    raise AssertionError("nobody makes this mask")
+
+
 @pytest.mark.parametrize("has_neighbours", [True, False])
 def test_how_long_a_step_waits_for_masks(has_neighbours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside others a small share of what it took so far; alone until there is one."""
     waits: list[float] = []
 
-    def waiting(masks: Any, timeout_s: float, *_: Any) -> tuple[set[Any], set[Any]]:
+    def waiting(masks: list[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
         waits.append(timeout_s)
-        return set(), set(masks)
+        return masks
 
     monkeypatch.setattr("engine.constraint.wait", waiting)
     monkeypatch.setattr("engine.constraint.time.monotonic", lambda: 50.0)
-    constraints.wait_for([Future()], began_s=48.0, has_neighbours=has_neighbours)
+    constraints.wait_for([Mask(never, ())], began_s=48.0, has_neighbours=has_neighbours)
     shares = [pytest.approx(2.0 * constraints.NEIGHBOURS_SHARE)]
     assert waits == (shares if has_neighbours else [*shares, constraints.PATIENCE_S])
 
 
 def test_a_step_with_nothing_else_to_draw_waits_for_a_mask(level: Words) -> None:
     b = level.tokenizer.convert_tokens_to_ids("b")
-    with ThreadPoolExecutor(1) as threads:
-        [result] = sample(logits_of(1), [row_of(params_of(level, ABC, threads), (b,))])
+    threads = MaskThreads(1)
+    [result] = sample(logits_of(1), [row_of(params_of(level, ABC, threads), (b,))])
+    threads.close()
     assert isinstance(result, tuple)
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.fixtures.mixed_walk import walk
 from tests.fixtures.mixed_world import MixedWorld
 
+answered = st.sampled_from([0, 0, 1, 3])
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 
 
@@ -21,13 +22,13 @@ class MixedLives(RuleBasedStateMachine):
     def begin(self, blocks: int, host_slots: int) -> None:
         self.world = MixedWorld(blocks, host_slots)
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans())
-    def add(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool) -> None:
-        self.world.add(prompt, max_tokens, n, cached)
+    @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans(), answered=answered)
+    def add(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
+        self.world.add(prompt, max_tokens, n, cached, answered)
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans())
-    def reserve(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool) -> None:
-        self.world.reserve(prompt, max_tokens, n, cached)
+    @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans(), answered=answered)
+    def reserve(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
+        self.world.reserve(prompt, max_tokens, n, cached, answered)
 
     @precondition(lambda self: self.world.reserved)
     @rule(data=st.data())

@@ -32,6 +32,7 @@ MUTATIONS = [
     Mutation("swap_space", "if count > len(self._free):", "if count > len(self._free) + 1:"),
     Mutation("mixed_state", "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
     Mutation("mixed_state", "self.swapped.slots.release()", "pass"),
+    Mutation("mixed_state", "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
     Mutation("mixed_growth", "new += 1", "new += 0"),
     Mutation("mixed_growth", "rest = 0", "rest = rest"),
     Mutation("mixed_growth", "return table.make_writable(index)", "return None"),

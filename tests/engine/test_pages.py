@@ -107,6 +107,21 @@ def test_acquiring_takes_nothing_where_room_is_short(pool):
     assert pool.counts == PageCounts(total=4, free=3, cached=1, held=0)
 
 
+def test_what_is_distrusted_is_not_found_again_nor_what_was_computed_after_it(pool):
+    blocks = pool.allocate(3)
+    for block, (block_hash, parent) in zip(blocks, [(b"a", None), (b"ab", b"a"), (b"abc", b"ab")], strict=True):
+        pool.publish(block, block_hash, parent)
+    pool.release(blocks[2])
+    pool.distrust([blocks[1]])
+    assert pool.counts == PageCounts(total=4, free=2, cached=0, held=2), "the cached one is free, held ones stay"
+    assert pool.touch([b"a", b"ab", b"abc"]) == (blocks[0],)
+    pool.distrust([blocks[1]])
+    pool.release(blocks[1])
+    pool.release(blocks[0])
+    pool.check_conservation()
+    assert pool.counts == PageCounts(total=4, free=3, cached=1, held=0)
+
+
 def test_conservation_notices_a_lost_block(pool):
     broken = BlockPool(2)
     broken._free.pop()

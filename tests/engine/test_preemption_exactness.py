@@ -16,7 +16,7 @@ from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedCounters, TokenMade
 from engine.pages import BlockPool
 from engine.plan import Chunk, Plan
-from engine.prefill_scheduler import first_samples, first_tokens
+from engine.prefill_prompt import first_samples, first_tokens
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request

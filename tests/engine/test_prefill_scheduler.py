@@ -193,6 +193,19 @@ def test_a_non_finite_prompt_is_forgotten_and_not_published(scheduler):
     assert not scheduler.abort(1)
 
 
+def test_cached_blocks_that_a_non_finite_prompt_has_read_are_not_found_again(scheduler):
+    scheduler.add(prompt(1, 9))
+    while scheduler.plan() is not None:
+        step(scheduler)
+    scheduler.release(1)
+    assert scheduler.pool.counts.cached == 2
+    scheduler.add(prompt(2, 9))
+    plan = scheduler.plan()
+    assert plan.chunks[0].start == 8
+    scheduler.commit(plan, [NonFinite(kv_suspect=True)])
+    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+
+
 def test_a_neighbour_of_a_non_finite_prompt_goes_on(scheduler):
     scheduler.add(prompt(1, 3))
     scheduler.add(prompt(2, 3))

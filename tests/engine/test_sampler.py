@@ -105,6 +105,13 @@ def test_a_row_that_is_not_finite_fails_alone(poison: float, params: SamplingPar
     assert sample(logits, rows) == [clean[0], NonFinite(), clean[2]]
 
 
+@pytest.mark.parametrize("params", [GREEDY, RANDOM], ids=["greedy", "random"])
+def test_a_row_that_fails_may_be_the_only_one(params: SamplingParams) -> None:
+    assert sample(torch.full((1, 300), math.nan), [row_of(params)]) == [NonFinite()]
+    nothing_left = replace(params, logit_bias=dict.fromkeys(range(300), -math.inf))
+    assert sample(random_logits(1), [row_of(nothing_left)]) == [NonFinite()]
+
+
 @pytest.mark.parametrize("base", [GREEDY, RANDOM, replace(RANDOM, top_k=5)])
 @pytest.mark.parametrize(
     "fields",

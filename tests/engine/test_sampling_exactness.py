@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from engine.mixed_scheduler import MixedScheduler
 from engine.pages import BlockPool
 from engine.plan import Chunk, Plan
-from engine.prefill_scheduler import first_samples, first_tokens
+from engine.prefill_prompt import first_samples, first_tokens
 from engine.sampling_params import SamplingParams
 from engine.sequence import Request
 from tests.fixtures.checkpoints import make_checkpoint

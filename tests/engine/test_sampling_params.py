@@ -47,6 +47,14 @@ def test_penalties_and_longer_bad_words_need_the_history(fields: dict[str, Any])
     assert (params.adjusts_logits, params.needs_history) == (True, True)
 
 
+def test_what_has_a_form_needs_the_history_and_is_drawn_from_fewer_tokens() -> None:
+    constraint: Any = object()
+    params = replace(PLAIN, constraint=constraint)
+    assert (params.adjusts_logits, params.needs_history) == (False, True)
+    assert (params.takes_any_token, params.drawn_alone) == (False, False)
+    assert (PLAIN.takes_any_token, PLAIN.drawn_alone) == (True, True)
+
+
 def test_params_are_hashable_and_equal_by_value() -> None:
     biased = replace(PLAIN, logit_bias={4: 1.0})
     assert biased == replace(PLAIN, logit_bias={4: 1.0}) != PLAIN

@@ -78,3 +78,27 @@ def test_numbers_at_the_ends_choose_tokens_that_may_be_drawn(native: NativeLibra
 def test_a_row_without_a_token_to_draw_says_so(native: NativeLibrary, row: list[float]) -> None:
     asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([0.5]).double())
     assert native.sampling.sample_tokens(torch.tensor([row]), *asked).logprobs.isnan().all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_that_are_taken_keep_what_their_masks_allow(native: NativeLibrary, seed: int) -> None:
+    """Masks with words that are all zeros or ones, shorter and longer than the rows; rows in any order, and twice."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    logits = logits_of(draw, 5).nan_to_num(neginf=-9.0)
+    size = logits.shape[1]
+    masks: list[torch.Tensor | None] = [None]
+    for dense in (0.03, 0.5, 0.97):
+        bits = torch.rand(-(-size // 8) * 8 + draw.choice([-8, 0, 24])) < dense
+        masks.append((bits.view(-1, 8) << torch.arange(8)).sum(-1).to(torch.uint8))
+    draw.shuffle(masks)
+    places = draw.choices(range(5), k=len(masks))
+    before = logits.clone()
+    taken = native.sampling.take_rows(logits, places, masks)
+    assert torch.equal(taken, reference.take_rows(logits, places, masks))
+    assert torch.equal(logits, before)
+    for row, place, mask in zip(taken, places, masks, strict=True):
+        packed = [255] * size if mask is None else mask.tolist()
+        kept = [id for id in range(size) if id // 8 < len(packed) and packed[id // 8] >> id % 8 & 1]
+        assert row.isfinite().nonzero().flatten().tolist() == kept
+        assert torch.equal(row[kept], logits[place, kept])

@@ -110,6 +110,7 @@ class FakePair:
         self.prefill, self.decode = prefill, decode
         self.script = script
         self.manual = False
+        self.limits: list[int] = []  # of the next answers: decode falls silent about them at so many tokens
         prefill.on_command = self._on_prefill
         decode.on_command = self._on_start
 
@@ -119,13 +120,19 @@ class FakePair:
         token_ids: list[int],
         ends: list[Any] | None = None,
         worker: FakeWorker | None = None,
+        offset: int = 0,
+        first_choice: int = 0,
     ) -> None:
-        """Token 0 of every choice, from prefill unless told otherwise; 0 in `ends` is no end."""
+        """The first token of every choice, from prefill unless told otherwise; 0 in `ends` is no end."""
         outputs = [
             session_pb2.SequenceOutput(
-                attempt_id=attempt_id, choice=choice, token_ids=[token_id], end=ends[choice] if ends else None
+                attempt_id=attempt_id,
+                choice=first_choice + index,
+                offset=offset,
+                token_ids=[token_id],
+                end=ends[index] if ends else None,
             )
-            for choice, token_id in enumerate(token_ids)
+            for index, token_id in enumerate(token_ids)
         ]
         timings = session_pb2.PrefillTimings(queue_ms=0.1, chunk_ms=[0.2, 0.3], total_ms=0.6)
         first_step = session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings)
@@ -150,9 +157,10 @@ class FakePair:
         self._compute_prompt(command.prefill, self.prefill)
 
     def _compute_prompt(self, command: Any, worker: FakeWorker) -> None:
-        answers = [self._answer(command, choice) for choice in range(command.sampling.n)]
-        ends = [_end(answer, command.sampling) if len(answer) == 1 else 0 for answer in answers]
-        self.first_step(command.attempt_id, [answer[0] for answer in answers], ends, worker)
+        answers, begin = [self._answer(command, choice) for choice in _choices(command)], command.answered_tokens
+        ends = [_end(answer, command.sampling) if len(answer) == begin + 1 else 0 for answer in answers]
+        first = [answer[begin] for answer in answers]
+        self.first_step(command.attempt_id, first, ends, worker, begin, command.first_choice)
 
     def _on_start(self, command: session_pb2.ConnectRequest) -> None:
         if self.manual or command.WhichOneof("command") != "start":
@@ -162,17 +170,26 @@ class FakePair:
             self.landed(start.attempt_id)
         else:
             self._compute_prompt(start, self.decode)
-        for choice in range(start.sampling.n):
+        first = start.answered_tokens
+        limit = self.limits.pop(0) if self.limits else None
+        for choice in _choices(start):
             answer = self._answer(start, choice)
-            for offset in range(1, len(answer)):
+            for offset in range(first + 1, len(answer) if limit is None else min(limit, len(answer))):
                 end = _end(answer, start.sampling) if offset == len(answer) - 1 else 0
-                begin = 0 if offset == 1 and start.prefill_endpoint else offset  # what came over is repeated
+                repeats = offset == first + 1 and start.prefill_endpoint  # what came over
+                begin = first if repeats else offset
                 self.step(start.attempt_id, begin, answer[begin : offset + 1], end, choice)
 
     def _answer(self, command: Any, choice: int) -> list[int]:
-        answer = self.script(list(command.token_ids), choice)[: command.sampling.max_tokens]
+        prompt = list(command.token_ids)[: len(command.token_ids) - command.answered_tokens]
+        answer = self.script(prompt, choice)[: command.sampling.max_tokens]
+        assert list(command.token_ids)[len(prompt) :] == answer[: command.answered_tokens]
         stops = [i for i, token_id in enumerate(answer) if token_id in command.sampling.stop_token_ids]
         return answer[: stops[0] + 1] if stops else answer
+
+
+def _choices(command: Any) -> range:
+    return range(command.first_choice, command.first_choice + command.sampling.n)
 
 
 def _end(answer: list[int], sampling: sampling_pb2.Sampling) -> int:

@@ -27,10 +27,10 @@ def workers(prefill: int = 2, decode: int = 2) -> tuple[WorkerView, ...]:
     )
 
 
-def note(views: tuple[WorkerView, ...]) -> AttemptNote:
+def note(views: tuple[WorkerView, ...], attempt_id: int = 1) -> AttemptNote:
     placement = place(REQUEST, views, PlacementPolicy())
     assert isinstance(placement, Placement)
-    return AttemptNote(REQUEST, placement, candidates_of(placement, views), 1.0, 1.5)
+    return AttemptNote(REQUEST, placement, candidates_of(placement, views), 1.0, 1.5, attempt_id=attempt_id)
 
 
 def record(timeline: Timeline, error: str | None = None) -> Any:
@@ -57,7 +57,7 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     timeline, explainer = Timeline(0.0), Explainer(str.upper, clock=lambda: 9.0)
     timeline.begin_attempt(note(workers()), 1.4)
     timeline.take_failure(Failed(1, "p0", FailureReason.WORKER_LOST, "it fell silent"))
-    timeline.begin_attempt(note(workers()), 2.4)
+    timeline.begin_attempt(note(workers(), attempt_id=2), 2.4)
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=8)), 3.0)
     timeline.take_landed(Landed(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
     explainer.observe(record(timeline))

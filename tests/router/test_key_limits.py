@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from router.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, Meter
+from router.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, KeyUse, Meter
 from service.api_keys import UNLIMITED, KeyLimits
 from service.errors import RateLimited
 
@@ -104,3 +104,54 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     bucket = Bucket(60, 100.0)
     bucket.take(60, 100.0)
     assert bucket.level(100.0) == bucket.level(50.0) == bucket.level(100.0) == 0.0
+
+
+LIMITED = KeyLimits(requests_per_minute=30, tokens_per_minute=3000, concurrency=8)
+
+
+def test_what_was_let_through_elsewhere_is_charged_here() -> None:
+    meters = KeyMeters()
+    for _ in range(2):
+        meter = meters.begin("a", LIMITED, 0.0)
+        assert meter is not None
+    meters.taken_elsewhere("a", 28, 0, 0.0)
+    with pytest.raises(RateLimited, match="30 requests a minute"):
+        meters.begin("a", LIMITED, 0.0)
+    meters.taken_elsewhere("a", 0, 3500, 0.0)
+    with pytest.raises(RateLimited) as refused:
+        meters.begin("a", LIMITED, 0.0)
+    assert (refused.value.retry_after_s or 0.0) > 500 / 50, "what was too much is a debt"
+    meters.begin("a", LIMITED, 20.0)
+
+
+def test_what_a_key_took_elsewhere_counts_also_before_it_first_comes_here_but_no_longer_than_a_minute() -> None:
+    for pause_s, allowed in ((1.0, False), (61.0, True)):
+        meters = KeyMeters()
+        meters.taken_elsewhere("a", 60, 0, 0.0)
+        if allowed:
+            meters.begin("a", LIMITED, pause_s)
+        else:
+            with pytest.raises(RateLimited):
+                meters.begin("a", LIMITED, pause_s)
+
+
+def test_requests_that_are_active_elsewhere_count_as_long_as_they_are() -> None:
+    meters = KeyMeters()
+    meters.begin("a", LIMITED, 0.0)
+    meters.active_elsewhere({"a": 7})
+    with pytest.raises(RateLimited, match="8 requests at once"):
+        meters.begin("a", LIMITED, 0.0)
+    meters.active_elsewhere({})
+    meters.begin("a", LIMITED, 0.0)
+
+
+def test_a_router_tells_what_it_let_through_itself_and_nothing_of_others() -> None:
+    meters = KeyMeters()
+    meters.taken_elsewhere("b", 5, 5, 0.0)
+    first, _ = meters.begin("a", LIMITED, 0.0), meters.begin("a", LIMITED, 0.0)
+    assert first is not None
+    first.charge_prompt(10, 0.0)
+    first.charge_answer(3, 0.0)
+    first.end()
+    meters.taken_elsewhere("a", 5, 5, 0.0)
+    assert meters.uses() == {"a": KeyUse(active=1, requests=2, tokens=13)}

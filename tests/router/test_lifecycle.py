@@ -174,9 +174,20 @@ def test_an_end_that_was_not_reached_is_forgotten_with_its_attempt() -> None:
     )
 
 
-def test_a_second_token_of_any_choice_ends_the_time_of_other_attempts() -> None:
+def test_each_choice_listens_to_its_own_attempt() -> None:
     lifecycle = begun(2)
     lifecycle.take(output(0, [10]))
-    assert lifecycle.at_first_token
-    lifecycle.take(output(0, [10, 11], choice=1))
-    assert not lifecycle.at_first_token
+    lifecycle.take(output(0, [20], choice=1))
+    lifecycle.begin(ATTEMPT + 1, (1,))
+    assert lifecycle.take(output(1, [11])) == Released(0, 1, (11,), None)
+    assert lifecycle.take(output(1, [99], choice=1)) is None  # late
+    later = output(1, [21], End.STOP, choice=1)._replace(attempt_id=ATTEMPT + 1)
+    assert lifecycle.take(later) == Released(1, 1, (21,), End.STOP)
+    assert lifecycle.answers == ((10, 11), (20, 21))
+
+
+def test_an_end_that_nobody_told_comes_with_its_token() -> None:
+    lifecycle = begun()
+    lifecycle.take(output(0, [10, 11]))
+    assert lifecycle.finish(0, End.STOP) == Released(0, 2, (), End.STOP, stop_token_id=11)
+    assert lifecycle.done

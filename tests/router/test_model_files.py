@@ -11,7 +11,7 @@ import pytest
 from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
 from router.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
 from router.request import ChatPrompt, Message, TextPrompt, TokenPrompt
-from router.tokenizer import load_tokenizer
+from router.tokenizer import TextTooLong, load_tokenizer
 from service.errors import InvalidArgument
 from tests.router.tokenizers_for_tests import TEMPLATE, write_model_folder
 
@@ -105,6 +105,26 @@ async def test_every_kind_of_prompt_becomes_tokens(tmp_path: Path) -> None:
     assert await tokenizer.decode(text, skip_special_tokens=True) == "hi"
     chat = await tokenizer.prompt_tokens(ChatPrompt((Message("user", "hi"),)))
     assert await tokenizer.decode(chat, skip_special_tokens=False) == "[user]hi<|end|>[assistant]"
+    tokenizer.close()
+
+
+async def test_a_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    encoded: list[int] = []
+    encode = tokenizer._encode
+
+    def noted(text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        encoded.append(len(text))
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "_encode", noted)
+
+    for prompt in (TextPrompt("x" * 1_000_000), ChatPrompt((Message("user", "x" * 1_000_000),))):
+        with pytest.raises(TextTooLong) as refused:
+            await tokenizer.prompt_tokens(prompt, most_tokens=20_000)
+        assert refused.value.least_tokens > 20_000
+    assert sum(encoded) < 100_000
+    assert len(await tokenizer.prompt_tokens(TextPrompt("x" * 100), most_tokens=20)) == 100, "for others to refuse"
     tokenizer.close()
 
 

@@ -53,7 +53,10 @@ class Router:
             self.cluster.add(endpoint, role)
             self.cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, b"f", MODEL, 100, 8), 1)
             self.cluster.reported(endpoint, WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
-        self.replicas = Replicas(self.cluster, redis.store(number), bytes([number]) * 16, clock=clock)
+        self.taken_over: list[int] = []
+        self.replicas = Replicas(
+            self.cluster, redis.store(number), bytes([number]) * 16, self.taken_over.append, clock=clock
+        )
 
     def view(self, endpoint: str) -> WorkerView:
         return next(view for view in self.cluster.snapshot(CHAIN) if view.endpoint == endpoint)
@@ -93,6 +96,18 @@ async def test_a_router_counts_what_another_has_charged_and_expects_what_it_pred
     assert second.view("d0").elsewhere_slots == 1
     assert second.view("d0").used_slots == 0, "another router's credit was taken for its own"
     assert second.view("p0").hit_blocks == 4
+
+
+async def test_a_router_hears_which_of_its_streams_another_one_resumed(two: tuple[Router, Router]) -> None:
+    first, second = two
+    second.replicas.took_over(b"\x00" * 16, 7)
+    second.replicas.took_over(b"\x09" * 16, 8)
+    for _ in range(5):
+        await second.replicas.exchange()
+        await first.replicas.exchange()
+    assert set(first.taken_over) == {7}
+    assert len(first.taken_over) == 3, "it is told in a few shares and then no more"
+    assert second.taken_over == []
 
 
 async def test_what_is_returned_is_heard_too(two: tuple[Router, Router]) -> None:

@@ -72,6 +72,17 @@ def test_workers_that_stand_still_make_the_wait_longer() -> None:
     assert waits[0] < waits[1] < waits[2]
 
 
+def test_time_that_the_router_itself_was_stopped_makes_the_wait_hardly_longer() -> None:
+    estimate = WaitEstimate()
+    for second in range(20):
+        estimate.dispatched(100)
+        estimate.some_wait(True, float(second))
+        estimate.ended(100, 1.0, second + 1.0)
+    before_s, after_s = estimate.wait_s(100, 20.0), estimate.wait_s(100, 100.0)
+    assert before_s is not None and after_s is not None
+    assert after_s < 1.5 * before_s
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 30), st.floats(0.0, 5), st.booleans()), max_size=30),

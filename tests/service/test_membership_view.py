@@ -48,3 +48,15 @@ def test_a_higher_epoch_replaces_and_a_lower_one_is_ignored() -> None:
     assert view.workers == (_record("a", epoch=2),)
     assert view.observe([_record("a", epoch=3)], now=2)
     assert view.workers == (_record("a", epoch=3),)
+
+
+def test_a_lower_epoch_is_taken_once_the_higher_one_has_been_missing_for_the_ttl() -> None:
+    """Redis lost its data, and the clock that a restarted worker took its epoch from had gone back."""
+    view = MembershipView(ttl_s=3)
+    view.observe([_record("a", epoch=2)], now=0)
+    for now in (1, 2, 3, 4):
+        view.observe([_record("a", epoch=1)], now)
+        assert view.workers == (_record("a", epoch=2),)
+    view.observe([_record("a", epoch=1)], now=4.1)
+    view.observe([_record("a", epoch=1)], now=4.6)
+    assert view.workers == (_record("a", epoch=1),)

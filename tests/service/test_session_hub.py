@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
+import pytest
+
 from service.session_hub import MAX_WAITING, Outbox, RouterSession, SessionHub
 
 ROUTER = b"r" * 16
@@ -161,3 +163,27 @@ async def test_mentions_are_lost_where_too_much_is_still_to_be_written() -> None
     for _ in range(MAX_WAITING + 5):
         session.mention(Note())
     assert outbox.waiting == MAX_WAITING
+
+
+async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowledged_it() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("last"))
+    waiting = asyncio.create_task(hub.delivered(5.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    session.channel.acknowledge(1)
+    await waiting
+    hub.send(session, Note("to nobody"))
+    hub.disconnect(session, outbox)
+    await hub.delivered(5.0)
+    await hub.close(0.0)
+
+
+async def test_delivery_is_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    hub = Hub()
+    session, _ = connected(hub)
+    hub.send(session, Note("last"))
+    await hub.delivered(0.001)
+    assert "did not acknowledge" in caplog.text
+    await hub.close(0.0)

@@ -21,6 +21,7 @@ class FakeWorker:
 
     def __init__(self) -> None:
         self.busy = False
+        self.turns: int | None = None
         self.reports = 0
         self.draining = self.stopped = self.started = False
         self.report_error: Exception | None = None

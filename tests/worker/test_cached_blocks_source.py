@@ -76,6 +76,26 @@ async def test_blocks_that_were_overwritten_meanwhile_are_not_valid() -> None:
         assert not await closed_valid(stub)
 
 
+async def closed_corrupt(stub: Any) -> bool:
+    return bool((await stub.Close(kv_transfer_pb2.CloseRequest(transfer_id=ID, corrupt=True))).valid)
+
+
+async def test_blocks_that_a_reader_finds_corrupt_are_not_given_again() -> None:
+    async with served(stack := DecodeStack()) as stub:
+        await stub.Open(opening(stack)).read()
+        assert await closed_corrupt(stub)
+        assert await stack.on_engine(lambda: stack.pool.touch(HASHES)) == ()
+
+
+async def test_blocks_that_were_overwritten_are_not_taken_for_corrupt() -> None:
+    async with served(stack := DecodeStack()) as stub:
+        await stub.Open(opening(stack)).read()
+        await stack.on_engine(lambda: [stack.pool.release(block) for block in stack.pool.allocate(BLOCKS)])
+        await stack.cache(HASHES)  # others lie there now
+        assert not await closed_corrupt(stub)
+        assert len(await stack.on_engine(lambda: stack.pool.touch(HASHES))) == len(HASHES)
+
+
 async def test_the_watch_of_a_reader_that_was_lost_ends_with_its_lease() -> None:
     async with served(stack := DecodeStack(lease_s=0.05)) as stub:
         call = stub.Open(opening(stack))

@@ -10,6 +10,7 @@ from engine.hashing import HashChain
 from engine.plan import Chunk, NonFinite, Plan, Sample
 from engine.sampling_params import SamplingParams
 from kernels.kv_pages import QUANTISED, KvPages
+from protos import session_pb2
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair
@@ -91,3 +92,17 @@ async def test_a_bit_flipped_in_a_block_cached_at_decode_changes_the_next_answer
         assert (await pair.to_decode.one("landed", 2)).cached_tokens == len(hashes) * BLOCK_TOKENS
         flip_a_bit(pair.decode_pages, written(before, pair.decode_pages.data)[0])
         assert await pair.finish(await pair.compute(3, PROMPT, NEW_TOKENS, hashes)) != oracle
+
+
+async def test_a_cached_block_that_is_not_finite_fails_one_answer_and_the_next_is_exact(
+    checkpoint: Path, oracle: list[int]
+) -> None:
+    hashes = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
+    async with real_pair(checkpoint) as pair:
+        assert await pair.finish(await pair.compute(1, PROMPT, NEW_TOKENS, hashes)) == oracle
+        pages = pair.decode_pages.data  # all that is not zero was computed, and is cached: nobody computes now
+        pages.masked_fill_(pages != 0, float("nan"))
+        assert await pair.finish(await pair.compute(2, PROMPT, NEW_TOKENS, hashes)) is None
+        [failed] = pair.to_decode.about("failed", 2)
+        assert failed.reason == session_pb2.FAILURE_REASON_NONFINITE
+        assert await pair.finish(await pair.compute(3, PROMPT, NEW_TOKENS, hashes)) == oracle

@@ -1,0 +1,157 @@
+"""What clients that mean no good do to their neighbours' tokens, and to the gateway's memory.
+
+    python -m benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 6] [--rounds 3] [--json FILE]
+
+A gateway on a core of its own, workers that compute nothing and say a token every 20 ms, neighbours that stream.
+Windows without and with an abuser (benchmarks/clients/abusers.py, in a process of its own) take turns; `nothing` is
+an abuser that does nothing, and shows what this measures of the machine itself. What counts is the ratio of the
+neighbours' time between tokens with and without.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clients.abusers import KINDS
+from benchmarks.clients.memory import own_mib
+from cli.bench.gateway import Stack, gateway_and_workers
+from cli.bench.gateway_streams import COMPLETIONS, connection
+from cli.bench.machine import describe_machine
+from cli.bench.router_streams import UNENDING_TOKENS
+from cli.bench.statistics import percentile
+from cli.paths import ROOT
+from cli.tiny_checkpoint import write_tiny_checkpoint
+
+INTERVAL_MS = 20.0
+NEIGHBOURS = 16
+SETTLE_S = 1.0
+LOOK_S = 0.1
+# Short, so that what is cut off is seen to be: the defaults are 10, 60 and 30 s.
+LIMITS = ("--http-head-s", 2, "--http-body-s", 4, "--http-stall-s", 2)
+
+
+@dataclass
+class Neighbours:
+    """Streams that are read as they come: when each one's chunks came."""
+
+    chunks_s: list[list[float]] = field(default_factory=list)
+
+    def gaps_ms(self, since_s: float, until_s: float) -> list[float]:
+        found = []
+        for times in self.chunks_s:
+            within = [at for at in times if since_s <= at <= until_s]
+            found += [1e3 * (later - sooner) for sooner, later in itertools.pairwise(within)]
+        return found
+
+    async def follow(self, target: str) -> None:
+        times: list[float] = []
+        self.chunks_s.append(times)
+        async with connection(target) as stream:
+            stream.ask(COMPLETIONS, UNENDING_TOKENS)
+            while await stream.read():
+                times.append(time.monotonic())
+        raise RuntimeError("a neighbour's stream ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    p50_ms: float
+    p99_ms: float
+    most_mib: float  # of the gateway's own memory
+    told: Counter[str]
+
+
+async def measure(stack: Stack, neighbours: Neighbours, kind: str | None, seconds: float) -> Window:
+    """With an abuser, or without."""
+    async with _abuser(stack, kind, seconds + SETTLE_S) as abuser:
+        await asyncio.sleep(SETTLE_S)
+        began_s, most_mib = time.monotonic(), 0.0
+        while time.monotonic() - began_s < seconds:
+            most_mib = max(most_mib, own_mib(stack.pid) or 0.0)
+            await asyncio.sleep(LOOK_S)
+        gaps = neighbours.gaps_ms(began_s, time.monotonic())
+        output = await abuser.stdout.read() if abuser is not None and abuser.stdout is not None else b"{}"
+    return Window(percentile(gaps, 50), percentile(gaps, 99), most_mib, Counter(json.loads(output)))
+
+
+@asynccontextmanager
+async def _abuser(stack: Stack, kind: str | None, seconds: float) -> AsyncIterator[asyncio.subprocess.Process | None]:
+    if kind is None:
+        yield None
+        return
+    command = (sys.executable, "-m", "benchmarks.clients.abusers", kind, *stack.http_target.split(":"), f"{seconds:g}")
+    abuser = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+    try:
+        if abuser.stdout is None or await abuser.stdout.readline() != b"begun\n":
+            raise RuntimeError(f"{kind} did not begin")
+        yield abuser
+    finally:
+        if abuser.returncode is None:
+            abuser.terminate()
+        await abuser.wait()
+
+
+async def run_abuse(kinds: Sequence[str], seconds: float, rounds: int) -> dict[str, dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="baton-abuse-") as scratch:
+        write_tiny_checkpoint(Path(scratch) / "zero")
+        async with gateway_and_workers(Path(scratch), INTERVAL_MS, *LIMITS) as stack, asyncio.TaskGroup() as streams:
+            neighbours = Neighbours()
+            following = [streams.create_task(neighbours.follow(stack.http_target)) for _ in range(NEIGHBOURS)]
+            found = {}
+            for kind in kinds:
+                without, beside = [], []
+                for _ in range(rounds):
+                    without.append(await measure(stack, neighbours, None, seconds))
+                    beside.append(await measure(stack, neighbours, kind, seconds))
+                found[kind] = figures(without, beside)
+                print(f"{kind:13} {json.dumps(found[kind])}", flush=True)
+            for each in following:
+                each.cancel()
+    return found
+
+
+def figures(without: Sequence[Window], beside: Sequence[Window]) -> dict[str, Any]:
+    """Medians of the rounds; memory is the most there was."""
+    pairs = list(zip(without, beside, strict=True))
+    return {
+        "p50_ms": round(statistics.median(each.p50_ms for each in without), 2),
+        "p50_ms_beside": round(statistics.median(each.p50_ms for each in beside), 2),
+        "p50_ratio": round(statistics.median(with_.p50_ms / alone.p50_ms for alone, with_ in pairs), 3),
+        "p99_ms": round(statistics.median(each.p99_ms for each in without), 2),
+        "p99_ms_beside": round(statistics.median(each.p99_ms for each in beside), 2),
+        "p99_ratio": round(statistics.median(with_.p99_ms / alone.p99_ms for alone, with_ in pairs), 3),
+        "most_mib": max(each.most_mib for each in without),
+        "most_mib_beside": max(each.most_mib for each in beside),
+        "told": dict(sum((each.told for each in beside), Counter[str]())),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each window")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[1:] or cores)  # the first is the gateway's
+    found = asyncio.run(run_abuse(asked.kinds, asked.seconds, asked.rounds))
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"machine": describe_machine(), "kinds": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""How things stand on a decode worker, as its routers are told."""
+
+from dataclasses import asdict
+
+from decode_worker.credits import Limit
+from decode_worker.loop import DecodeLoop
+from protos import report_pb2
+from worker.transfer_reader import TransferReader
+from worker.wire import link_reports, page_counts
+
+
+def decode_report(
+    loop: DecodeLoop,
+    reader: TransferReader,
+    limit: Limit,
+    waiting_requests: int,
+    draining: bool,
+    cache: report_pb2.CacheSum,
+) -> report_pb2.Report:
+    """`limit`: of the router that is told. `waiting_requests`: those that the engine does not know of yet."""
+    load = loop.load
+    return report_pb2.Report(
+        limit_blocks=limit.blocks,
+        limit_slots=limit.slots,
+        pages=page_counts(load),
+        waiting_requests=waiting_requests + load.waiting_sequences,
+        running_sequences=load.running_sequences,
+        pending_tokens=load.pending_tokens,
+        draining=draining,
+        steps=loop.steps,
+        cache_query_tokens=load.cache_query_tokens,
+        cache_hit_tokens=load.cache_hit_tokens,
+        preemptions=load.preemptions,
+        unfilled_slots=load.unfilled_slots,
+        links=link_reports(reader.links),
+        cache=cache,
+        **asdict(reader.integrity),
+    )

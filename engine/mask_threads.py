@@ -1,0 +1,123 @@
+"""Masks while they are being made, and the threads that make them, beside the forward pass."""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+import torch
+
+END_S = 1.0  # for the masks that are being made
+Allowed = torch.Tensor
+"""uint8, one bit per token of the vocabulary, the least significant first: those that may come."""
+
+
+class Mask:
+    """Asked for by one thread, made by another, once."""
+
+    __slots__ = ("_allowed", "_failure", "_news", "_token_ids", "_work", "is_ready")
+
+    def __init__(self, work: Callable[[Sequence[int]], Allowed], token_ids: Sequence[int]) -> None:
+        """`work` makes it of these tokens."""
+        self.is_ready = False
+        self._work, self._token_ids = work, token_ids
+        self._allowed: Allowed | None = None
+        self._failure: BaseException | None = None
+        self._news: threading.Event | None = None
+
+    @staticmethod
+    def of(allowed: Allowed) -> "Mask":
+        mask = Mask(lambda _: allowed, ())
+        mask.make()
+        return mask
+
+    def make(self) -> None:
+        try:
+            self._allowed = self._work(self._token_ids)
+        except BaseException as failure:  # noqa: BLE001, whoever asks for the result is told whatever it was
+            self._failure = failure
+        self.is_ready = True
+        if self._news is not None:
+            self._news.set()
+
+    def result(self) -> Allowed:
+        """Of a mask that is ready. Raises what making it raised, such as GrammarFailed."""
+        if self._failure is not None:
+            raise self._failure
+        if self._allowed is None:
+            raise RuntimeError("the mask is not ready")
+        return self._allowed
+
+    def tell(self, news: threading.Event) -> None:
+        """Sets the event once it is ready, unless it is so already."""
+        self._news = news
+
+
+def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
+    """Until all of them are ready, or the `first` one is. Returns those that are not."""
+    news = threading.Event()
+    for mask in masks:
+        mask.tell(news)
+    until_s = time.monotonic() + timeout_s
+    while True:
+        news.clear()
+        late = [mask for mask in masks if not mask.is_ready]
+        if not late or (first and len(late) < len(masks)):
+            return late
+        if not news.wait(max(0.0, until_s - time.monotonic())):
+            return late
+
+
+class MaskThreads:
+    """Started for the first mask, on other cores than the thread that asks for it, where there are others.
+
+    Masks are begun in the order they come. What is submitted wakes one thread, if one sleeps that has looked for work
+    since the last was woken: so the many masks of a step wake one, and those behind one that takes long are made when
+    something else is submitted.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._threads: list[threading.Thread] = []
+        self._masks: SimpleQueue[Mask | None] = SimpleQueue()
+        self.close = weakref.finalize(self, _end, self._masks, self._threads)
+        """Ends the threads, which leave undone what they have not begun. At the latest when the interpreter ends."""
+
+    def submit(self, mask: Mask) -> None:
+        """One thread at a time may."""
+        self._masks.put(mask)
+        if not self._threads:
+            for number in range(self._count):
+                thread = threading.Thread(target=_work, args=(self._masks,), name=f"masks_{number}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+
+def _work(masks: SimpleQueue[Mask | None]) -> None:
+    _leave_core()
+    while (mask := masks.get()) is not None:
+        mask.make()
+        del mask  # what it refers to may be let go while this thread sleeps
+
+
+def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:
+    """An interpreter that ends under a thread inside the library would end with a fault: it is waited for."""
+    with contextlib.suppress(Empty):
+        while True:
+            masks.get_nowait()
+    for _ in threads:
+        masks.put(None)
+    until_s = time.monotonic() + END_S
+    for thread in threads:
+        if thread is not threading.current_thread():  # which may happen to collect garbage
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+
+def _leave_core() -> None:
+    """A thread starts on the cores of who started it, the engine's: the others of the process are meant."""
+    if hasattr(os, "sched_setaffinity"):
+        engines, all_cores = os.sched_getaffinity(0), os.sched_getaffinity(os.getpid())
+        os.sched_setaffinity(0, (all_cores - engines) or all_cores)

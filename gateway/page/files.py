@@ -1,0 +1,50 @@
+"""The files of the page. They hold nothing that is anybody's, and are given to whoever asks."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.types import Scope
+
+from gateway.reply import Reply, Whole
+
+FOLDER = Path(__file__).parent / "static"
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_NAMES = ("page.css", "icon.svg", "page.js", "dom.js", "api.js", "chat.js", "workers.js", "requests.js")
+FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
+"""By path. A file that is not named here is not served."""
+
+# Nothing from elsewhere, nothing inline, no forms that go anywhere, in nobody's frame.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+
+
+def is_public(scope: Scope) -> bool:
+    """Whether it asks for one of the files, and for nothing else."""
+    return scope["path"] in FILES and scope["method"] in ("GET", "HEAD")
+
+
+def file_answers() -> dict[str, Callable[[Scope], Awaitable[Reply]]]:
+    """By path. Reads the files, which are small, once. Raises: OSError."""
+    return {path: _answer(FOLDER / name) for path, name in FILES.items()}
+
+
+def _answer(file: Path) -> Callable[[Scope], Awaitable[Reply]]:
+    reply = Whole(file.read_bytes(), media_type=_MEDIA_TYPES[file.suffix], headers=HEADERS)
+
+    async def answer(scope: Scope) -> Reply:
+        return reply
+
+    return answer

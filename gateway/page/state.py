@@ -1,0 +1,106 @@
+"""What the page is told each second: workers for those who may see what all do, and of requests everybody's own."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from gateway.guard import caller_of
+from gateway.page.recent import RecentRequest, RecentRequests
+from gateway.reply import Reply, json_reply
+from router.access import Access, Need
+from router.admission import AdmissionQueue
+from router.cluster import Cluster, Worker
+from router.dispatcher import Dispatcher
+from router.readiness import Readiness
+from service.errors import PermissionDenied
+
+PATH = "/page/state"
+SHOWN_REQUESTS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PageState:
+    cluster: Cluster
+    queue: AdmissionQueue
+    readiness: Readiness
+    dispatcher: Dispatcher
+    access: Access
+    recent: RecentRequests
+    clock: Callable[[], float] = time.monotonic
+
+    async def answer(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        sees_all = self._sees_all(scope)
+        tenant = None if sees_all else caller_of(scope).tenant
+        self.recent.keep({worker.endpoint for worker in self.cluster.workers})
+        return json_reply(
+            {
+                "ready": self.readiness.ready and not self.dispatcher.draining,
+                "detail": "draining" if self.dispatcher.draining else self.readiness.detail,
+                "models": await self._models(),
+                "requests": [self._request(each) for each in self.recent.newest(SHOWN_REQUESTS, tenant)],
+                "cluster": self._cluster() if sees_all else None,
+            }
+        )
+
+    def _sees_all(self, scope: Scope) -> bool:
+        """A key that may not is still one that may see its own requests. Raises: Unauthenticated."""
+        try:
+            self.access.caller(Need.ADMIN, Headers(scope=scope).items())
+        except PermissionDenied:
+            return False
+        return True
+
+    async def _models(self) -> list[dict[str, object]]:
+        """Empty while there are none: nobody is kept waiting here."""
+        if not self.readiness.ready:
+            return []
+        return [
+            {"name": chosen.name, "chat": chosen.served.tokenizer.chat_template is not None}
+            for chosen in await self.dispatcher.models()
+        ]
+
+    def _cluster(self) -> dict[str, object]:
+        return {
+            "active": self.dispatcher.active,
+            "queued": self.queue.waiting,
+            "workers": [self._worker(worker) for worker in self.cluster.workers],
+        }
+
+    def _worker(self, worker: Worker) -> dict[str, Any]:
+        """`load` is null while it is not known."""
+        report, times = worker.report, self.recent.token_times(worker.endpoint)
+        draining = report is not None and report.draining
+        told = {
+            "name": self.cluster.name_of(worker.endpoint),
+            "role": worker.role.value,
+            "endpoint": worker.endpoint,
+            "state": "lost" if not worker.connected else "draining" if draining else "connected",
+            "requests": len(worker.charges),
+            "tbt": times._asdict() if times is not None else None,
+        }
+        if report is None or not worker.connected:
+            return told | {"load": None}
+        return told | {
+            "load": {
+                "queue": report.waiting_requests,
+                "batch": report.running_sequences,
+                "slots": worker.description.total_slots if worker.description is not None else 0,
+                "pending_tokens": report.pending_tokens,
+                "pages": asdict(report.pages),
+                "cache_query_tokens": report.cache_query_tokens,
+                "cache_hit_tokens": report.cache_hit_tokens,
+                "preemptions": report.preemptions,
+                "steps": report.steps,
+            }
+        }
+
+    def _request(self, request: RecentRequest) -> dict[str, Any]:
+        told = {name: value for name, value in asdict(request).items() if name not in ("ended_s", "tenant")}
+        for role in ("prefill", "decode"):
+            told[role] = self.cluster.name_of(told[role]) if told[role] else ""
+        return told | {"age_s": round(self.clock() - request.ended_s, 3)}

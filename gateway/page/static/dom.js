@@ -1,0 +1,55 @@
+// Elements and numbers. Whatever comes from outside becomes text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element; children are elements or texts. */
+export function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+export function drawn(name, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Sets a text only where it has changed, so that a selection of it stays. */
+export function say(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+export function milliseconds(value) {
+  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1_000) return `${(value / 1000).toFixed(2)} s`;
+  return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
+}
+
+export function ago(seconds) {
+  if (seconds < 1.5) return "now";
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  return `${Math.round(seconds / 3600)} h ago`;
+}
+
+/** Parts of a bar: [class, share of the whole, what it says]; those too small to see are left out. */
+export function bar(parts) {
+  const track = element("div", { class: "bar" });
+  for (const [kind, share, title] of parts) {
+    if (!(share > 0.001)) continue;
+    const part = element("span", { class: kind, title });
+    part.style.width = `${Math.min(100, share * 100)}%`;
+    track.append(part);
+  }
+  return track;
+}
+
+/** A legend from [class, text]. */
+export function legend(target, kinds) {
+  target.replaceChildren(...kinds.map(([kind, text]) => element("span", {}, element("i", { class: kind }), text)));
+}

@@ -1,0 +1,257 @@
+"""The journal: what another router needs to go on with a stream when this one is gone. The request and where it runs;
+no output, no API key.
+
+Never on a request's way: a change is noted, and one task writes what was noted meanwhile. A store that does not answer
+costs nobody anything but the resuming: a client whose stream then breaks must bring its request along.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from router.replicas import is_cancelled
+from router.request import PreparedRequest
+from service.registry import RegistryUnavailable
+
+logger = logging.getLogger(__name__)
+GRACE_S = 10.0
+"""How long a record outlives its stream: the end may not have reached the client."""
+MAX_RECORD_BYTES = 1 << 20
+MAX_NOTED = 4096  # changes that wait to be written; what comes beyond is dropped
+# Of one call: making them holds the event loop up for less than a millisecond.
+BATCH = 16
+BATCH_BYTES = 1 << 15
+ENDS_WAIT_S = 1.0
+GATHER_S = 0.02  # streams that begin at the same time are written together
+_KEY_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attempt on a decode worker. Its choices are numbered from `first_choice`; what it says begins at the offset
+    `answered_tokens`."""
+
+    endpoint: str
+    attempt_id: int
+    first_choice: int = 0
+    choices: int = 1
+    answered_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`router_id` is of the router that serves it, `stream` its number there; `model` the name that the client knows
+    the model or adapter by."""
+
+    router_id: bytes
+    stream: int
+    request: PreparedRequest
+    model: str
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
+
+    key: str
+    ttl_ms: int
+    value: bytes | None
+    seize: bool = False
+
+
+class JournalStore(Protocol):
+    async def write(self, changes: Sequence[Change]) -> tuple[str, ...]:
+        """Returns the keys of records that another router has seized. Raises: RegistryUnavailable."""
+
+    async def read(self, key: str) -> bytes | None:
+        """Raises: RegistryUnavailable."""
+
+    async def close(self) -> None: ...
+
+
+def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
+    """Who may resume a stream is in its name: another caller's is not found."""
+    digest = hashlib.sha256(b"baton.journal.v1")
+    for part in (tenant.encode(), request_id.encode(), resume_token.encode()):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:_KEY_DIGITS]
+
+
+class Entry:
+    """One stream's record: changed as it goes, left once."""
+
+    def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
+        self.key = key
+        self.record = record
+        self.deadline_s = deadline_s
+        self.seize = seize  # until it was written once
+        self._journal = journal
+
+    def placed(self, place: Place) -> None:
+        self._set((*self.record.places, place))
+
+    def left(self, attempt_id: int) -> None:
+        """That attempt is over; what comes next says where the stream goes on."""
+        self.record = replace(self.record, places=self._without(attempt_id))
+
+    def end(self) -> None:
+        """The stream is over: its record lives on for a little while."""
+        self._journal.ended(self)
+
+    def _set(self, places: tuple[Place, ...]) -> None:
+        self.record = replace(self.record, places=places)
+        self._journal.note(self)
+
+    def _without(self, attempt_id: int) -> tuple[Place, ...]:
+        return tuple(place for place in self.record.places if place.attempt_id != attempt_id)
+
+
+@contextmanager
+def journaled(entry: Entry | None, place: Place) -> Iterator[None]:
+    """While an attempt is there, where the stream is to be found, if that is written down at all."""
+    if entry is None:
+        yield
+        return
+    entry.placed(place)
+    try:
+        yield
+    finally:
+        entry.left(place.attempt_id)
+
+
+@dataclass(slots=True)
+class JournalCounts:
+    """Since the start. `dropped`: for a full queue; `failed`: the store did not answer; `too_large`: not written."""
+
+    written: int = 0
+    dropped: int = 0
+    failed: int = 0
+    too_large: int = 0
+
+
+class Journal:
+    """The records of this router's streams. `on_seized` is told of one that another router goes on with."""
+
+    def __init__(
+        self,
+        store: JournalStore,
+        router_id: bytes,
+        to_bytes: Callable[[Record], bytes],
+        on_seized: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.router_id = router_id
+        self.counts = JournalCounts()
+        self._store = store
+        self._to_bytes = to_bytes
+        self._on_seized = on_seized
+        self._clock = clock
+        self._live: dict[str, Entry] = {}
+        self._noted: dict[str, Entry] = {}  # to be written; an entry that is not live any more has ended
+        self._changed = asyncio.Event()
+        self._connected = True
+
+    def open(
+        self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
+    ) -> Entry:
+        """Nothing is written before the first `placed`. `seize`: the record may be another router's until now."""
+        entry = Entry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
+        self._live[key] = entry
+        return entry
+
+    def find(self, key: str) -> Record | None:
+        """Of a stream that this router serves itself."""
+        entry = self._live.get(key)
+        return entry.record if entry is not None else None
+
+    def note(self, entry: Entry) -> None:
+        if self._live.get(entry.key) is not entry:
+            return  # its stream was resumed here since
+        self._put(entry)
+
+    def ended(self, entry: Entry) -> None:
+        if self._live.get(entry.key) is entry:
+            del self._live[entry.key]
+            self._put(entry, urgent=False)
+
+    def _put(self, entry: Entry, urgent: bool = True) -> None:
+        """What is not urgent waits for the next that is, ENDS_WAIT_S at most: each call to Redis has its price."""
+        if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
+            self.counts.dropped += 1
+            return
+        self._noted[entry.key] = entry
+        if urgent:
+            self._changed.set()
+
+    async def read(self, key: str) -> bytes | None:
+        """Raises: RegistryUnavailable."""
+        return await self._store.read(key)
+
+    async def run(self) -> None:
+        while not is_cancelled():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENDS_WAIT_S):
+                    await self._changed.wait()
+            await asyncio.sleep(GATHER_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """All that is noted."""
+        self._changed.clear()
+        while self._noted and not is_cancelled():
+            await self._write(self._batch())
+
+    def _batch(self) -> list[Change]:
+        """The oldest that are noted, a call's worth."""
+        changes: list[Change] = []
+        size = 0
+        while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
+            key = next(iter(self._noted))
+            change = self._change(self._noted.pop(key))
+            if change is not None:
+                changes.append(change)
+                size += len(change.value or b"")
+        return changes
+
+    def _change(self, entry: Entry) -> Change | None:
+        live = self._live.get(entry.key) is entry
+        left_s = entry.deadline_s - self._clock() if live else GRACE_S
+        value = self._to_bytes(entry.record) if live and entry.record.places else None
+        if value is not None and len(value) > MAX_RECORD_BYTES:
+            self.counts.too_large += 1
+            return None
+        return Change(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
+
+    async def _write(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        try:
+            seized = await self._store.write(changes)
+        except RegistryUnavailable as error:
+            self.counts.failed += len(changes)
+            if self._connected:
+                logger.warning("streams are not journaled, going on without: %s", error)
+            self._connected = False
+            return
+        self.counts.written += len(changes)
+        if not self._connected:
+            logger.info("streams are journaled again")
+            self._connected = True
+            for live in tuple(self._live.values()):
+                if live.record.places:
+                    self._put(live)
+        for change in changes:
+            entry = self._live.get(change.key)
+            if entry is None:
+                continue
+            if change.value is not None:
+                entry.seize = False  # with nothing to write, the record is still the other router's
+            if change.key in seized:
+                self._on_seized(entry.record.stream)

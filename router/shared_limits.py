@@ -1,0 +1,52 @@
+"""What API keys take at the other routers, as far as this one has heard: each tells with its share what it has let
+through since it started, and what is new of that is charged here. Pure.
+
+What several routers let through within two of their periods and a round trip of each other (0.25 s) nobody has heard of
+yet: by so much more than a limit may begin at once, and of requests and tokens a minute it is paid back. Without Redis
+each router goes by itself.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from router.key_limits import KeyUse
+
+
+class Taken(NamedTuple):
+    """At another router, since it was last heard of."""
+
+    tenant: str
+    requests: int
+    tokens: int
+
+
+class SharedLimits:
+    def __init__(self) -> None:
+        self._heard: dict[bytes, dict[str, KeyUse]] = {}
+
+    def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
+        """What is new in a router's newest share. Of one that is heard for the first time only what comes from now on:
+        a restart begins anew.
+        """
+        known = self._heard.get(router_id)
+        self._heard[router_id] = dict(uses)
+        if known is None:
+            return
+        for tenant, use in uses.items():
+            before = known.get(tenant, KeyUse(0, 0, 0))
+            if use.requests > before.requests or use.tokens > before.tokens:
+                yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
+
+    def keep(self, routers: Iterable[bytes]) -> None:
+        """Forgets those that are not heard of any more."""
+        heard = set(routers)
+        for router_id in self._heard.keys() - heard:
+            del self._heard[router_id]
+
+    def active(self) -> dict[str, int]:
+        """By key, at all other routers together."""
+        total: dict[str, int] = {}
+        for uses in self._heard.values():
+            for tenant, use in uses.items():
+                total[tenant] = total.get(tenant, 0) + use.active
+        return total

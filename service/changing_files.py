@@ -1,0 +1,61 @@
+"""What a few files amount to, made anew when they change. Any thread may ask."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+Made = TypeVar("Made")
+Stamp = tuple[int, int, int]
+
+logger = logging.getLogger(__name__)
+
+
+class ChangingFiles(Generic[Made]):
+    """Files that went bad or away, or of which only some were replaced so far, change nothing: what was made of them
+    before holds.
+    """
+
+    def __init__(self, files: Sequence[Path], make: Callable[[], Made], bad: type[Exception], what: str) -> None:
+        """`make` reads them and raises `bad` or OSError where they are. `what` they are, for the log.
+
+        Raises: whatever `make` does.
+        """
+        self._files = tuple(files)
+        self._make = make
+        self._bad = bad
+        self._what = what
+        self._lock = threading.Lock()
+        self._seen = self._stamps()  # before they are read: a change meanwhile is found the next time
+        self._made = make()
+
+    def latest(self) -> Made:
+        """The same object until they change."""
+        stamps = self._stamps()
+        if stamps != self._seen:
+            with self._lock:
+                if stamps != self._seen:
+                    self._seen = stamps
+                    self._renew()
+        return self._made
+
+    def _renew(self) -> None:
+        try:
+            self._made = self._make()
+        except (OSError, self._bad) as error:
+            logger.error("%s stay as they were: %s", self._what, error)
+        else:
+            logger.info("%s were read again", self._what)
+
+    def _stamps(self) -> tuple[Stamp | None, ...]:
+        """They change with the files, also where others take their place."""
+        return tuple(map(_stamp, self._files))
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,95 @@
+"""Ends a process in which something has stopped making progress: it would hold its requests, and look alive, for ever.
+
+What is watched is a number that moves while all is well: turns of an engine's thread, turns of the event loop. A thread
+of its own looks at them, so that neither can keep it from looking. One that stands still for too long has the stacks of
+all threads written to stderr and the process ended with STALLED; whoever started it starts it again.
+"""
+
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+STALLED = 3  # the exit code
+STDERR = 2
+LOOKS = 20  # in the time that something may stand still
+BEATS = 4  # of an event loop, in the same time
+HELD_LOCK_FACTOR = 4  # where a thread that hangs holds the interpreter: no Python runs, a timer of C ends the process
+
+Progress = Callable[[], int | None]
+"""A number that moves; None while there is nothing to watch."""
+
+
+class Stillness:
+    """How long a number has not moved, in time that this process has had. Pure."""
+
+    def __init__(self, longest_look_s: float) -> None:
+        """A process that was stopped did not have the time between two looks: no more than this of it counts."""
+        self._longest_look_s = longest_look_s
+        self._number: int | None = None
+        self._looked_at: float | None = None
+        self._still_s = 0.0
+
+    def look(self, number: int | None, now: float) -> float:
+        """Seconds without a move, as of `now` (monotonic)."""
+        moved = number is None or number != self._number or self._looked_at is None
+        since_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._still_s = 0.0 if moved else self._still_s + min(since_s, self._longest_look_s)
+        self._number, self._looked_at = number, now
+        return self._still_s
+
+
+def end_process(name: str, still_s: float) -> None:
+    """Says what stands still and where every thread is; does not come back."""
+    logger.critical("the %s has made no progress for %.1f s: the process ends", name, still_s)
+    faulthandler.dump_traceback(file=STDERR, all_threads=True)
+    os._exit(STALLED)
+
+
+class Watchdog:
+    """`watch` what moves, then `start`; `close` before what is watched ends on purpose."""
+
+    def __init__(
+        self,
+        bound_s: float,
+        on_stall: Callable[[str, float], None] = end_process,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`bound_s`: how long anything may stand still. `on_stall` is told what did, and for how many seconds."""
+        self.bound_s = bound_s
+        self._period_s = bound_s / LOOKS
+        self._on_stall = on_stall
+        self._clock = clock
+        self._watched: dict[str, tuple[Progress, Stillness]] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def watch(self, name: str, progress: Progress) -> None:
+        """From the next look on; `progress` is called on the watchdog's thread."""
+        self._watched[name] = (progress, Stillness(2 * self._period_s))
+
+    def look(self) -> None:
+        now = self._clock()
+        for name, (progress, stillness) in list(self._watched.items()):
+            still_s = stillness.look(progress(), now)
+            if still_s > self.bound_s:
+                self._on_stall(name, still_s)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(self._period_s):
+                faulthandler.dump_traceback_later(HELD_LOCK_FACTOR * self.bound_s, exit=True, file=STDERR)
+                self.look()
+        finally:
+            faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,53 @@
+"""The meter around functions of a process: what they compute is counted, and nothing about them changes."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.metered_process import Meter
+
+
+class Worked:
+    def add(self, number: int) -> int:
+        return sum(range(number))
+
+    async def wait(self, event: asyncio.Event) -> str:
+        self.add(200_000)
+        await event.wait()
+        self.add(200_000)
+        return "done"
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    made = Meter()
+    for name in ("add", "wait"):
+        monkeypatch.setattr(Worked, name, vars(Worked)[name])  # as it was, once the test is over
+    made.wrap("waits", Worked, "wait")
+    return made
+
+
+def test_calls_and_their_time_are_counted(meter: Meter) -> None:
+    meter.wrap("adds", Worked, "add")
+    assert Worked().add(100_000) == sum(range(100_000))
+    assert meter.calls == {"adds": 1} and meter.nanoseconds["adds"] > 100_000
+
+
+async def test_of_a_coroutine_what_others_do_meanwhile_is_not_counted(meter: Meter) -> None:
+    event = asyncio.Event()
+    waiting = asyncio.create_task(Worked().wait(event))
+    await asyncio.sleep(0)
+    own = meter.nanoseconds["waits"]
+    assert own > 100_000
+    Worked().add(3_000_000)  # somebody else's, while it waits
+    event.set()
+    assert await waiting == "done"
+    assert meter.calls == {"waits": 1} and own < meter.nanoseconds["waits"] < 5 * own
+
+
+async def test_a_cancelled_coroutine_is_cancelled(meter: Meter) -> None:
+    waiting = asyncio.create_task(Worked().wait(asyncio.Event()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

@@ -1,0 +1,103 @@
+"""Redis killed, paused, flushed, restarted empty, or mute: nobody waits for it, it is seen, and it is found again."""
+
+import asyncio
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+
+from tests.e2e.faulty import WORKERS, Served, redis_of, redis_port, restart_redis, serve_some, while_streaming
+from tests.e2e.stack import Stack
+
+ADDED_S = 0.05  # most that a request may take longer
+SEEN_S = 3.0
+RECOVERED_S = 2.0
+
+
+def ask(port: int, *words: str) -> bytes:
+    """One command to Redis, as it stands on the wire."""
+    with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+        parts = (f"${len(word)}\r\n{word}\r\n" for word in words)
+        connection.sendall("".join((f"*{len(words)}\r\n", *parts)).encode())
+        return connection.recv(1 << 16)
+
+
+def announced(stack: Stack) -> int:
+    """Workers whose records are in Redis now."""
+    reply = ask(redis_port(stack), "KEYS", "baton:*:worker:*")
+    return int(reply[1 : reply.index(b"\r\n")])
+
+
+def metric(stack: Stack, name: str) -> float:
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=2.0) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+async def unnoticed(stack: Stack, usual: Served) -> None:
+    """Requests are served as ever."""
+    assert (await serve_some(stack)).median_s < usual.median_s + ADDED_S
+
+
+async def seen_as_lost(stack: Stack) -> None:
+    await until(stack, lambda: not stack.status().registry_connected, SEEN_S, "loss seen")
+    status = stack.status()
+    assert status.ready and "registry" in status.detail
+    assert sum(worker.connected for worker in status.workers) == len(WORKERS)
+    assert metric(stack, "baton:registry_connected") == 0
+
+
+async def found_again(stack: Stack) -> None:
+    back = time.monotonic()
+    await until(stack, lambda: stack.status().registry_connected, RECOVERED_S, "return seen")
+    await until(stack, lambda: announced(stack) == len(WORKERS), RECOVERED_S, "workers announced again")
+    assert time.monotonic() - back < RECOVERED_S
+    assert metric(stack, "baton:registry_connected") == 1
+
+
+async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_and_empty(faulty: Stack) -> None:
+    usual = await serve_some(faulty)
+
+    async def kill_and_bring_back() -> None:
+        redis_of(faulty).process.kill()
+        assert redis_of(faulty).process.wait(5) == -signal.SIGKILL
+        await unnoticed(faulty, usual)
+        await seen_as_lost(faulty)
+        with socket.socket() as hole:  # has its port, takes connections and never answers
+            hole.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            hole.bind(("127.0.0.1", redis_port(faulty)))
+            hole.listen(64)
+            await unnoticed(faulty, usual)
+            await seen_as_lost(faulty)
+        restart_redis(faulty)
+        assert announced(faulty) < len(WORKERS), "it did not begin empty"
+        await found_again(faulty)
+        await unnoticed(faulty, usual)
+
+    await while_streaming(faulty, kill_and_bring_back)
+    assert not faulty.status().detail
+
+
+async def test_requests_do_not_notice_that_redis_is_flushed_or_stands_still(faulty: Stack) -> None:
+    usual = await serve_some(faulty)
+
+    async def flush_and_pause() -> None:
+        assert ask(redis_port(faulty), "FLUSHALL") == b"+OK\r\n"
+        await unnoticed(faulty, usual)
+        await found_again(faulty)
+        redis_of(faulty).process.send_signal(signal.SIGSTOP)
+        try:
+            await unnoticed(faulty, usual)
+            await seen_as_lost(faulty)
+            await unnoticed(faulty, usual)
+        finally:
+            redis_of(faulty).process.send_signal(signal.SIGCONT)
+        await found_again(faulty)
+
+    await while_streaming(faulty, flush_and_pause)
+    assert not faulty.status().detail
+
+
+async def until(stack: Stack, condition: Callable[[], bool], within_s: float, what: str) -> None:
+    await asyncio.to_thread(stack.wait_for, condition, within_s, what)

@@ -1,0 +1,153 @@
+"""Streams of every kind survive their decode worker: killed, hung or drained, they come out as if undisturbed."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import AsyncBatonClient, Choice, Completion, Delta, RetryPolicy, ServerError
+from client.answer import completion_from
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.crashing_worker import DEADLY
+
+WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+TOKENS = 150
+LONGEST_GAP_S = 6.0  # of a client on a busy machine; what is promised is measured elsewhere
+SEEDED = {"temperature": 1.5, "seed": 3}
+LIST = {"type": "array", "items": {"const": "ba"}, "minItems": 120}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "ignore_eos": True},
+    "seeded, two choices, cut characters": {**SEEDED, "n": 2, "ignore_eos": True},
+    "log-probabilities": {**SEEDED, "logprobs": 2, "ignore_eos": True},
+    "penalties": {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "min_tokens": 100},
+    "stop strings": {**SEEDED, "stop": ["never said", "e!", "qzx"], "ignore_eos": True},
+    "JSON schema": {"temperature": 1.0, "seed": 8, "json_schema": LIST},
+    "best of three": {**SEEDED, "best_of": 3, "ignore_eos": True, "max_tokens": 80},
+    "long prompt": {"temperature": 0.0, "ignore_eos": True},
+}
+
+
+@dataclass
+class Reader:
+    """One stream, as it comes."""
+
+    kind: str
+    events: list[Any] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(event.token_ids) for event in self.events if isinstance(event, Delta))
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)), default=0.0)
+
+    async def read(self, baton: AsyncBatonClient) -> Completion:
+        length = 700 if self.kind == "long prompt" else 40
+        prompt = [3 + (7 * i + len(self.kind)) % 400 for i in range(length)]
+        async for event in baton.generate(prompt, **{"max_tokens": TOKENS, **KINDS[self.kind]}):
+            self.events.append(event)
+            self.times_s.append(time.monotonic())
+        return completion_from(self.events)
+
+
+@pytest.fixture(scope="module")
+def twofold(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """2P+2D; its workers die of a certain prompt, and nobody starts them again."""
+    stack = make_stack(tmp_path_factory.mktemp("twofold"), tiny_llama, prefill=2, decode=2)
+    for name in WORKERS:
+        role, command = name.partition("-")[0], stack.processes[name].command
+        place = command.index(f"{role}_worker")
+        command[place : place + 1] = ["tests.fixtures.crashing_worker", role]
+    yield from run(stack)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(twofold: Stack) -> dict[str, Completion]:
+    return asyncio.run(all_streams(twofold, lambda readers: asyncio.sleep(0)))
+
+
+async def all_streams(stack: Stack, disturb: Callable[[Sequence[Reader]], Awaitable[None]]) -> dict[str, Completion]:
+    readers = [Reader(kind) for kind in KINDS]
+    async with AsyncBatonClient(stack.target, timeout_s=60, retry=RetryPolicy(attempts=1)) as baton:
+        answers = [asyncio.create_task(reader.read(baton)) for reader in readers]
+        try:
+            await disturb(readers)
+            completions = await asyncio.gather(*answers)
+        finally:
+            for answer in answers:
+                answer.cancel()
+    assert max(reader.longest_gap_s for reader in readers) < LONGEST_GAP_S
+    return dict(zip(KINDS, completions, strict=True))
+
+
+async def until_tokens(readers: Sequence[Reader], tokens: int) -> None:
+    """Until so many have come in all."""
+    async with asyncio.timeout(30):
+        while sum(reader.tokens for reader in readers) < tokens:
+            await asyncio.sleep(0.002)
+
+
+def assert_equal(answers: dict[str, Completion], wanted: dict[str, Completion]) -> None:
+    for kind, answer in answers.items():
+        for choice, want in zip(answer.choices, wanted[kind].choices, strict=True):
+            assert plain(choice) == plain(want), kind
+            if want.logprobs is not None and choice.logprobs is not None:
+                told = [each.logprob for each in choice.logprobs]
+                assert told == pytest.approx([each.logprob for each in want.logprobs], abs=1e-4)
+        assert answer.usage.completion_tokens == wanted[kind].usage.completion_tokens
+        assert answer.usage.prompt_tokens == wanted[kind].usage.prompt_tokens
+
+
+def plain(choice: Choice) -> tuple[object, ...]:
+    return choice.token_ids, choice.text, choice.finish_reason, choice.matched_stop
+
+
+async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_other_one(
+    twofold: Stack, undisturbed: dict[str, Completion]
+) -> None:
+    hung, killed = twofold.processes["decode-0"], twofold.processes["decode-1"]
+
+    async def disturb(readers: Sequence[Reader]) -> None:
+        await until_tokens(readers, random.randrange(50, 400))
+        hung.signal(signal.SIGSTOP)
+        await until_tokens(readers, 700)
+        hung.signal(signal.SIGCONT)
+        killed.kill()
+
+    try:
+        assert_equal(await all_streams(twofold, disturb), undisturbed)
+    finally:
+        hung.signal(signal.SIGCONT)
+    killed.start()
+    await asyncio.to_thread(twofold.wait_ready)
+    await asyncio.to_thread(twofold.wait_idle, 5.0)
+
+
+async def test_a_deadly_request_is_given_up_and_what_stands_beside_it_is_served(
+    twofold: Stack, undisturbed: dict[str, Completion]
+) -> None:
+    """Both prefill workers die of it, then a decode worker that computes the prompt itself; that is enough."""
+
+    async def poison(readers: Sequence[Reader]) -> None:
+        await until_tokens(readers, 100)
+        async with AsyncBatonClient(twofold.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
+            for _ in range(2):  # the second one is refused at the door
+                with pytest.raises(ServerError) as refused:
+                    await baton.complete([5, *DEADLY, 6], max_tokens=4)
+                assert refused.value.reason == "POISON"
+
+    assert_equal(await all_streams(twofold, poison), undisturbed)
+    dead = [name for name in WORKERS if not twofold.processes[name].runs]
+    assert len(dead) == 3 and {"prefill-0", "prefill-1"} < set(dead)
+    for name in dead:
+        twofold.processes[name].popen = None  # it is known how they ended
+    await asyncio.to_thread(twofold.wait_idle, 2.0)

@@ -1,0 +1,123 @@
+"""kill -9 of a router under streams: clients resume them at another router, or at the same one once it is back."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from client import AsyncBatonClient, Completion, Delta, RetryPolicy, Unavailable
+from client.answer import completion_from
+from tests.e2e.faulty import SECOND_ROUTER
+from tests.e2e.stack import Stack
+
+STREAMS = 16
+TOKENS = 200
+WORKERS_GRACE_S = 10.0
+SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
+KINDS: Sequence[dict[str, Any]] = (
+    {},
+    {"temperature": 1.0, "seed": 3, "n": 2},
+    {"temperature": 1.0, "seed": 4, "stop": ["\u0000\u0000"], "frequency_penalty": 0.5},
+    {"temperature": 0.8, "seed": 5, "logprobs": 2},
+    {"temperature": 1.0, "seed": 6, "json_schema": SCHEMA, "ignore_eos": False},
+)
+
+
+@dataclass
+class Streams:
+    """The same requests over and over: what they answered, and the longest that each had to wait between events."""
+
+    targets: Sequence[str]
+    seen_tokens: int = 0
+    begun: set[int] = field(default_factory=set)
+    longest_gaps_s: list[float] = field(default_factory=list)
+
+    async def all(self, count: int) -> list[Completion]:
+        return await asyncio.gather(*(self.one(number) for number in range(count)))
+
+    async def one(self, number: int) -> Completion:
+        options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, **KINDS[number % len(KINDS)]}
+        prompt = [7 + number, 8, 9] * 15
+        events, times = [], [time.monotonic()]
+        async with AsyncBatonClient(self.targets, timeout_s=40) as baton:
+            async for event in baton.generate(prompt, **options):
+                events.append(event)
+                times.append(time.monotonic())
+                if isinstance(event, Delta):
+                    self.seen_tokens += len(event.token_ids)
+                    self.begun.add(number)
+        self.longest_gaps_s.append(max(after - before for before, after in itertools.pairwise(times)))
+        return completion_from(events)
+
+    async def under_way(self, tokens: int) -> None:
+        """All have begun: one that has nothing yet is asked for again, and finds nobody."""
+        async with asyncio.timeout(20):
+            while self.seen_tokens < tokens or len(self.begun) < STREAMS:
+                await asyncio.sleep(0.005)
+
+
+def content(answers: Sequence[Completion]) -> list[Any]:
+    return [(answer.choices, answer.usage.completion_tokens) for answer in answers]
+
+
+@pytest.fixture
+def second(faulty: Stack) -> Iterator[Stack]:
+    """The stack as its second router shows it; the first is back after the test."""
+    command = faulty.processes[SECOND_ROUTER].command
+    port, admin_port = (int(command[command.index(flag) + 1]) for flag in ("--port", "--admin-port"))
+    beside = Stack(faulty.folder, port, admin_port, faulty.processes, faulty.redis)
+    beside.wait_ready()
+    yield beside
+    faulty.start([name for name, process in faulty.processes.items() if not process.runs])
+    faulty.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Any]:
+    """What the streams come to undisturbed; filled in by the first test that needs it."""
+    return []
+
+
+async def broken_by(faulty: Stack, targets: Sequence[str], whole: list[Any], restarts: bool) -> Streams:
+    """Kills the first router in the middle of all streams; holds what they came to against undisturbed ones."""
+    if not whole:
+        whole += content(await Streams([faulty.target]).all(STREAMS))
+    streams = Streams(targets)
+    calls = asyncio.create_task(streams.all(STREAMS))
+    await streams.under_way(STREAMS * TOKENS // 4)
+    faulty.processes["router"].kill()
+    if restarts:
+        faulty.processes["router"].start()
+    assert content(await calls) == whole
+    return streams
+
+
+async def test_streams_of_a_killed_router_go_on_at_another_one(faulty: Stack, second: Stack, whole: list[Any]) -> None:
+    streams = await broken_by(faulty, [faulty.target, second.target], whole, restarts=False)
+    assert max(streams.longest_gaps_s) < 4.0
+    await asyncio.to_thread(second.wait_idle, 2.0)
+
+
+async def test_streams_of_a_router_that_restarts_go_on_there(faulty: Stack, second: Stack, whole: list[Any]) -> None:
+    await broken_by(faulty, [faulty.target], whole, restarts=True)
+    await asyncio.to_thread(second.wait_idle, 2.0)
+
+
+async def test_what_nobody_resumes_leaves_no_page_behind(faulty: Stack, second: Stack) -> None:
+    async with AsyncBatonClient(faulty.target, retry=RetryPolicy(attempts=1)) as baton:
+        stream = baton.generate([5, 6, 7] * 20, max_tokens=1900, ignore_eos=True)
+        await anext(stream)
+        await asyncio.to_thread(second.wait_for, lambda: held_blocks(second) > 0, 2.0, "pages held")
+        faulty.processes["router"].kill()
+        with pytest.raises(Unavailable):
+            while True:
+                await anext(stream)
+    await asyncio.to_thread(second.wait_idle, WORKERS_GRACE_S + 2.0)  # one for the report, one for this machine
+
+
+def held_blocks(stack: Stack) -> int:
+    return sum(worker.load.pages.held for worker in stack.status().workers if worker.load is not None)

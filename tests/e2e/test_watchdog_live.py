@@ -1,0 +1,26 @@
+"""An engine that hangs in a step: its process ends by itself, says where, and its request is served elsewhere."""
+
+import asyncio
+
+from service.watchdog import STALLED
+from tests.e2e.faulty import HANG_FILE, STALL_S, stream
+from tests.e2e.stack import Stack
+from tests.fixtures.hanging_worker import HANGS_ON
+
+PROMPT = [21, 22, HANGS_ON, 23]
+TOKENS = 12
+
+
+async def test_a_worker_whose_engine_hangs_is_ended_and_its_request_answered(faulty: Stack) -> None:
+    streaming = asyncio.create_task(stream(faulty, PROMPT, TOKENS))
+    hung = faulty.folder / HANG_FILE
+    await asyncio.to_thread(faulty.wait_for, hung.exists, 10, "an engine that hangs")
+    process = faulty.processes[hung.read_text()]
+    assert process.popen is not None
+    assert await asyncio.to_thread(process.popen.wait, 5 * STALL_S) == STALLED
+    assert "the engine has made no progress" in process.text() and "hang_once" in process.text()
+    process.start()
+    assert len(await streaming) == TOKENS
+    assert await streaming == await stream(faulty, PROMPT, TOKENS)
+    await asyncio.to_thread(faulty.wait_ready)
+    assert all(worker.deaths for worker in faulty.status().workers if worker.worker_id == process.name)

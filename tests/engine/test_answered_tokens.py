@@ -1,0 +1,73 @@
+"""Requests that go on with an answer: what is refused, what room they need, and a mask that is late at prefill."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.beam_params import BeamParams, BeamStop
+from engine.mixed_scheduler import MixedScheduler
+from engine.pages import BlockPool
+from engine.plan import ChunkResult, Computed, Drawn
+from engine.prefill_scheduler import PrefillProgress, PrefillScheduler
+from engine.sampling_params import SamplingParams
+from engine.sequence import EndReason, Request, RequestRefused, RequestTooLong
+
+BLOCK = 4
+LATE = Computed(late=True)
+DRAWN = Computed((Drawn(7, -0.5),))
+REQUEST = Request(1, tuple(range(1, 10)), SamplingParams(max_tokens=6), (), answered_tokens=4, first_choice=2)
+
+
+def test_a_long_prompt_whose_mask_is_late_computes_only_its_last_token_again() -> None:
+    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=16)
+    scheduler.add(REQUEST)
+    late = step(scheduler, LATE)
+    assert (late.computed_tokens, late.first, len(late.new_blocks)) == (8, None, 2)
+    again = step(scheduler, LATE)
+    assert (again.computed_tokens, again.first, again.new_blocks) == (8, None, ())
+    done = step(scheduler, DRAWN)
+    assert (done.computed_tokens, len(done.new_blocks)) == (9, 1)
+    assert done.first is not None
+    [first] = done.first
+    assert (first.choice, first.token_id, first.end) == (2, 7, None)
+
+
+def step(scheduler: PrefillScheduler, result: ChunkResult) -> PrefillProgress:
+    plan = scheduler.plan()
+    assert plan is not None
+    [progress] = scheduler.commit(plan, [result])
+    return progress
+
+
+def test_the_first_token_may_be_the_last_that_max_tokens_allows() -> None:
+    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=16)
+    scheduler.add(replace(REQUEST, params=SamplingParams(max_tokens=5)))
+    first = step(scheduler, DRAWN).first
+    assert first is not None
+    assert first[0].end is EndReason.LENGTH
+
+
+def test_room_is_needed_for_the_rest_of_the_answer_alone() -> None:
+    scheduler = MixedScheduler(BlockPool(3), BLOCK, max_step_tokens=16, max_sequences=2)
+    scheduler.add(replace(REQUEST, params=SamplingParams(max_tokens=8)))  # 5 + 8 - 1 tokens fill 3 blocks
+    with pytest.raises(RequestTooLong):
+        scheduler.add(replace(REQUEST, request_id=2, params=SamplingParams(max_tokens=9)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"answered_tokens": 9},
+        {"answered_tokens": 12},
+        {"params": SamplingParams(max_tokens=4)},
+        {"params": SamplingParams(max_tokens=6, n=2)},
+        {"params": SamplingParams(max_tokens=6, prompt_logprobs=0)},
+        {"params": SamplingParams(max_tokens=6, logprobs=4, beam=BeamParams(2, 1.0, BeamStop.FULL))},
+    ],
+    ids=["no prompt", "more than there is", "nothing to answer", "choices", "prompt scores", "beams"],
+)
+def test_what_cannot_go_on_is_refused(wrong: dict[str, object]) -> None:
+    request = replace(REQUEST, **wrong)  # type: ignore[arg-type]
+    for scheduler in (PrefillScheduler(BlockPool(8), BLOCK, 16), MixedScheduler(BlockPool(8), BLOCK, 16, 8)):
+        with pytest.raises(RequestRefused):
+            scheduler.add(request)

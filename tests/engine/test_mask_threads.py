@@ -1,0 +1,98 @@
+"""Masks are made beside the engine; one that takes long holds up no other."""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from engine.mask_threads import Mask, MaskThreads, wait
+from structured.library import GrammarFailed
+
+BOUND_S = 10.0
+BITS = torch.tensor([5], dtype=torch.uint8)
+
+
+@pytest.fixture
+def threads() -> Iterator[MaskThreads]:
+    threads = MaskThreads(2)
+    yield threads
+    threads.close()
+
+
+def asked(threads: MaskThreads, work: Callable[[], torch.Tensor]) -> Mask:
+    mask = Mask(lambda _: work(), ())
+    threads.submit(mask)
+    return mask
+
+
+def after(event: threading.Event) -> Callable[[], torch.Tensor]:
+    def work() -> torch.Tensor:
+        event.wait(BOUND_S)
+        return BITS
+
+    return work
+
+
+def test_what_was_made_and_what_went_wrong_reach_who_asked(threads: MaskThreads) -> None:
+    def fail() -> torch.Tensor:
+        raise GrammarFailed("no way on")
+
+    masks = [asked(threads, lambda: BITS), asked(threads, fail)]
+    assert wait(masks, BOUND_S) == []
+    assert masks[0].result() is BITS
+    with pytest.raises(GrammarFailed, match="no way on"):
+        masks[1].result()
+
+
+def test_waiting_ends_in_time_and_tells_who_is_late(threads: MaskThreads) -> None:
+    go = threading.Event()
+    slow, quick = asked(threads, after(go)), asked(threads, lambda: BITS)
+    assert wait([slow, quick], BOUND_S, first=True) in ([slow], [])
+    assert wait([slow], 0.001) == [slow]
+    go.set()
+    assert wait([slow], BOUND_S) == []
+
+
+def test_masks_behind_a_slow_one_are_made_by_the_other_thread_once_it_is_woken(threads: MaskThreads) -> None:
+    """Asked for in one go, all may stand behind the slow one; the next that comes, be it nothing, helps them."""
+    go = threading.Event()
+    slow = asked(threads, after(go))
+    others = [asked(threads, lambda: BITS) for _ in range(3)]
+    threads.submit(Mask.of(BITS))
+    assert wait(others, BOUND_S) == []
+    assert not slow.is_ready
+    go.set()
+
+
+def test_what_was_not_begun_when_they_are_closed_is_left_undone() -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def work() -> torch.Tensor:
+        begun.set()
+        go.wait(BOUND_S)
+        return BITS
+
+    threads = MaskThreads(1)
+    slow, other = asked(threads, work), asked(threads, lambda: BITS)
+    assert begun.wait(BOUND_S)
+    threading.Timer(0.05, go.set).start()
+    threads.close()
+    assert slow.is_ready
+    assert not other.is_ready
+
+
+def test_threads_end_when_they_are_given_up() -> None:
+    before = set(threading.enumerate())
+    threads = MaskThreads(2)
+    wait([asked(threads, lambda: BITS)], BOUND_S)
+    mine = set(threading.enumerate()) - before
+    assert len(mine) == 2
+    del threads
+    gc.collect()
+    until = time.monotonic() + BOUND_S
+    for thread in mine:
+        thread.join(until - time.monotonic())
+        assert not thread.is_alive()

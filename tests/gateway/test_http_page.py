@@ -1,0 +1,109 @@
+"""The page's files and what it is told: to whom, and what is in it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.page.files import FILES, FOLDER
+from service.api_keys import ApiKey, digest_of
+from tests.gateway.conftest import Gateway
+
+NAMES = ("one", "two", "boss")
+SECRET = "the-prompt-that-nobody-else-may-see"
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Keys of two users and an administrator, where the test's name speaks of keys."""
+    if "key" not in request.node.name:
+        return {}
+    keys = [ApiKey(name, digest_of(f"baton-{name}"), is_admin=name == "boss") for name in NAMES]
+    (tmp_path / "keys").write_text("".join(key.line + "\n" for key in keys))
+    return {"api_keys": tmp_path / "keys"}
+
+
+def shown(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer baton-{name}"}
+
+
+async def state(gateway: Gateway, name: str = "boss") -> Any:
+    response = await gateway.client.get("/page/state", headers=shown(name))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_files_need_no_key_and_all_else_does(gateway: Gateway) -> None:
+    for path in FILES:
+        for method in ("GET", "HEAD"):
+            response = await gateway.client.request(method, path)
+            assert response.status_code == 200, path
+            policy = response.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert response.headers["x-content-type-options"] == "nosniff"
+        for method in ("POST", "PUT", "OPTIONS"):
+            assert (await gateway.client.request(method, path)).status_code == 401, path
+    for path in ("/page/state", "/page/", "/page", "/page/none.js", "/page/../app.py", "/page/%2e%2e/app.py"):
+        assert (await gateway.client.get(path)).status_code == 401, path
+
+
+def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
+    assert sorted(FILES.values()) == sorted(file.name for file in FOLDER.iterdir())
+    allowed = {"http://www.w3.org/2000/svg"}
+    for file in FOLDER.iterdir():
+        text = file.read_text()
+        assert set(re.findall(r"""[a-z]+://[^\s"'`)]+""", text)) <= allowed, file.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", text), file.name
+        assert not re.search(r"localStorage|sessionStorage|indexedDB|\.cookie", text), file.name
+        assert not re.search(r"""<(?!script type="module" src=)script|\son[a-z]+=|\sstyle=""", text), file.name
+
+
+async def test_workers_are_told_as_they_report(gateway: Gateway) -> None:
+    told = await state(gateway)
+
+    assert (told["ready"], told["models"]) == (True, [{"name": "tiny", "chat": True}])
+    workers = {worker["name"]: worker for worker in told["cluster"]["workers"]}
+    assert {worker["role"] for worker in workers.values()} == {"prefill", "decode"}
+    gateway.pair.decode.report.waiting_requests = 7
+    gateway.pair.decode.report.pages.total, gateway.pair.decode.report.pages.held_by_transfers = 9, 4
+    load: dict[str, Any] = {}
+    while load.get("queue") != 7:
+        workers = {worker["name"]: worker for worker in (await state(gateway))["cluster"]["workers"]}
+        load = workers["decode-0"]["load"]
+    assert (load["pages"]["total"], load["pages"]["held_by_transfers"]) == (9, 4)
+
+
+async def test_requests_are_told_by_their_stages_and_without_their_texts(gateway: Gateway) -> None:
+    gateway.says(SECRET)
+    headers = {"x-request-id": "mine"}
+    body = {"prompt": SECRET, "max_tokens": 12}
+    assert (await gateway.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+
+    told = await state(gateway)
+
+    (request,) = told["requests"]
+    assert (request["request_id"], request["status"], request["prefill"]) == ("mine", "OK", "prefill-0")
+    assert (request["prompt_tokens"], request["completion_tokens"]) == (len(SECRET), 12)
+    times = request["stages"]
+    parts = ("router_queue", "route", "prefill_fetch", "prefill_queue", "prefill", "return")
+    assert times["ttft_ms"] == pytest.approx(sum(times[f"{part}_ms"] for part in parts), abs=0.01)
+    assert 0 < times["ttft_ms"] <= times["total_ms"]
+    (decode,) = (worker for worker in told["cluster"]["workers"] if worker["role"] == "decode")
+    assert 0 < decode["tbt"]["p50_ms"] <= decode["tbt"]["p99_ms"]
+    assert SECRET not in str(told)
+
+
+async def test_a_key_sees_its_own_requests_and_an_administrators_key_everything(gateway: Gateway) -> None:
+    for name in NAMES:
+        headers = shown(name) | {"x-request-id": f"of-{name}"}
+        body = {"prompt": "ab", "max_tokens": 2}
+        assert (await gateway.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+
+    one, boss = await state(gateway, "one"), await state(gateway, "boss")
+
+    assert [request["request_id"] for request in one["requests"]] == ["of-one"]
+    assert one["cluster"] is None
+    assert [request["request_id"] for request in boss["requests"]] == ["of-boss", "of-two", "of-one"]
+    assert len(boss["cluster"]["workers"]) == 2

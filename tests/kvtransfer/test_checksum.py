@@ -1,0 +1,107 @@
+"""Checksums of blocks: equal for equal bytes in whatever parts, different for any change that we can think of."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvtransfer.checksum import Checksums, SampledChecksums
+from kvtransfer.shared_memory import SharedMemoryTransport
+from kvtransfer.slices import PoolShape, plan_slices
+from kvtransfer.transport import BlockPair
+
+BLOCKS, ROWS = 3, 4
+
+
+def pool(parts: int, heads: int, head_bytes: int, seed: int = 5) -> tuple[torch.Tensor, PoolShape]:
+    """The same bytes for every number of parts."""
+    whole = torch.randint(256, (BLOCKS, ROWS, heads, head_bytes), generator=torch.Generator().manual_seed(seed))
+    cut = whole.to(torch.uint8).view(BLOCKS, ROWS, parts, heads // parts * head_bytes)
+    shape = PoolShape(BLOCKS, ROWS * heads * head_bytes, ROWS, parts)
+    return cut.permute(2, 0, 1, 3).contiguous().view(-1), shape
+
+
+@pytest.mark.parametrize("head_bytes", [16, 20, 7], ids=lambda size: f"{size} bytes a head")
+def test_pools_cut_into_different_parts_come_to_the_same_sums(head_bytes: int) -> None:
+    sums = [
+        [Checksums(*pool(parts, heads=4, head_bytes=head_bytes)).of(block) for block in range(BLOCKS)]
+        for parts in (1, 2, 4)
+    ]
+    assert sums[0] == sums[1] == sums[2]
+    assert len(set(sums[0])) == BLOCKS
+
+
+@pytest.mark.parametrize("parts", [(1, 2), (2, 1), (4, 2), (2, 4)], ids=str)
+def test_a_copy_into_a_pool_that_is_cut_otherwise_has_the_sums_of_its_source(parts: tuple[int, int]) -> None:
+    source, shape = pool(parts[0], heads=4, head_bytes=16)
+    own, own_shape = pool(parts[1], heads=4, head_bytes=16, seed=6)
+    peer: Any = SimpleNamespace(array=source.numpy())
+    pairs = [BlockPair(0, 2, 1), BlockPair(1, 0, 0)]
+    SharedMemoryTransport(peer, own, shape, own_shape).copy(b"", pairs)
+    there, here = Checksums(source, shape), Checksums(own, own_shape)
+    assert [here.of(pair.destination) for pair in pairs] == [there.of(pair.source) for pair in pairs]
+
+
+def test_a_pool_in_pieces_comes_to_the_same_sums() -> None:
+    storage, shape = pool(2, heads=4, head_bytes=16)
+    pieces = tuple(storage.clone().view(2, -1).unbind())
+    assert Checksums(pieces, shape).of(1) == Checksums(storage, shape).of(1)
+
+
+@pytest.mark.parametrize("head_bytes", [16, 7])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_every_flipped_bit_shows_in_its_block_alone(parts: int, head_bytes: int) -> None:
+    storage, shape = pool(parts, heads=2, head_bytes=head_bytes)
+    checksums = Checksums(storage, shape)
+    before = [checksums.of(block) for block in range(BLOCKS)]
+    for place in range(storage.numel()):
+        block = place % shape.part_bytes // shape.part_block_bytes
+        for bit in (0, 7):
+            storage[place] ^= 1 << bit
+            changed = [number for number in range(BLOCKS) if checksums.of(number) != before[number]]
+            assert changed == [block]
+            storage[place] ^= 1 << bit
+
+
+def test_heads_in_each_others_places_show() -> None:
+    storage, shape = pool(1, heads=4, head_bytes=16)
+    checksums = Checksums(storage, shape)
+    before = checksums.of(0)
+    row = storage[: shape.row_bytes].view(4, 16)
+    row[[0, 1]] = row[[1, 0]].clone()
+    assert checksums.of(0) != before
+
+
+def test_a_block_with_a_slice_of_another_one_shows() -> None:
+    storage, shape = pool(2, heads=4, head_bytes=16)
+    other, _ = pool(2, heads=4, head_bytes=16, seed=6)
+    before = Checksums(storage, shape).of(0)
+    piece = plan_slices(shape, shape)[1]
+    start = piece.source_part * shape.part_bytes + piece.source_offset
+    storage[start : start + piece.width] = other[start : start + piece.width]
+    assert Checksums(storage, shape).of(0) != before
+
+
+def test_there_is_no_checksum_of_a_block_that_is_not_there() -> None:
+    with pytest.raises(IndexError):
+        Checksums(*pool(1, heads=2, head_bytes=16)).of(BLOCKS)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_the_blocks_is_drawn(share: float) -> None:
+    sampled = SampledChecksums(Checksums(*pool(1, heads=2, head_bytes=16)), share, random.Random(3))
+    drawn = sum(len(sampled.of([0, 1, 2])) for _ in range(1000))
+    assert abs(drawn / 3000 - share) < 0.03
+
+
+def test_sums_are_told_with_the_places_of_their_blocks() -> None:
+    checksums = Checksums(*pool(1, heads=2, head_bytes=16))
+    told = SampledChecksums(checksums, 1.0).of([2, 0])
+    assert told == [(0, checksums.of(2)), (1, checksums.of(0))]
+
+
+def test_a_share_lies_between_none_and_all() -> None:
+    with pytest.raises(ValueError, match="share"):
+        SampledChecksums(Checksums(*pool(1, heads=2, head_bytes=16)), 1.5)

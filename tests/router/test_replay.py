@@ -1,0 +1,268 @@
+"""Whatever becomes of its attempts, an answer comes out as if nothing had happened: by the thousand, in memory."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.block_hashing import block_hashes
+from router.events import End, FailureReason
+from router.poison import MOST_KEPT, QUARANTINE_S, Quarantine, fingerprint
+from router.replay import POISON_DEATHS, Tries, end_of, replay, replays
+from router.request import BeamSearch, PreparedRequest
+from service.errors import BatonError, DeadlineExceeded, Internal, Unavailable
+from tests.router.replay_world import (
+    BLOCK_TOKENS,
+    PROMPT,
+    STOP_TOKEN,
+    WELL,
+    Fate,
+    World,
+    generation_of,
+    read,
+    request_of,
+    scheduling_of,
+    whole_answer,
+)
+
+PAUSE_S = Tries.pause_s
+LOST, DIED, DRAINING = FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(Tries, "pause_s", lambda self, reason, turn: 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as running:
+        yield running
+
+
+def fates() -> st.SearchStrategy[list[Fate]]:
+    each = st.builds(
+        Fate,
+        outputs=st.integers(0, 12),
+        reason=st.sampled_from([LOST, DRAINING, FailureReason.TRANSFER, FailureReason.NO_ROOM]),
+        piece=st.integers(1, 4),
+        with_first_step=st.booleans(),
+        gap=st.booleans(),
+        late=st.integers(0, 3),
+    )
+    return st.lists(each, max_size=5)
+
+
+REQUESTS = st.sampled_from(
+    [
+        {},
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+        {"n": 3, "max_tokens": 12},
+        {"n": 2, "best_of": 4, "max_tokens": 9},
+        {"logprobs": 1, "n": 2},
+        {"stop": ("ab", "7"), "max_tokens": 60, "stop_token_ids": ()},
+        {"stop": ("\ufffd", "xy"), "logprobs": 0, "max_tokens": 40},
+    ]
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(REQUESTS, fates())
+def test_an_answer_is_the_same_whatever_its_attempts_come_to(
+    runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate]
+) -> None:
+    request = request_of(**shape)  # type: ignore[arg-type]
+    n = request.valid.n
+
+    async def once(fates: list[Fate]) -> object:
+        world = World(list(fates))
+        got = await read(generation_of(request, scheduling_of(world, attempts=100)), n)
+        assert not world.inboxes, "an attempt was not left"
+        assert world.admitted == world.ended == len(world.dispatched)
+        return got
+
+    assert runner.run(once(drawn)) == runner.run(once([]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS, fates(), st.data())
+def test_what_a_client_has_of_another_routers_answer_is_told_again_and_goes_on(
+    runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate], data: st.DataObject
+) -> None:
+    request = request_of(**shape)  # type: ignore[arg-type]
+    if request.sampling.n > request.valid.n:
+        return  # nothing of it goes out before its end
+    answers = [whole_answer(request.sampling, PROMPT, choice) for choice in request.choices]
+    received = {c: answer[: data.draw(st.integers(0, len(answer)))] for c, answer in enumerate(answers)}
+
+    async def once(fates: list[Fate], received: dict[int, tuple[int, ...]]) -> list[tuple[object, ...]]:
+        generation = generation_of(request, scheduling_of(World(list(fates)), attempts=100), received)
+        return [(got.token_ids, got.text, got.end) for got in await read(generation, request.valid.n)]
+
+    assert runner.run(once(drawn, received)) == runner.run(once([], {}))
+
+
+async def test_each_unfinished_choice_goes_on_by_itself() -> None:
+    request = request_of(n=3, max_tokens=12, stop_token_ids=())
+    world = World([Fate(outputs=7)])
+    await read(generation_of(request, scheduling_of(world)), 3)
+    whole, *parts = world.dispatched
+    assert whole is request
+    assert [(part.first_choice, part.answered_tokens, part.sampling.n) for part in parts] == [
+        (0, 3, 1), (1, 2, 1), (2, 2, 1)
+    ]  # fmt: skip
+
+
+async def test_what_nothing_was_given_out_of_begins_again_whole() -> None:
+    request = request_of(n=3)
+    world = World([Fate(outputs=0, with_first_step=False)])
+    await read(generation_of(request, scheduling_of(world)), 3)
+    assert world.dispatched == [request, request]
+
+
+def test_the_hashes_of_a_replay_cover_the_answer() -> None:
+    request, answered = request_of(), tuple(range(9))
+    made = replay(request, 0, answered)
+    assert made.block_hashes == block_hashes(b"root", (*PROMPT, *answered), BLOCK_TOKENS)
+    assert made.token_ids == (*PROMPT, *answered)
+    assert made.sampling.max_tokens == request.sampling.max_tokens
+
+
+def test_a_beam_search_begins_again() -> None:
+    request = request_of(n=2, beams=BeamSearch(2))
+    assert replays(request, request, {0: (1, 2), 1: ()}) == (request,)
+
+
+@pytest.mark.parametrize(
+    ("answered", "end"),
+    [((), None), ((1, 2), None), ((1, STOP_TOKEN), End.STOP), (tuple(range(20)), End.LENGTH)],
+)
+def test_an_end_whose_message_was_lost_is_found(answered: tuple[int, ...], end: End | None) -> None:
+    assert end_of(request_of(max_tokens=20).sampling, answered) is end
+
+
+async def test_attempts_without_progress_are_bounded() -> None:
+    world = World([Fate(outputs=0)] * 10)
+    with pytest.raises(Unavailable) as refused:
+        await read(generation_of(request_of(), scheduling_of(world, attempts=3)), 1)
+    assert (refused.value.reason, refused.value.retry_after_s) == ("WORKER_LOST", 1.0)
+    assert len(world.dispatched) == 3
+
+
+async def test_progress_takes_earlier_failures_back() -> None:
+    world = World([Fate(outputs=3)] * 9)
+    await read(generation_of(request_of(max_tokens=40, stop_token_ids=()), scheduling_of(world, attempts=3)), 1)
+    assert len(world.dispatched) == 10
+
+
+async def test_a_drained_worker_did_not_fail() -> None:
+    world = World([Fate(outputs=0, reason=DRAINING, with_first_step=False)] * 3)
+    await read(generation_of(request_of(), scheduling_of(world, attempts=2)), 1)
+    assert len(world.dispatched) == 4
+
+
+@pytest.mark.parametrize("reason", [FailureReason.INVALID, FailureReason.NONFINITE, FailureReason.DEADLINE])
+async def test_some_failures_are_final(reason: FailureReason) -> None:
+    world = World([Fate(outputs=3, reason=reason)])
+    with pytest.raises(BatonError):
+        await read(generation_of(request_of(), scheduling_of(world)), 1)
+    assert len(world.dispatched) == 1
+
+
+async def test_no_attempt_begins_after_the_deadline() -> None:
+    world = World([Fate(outputs=3)])
+    with pytest.raises(DeadlineExceeded):
+        await read(generation_of(request_of(), scheduling_of(world), deadline_s=0.0), 1)
+
+
+async def test_whoever_stops_reading_leaves_all_attempts() -> None:
+    world = World([Fate(outputs=7)])
+    generation = generation_of(request_of(n=3, stop_token_ids=()), scheduling_of(world))
+    events = generation.events()
+    while len(world.dispatched) < 3:
+        await anext(events)
+    await events.aclose()
+    assert not world.inboxes
+    assert world.admitted == world.ended
+
+
+async def test_where_one_choice_cannot_go_on_the_request_fails_and_all_attempts_are_left() -> None:
+    world = World([Fate(outputs=7), WELL, Fate(outputs=1, reason=FailureReason.NONFINITE)])
+    with pytest.raises(Internal):
+        await read(generation_of(request_of(n=3, stop_token_ids=()), scheduling_of(world)), 3)
+    assert not world.inboxes
+    assert world.admitted == world.ended
+
+
+async def test_a_request_that_kills_its_workers_is_tried_twice_more_and_then_refused_at_the_door() -> None:
+    world, request = World([Fate(outputs=1, reason=DIED)] * 9), request_of()
+    scheduling = scheduling_of(world)
+    with pytest.raises(Internal) as failed:
+        await read(generation_of(request, scheduling), 1)
+    assert failed.value.reason == "POISON"
+    assert len(world.dispatched) == POISON_DEATHS
+    with pytest.raises(Internal):
+        await read(generation_of(request, scheduling), 1)
+    assert len(world.dispatched) == POISON_DEATHS
+    world.fates.clear()
+    await read(generation_of(request_of(max_tokens=21), scheduling), 1)
+
+
+async def test_a_canary_may_come_again_whatever_dies_of_it() -> None:
+    world, request = World([Fate(outputs=1, reason=DIED)] * 4), request_of()
+    scheduling = scheduling_of(world)
+    await read(generation_of(request, scheduling, is_usual=False), 1)
+    assert len(scheduling.quarantine) == 0
+
+
+def test_what_is_in_quarantine_is_found_by_what_it_asks_for_and_for_a_while() -> None:
+    quarantine, request = Quarantine(), request_of()
+    quarantine.add(fingerprint(request), now=10.0)
+    other_seed = replace(request, sampling=replace(request.sampling, seed=8))
+    assert quarantine.holds(other_seed, 10.0 + QUARANTINE_S - 1)
+    assert not quarantine.holds(replace(request, token_ids=(*PROMPT, 5)), 11.0)
+    assert not quarantine.holds(request, 10.0 + QUARANTINE_S)
+    for number in range(MOST_KEPT + 5):
+        quarantine.add(str(number).encode(), 20.0)
+    assert len(quarantine) == MOST_KEPT
+
+
+async def test_deaths_with_progress_between_them_are_nobodys_fault() -> None:
+    world = World([Fate(outputs=3, reason=DIED)] * 6)
+    await read(generation_of(request_of(max_tokens=40, stop_token_ids=()), scheduling_of(world)), 1)
+    assert len(world.dispatched) == 7
+
+
+async def test_innocents_that_die_beside_a_deadly_request_each_time_are_served() -> None:
+    """One of five kills whatever computes it; all that are there die with it, before any progress."""
+    world = World([])
+    scheduling = scheduling_of(world)
+    deadly = request_of(max_tokens=13)
+    innocents = [request_of(max_tokens=14 + index) for index in range(4)]
+
+    def dispatched(request: PreparedRequest) -> None:
+        """The deadly one, or any that still stands beside it, dies."""
+        dies = request.sampling.max_tokens == 13 or len(world.inboxes) > 1
+        world.fates[:] = [Fate(outputs=1, reason=DIED)] if dies else [WELL]
+
+    world.on_dispatch = dispatched
+    reads = [read(generation_of(request, scheduling), 1) for request in (deadly, *innocents)]
+    failed, *answers = await asyncio.gather(*reads, return_exceptions=True)
+    assert isinstance(failed, Internal) and failed.reason == "POISON"
+    assert [len(answer[0].token_ids) for answer in answers if isinstance(answer, list)] == [
+        len(whole_answer(request.sampling, PROMPT, 0)) for request in innocents
+    ]
+
+
+@pytest.mark.parametrize("in_a_row", range(1, 12))
+def test_pauses_grow_and_are_bounded(in_a_row: int) -> None:
+    pauses = [PAUSE_S(Tries(in_a_row, in_a_row), LOST, turn) for turn in range(8)]
+    assert all(0.0 <= pause <= 2.0 for pause in pauses)
+    assert (max(pauses) == 0.0) == (in_a_row == 1)
+    assert PAUSE_S(Tries(1, 1), FailureReason.TRANSFER, 0) > 0.0, "its peer's death must be noticed meanwhile"

@@ -1,0 +1,156 @@
+"""The whole router over gRPC with fake workers: answers that go on after a worker has died, hung, drained or failed."""
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import baton_pb2, session_pb2
+from tests.router.conftest import READY_S, Stack, echo, encode, text_of, tokens_of
+from tests.router.test_router_failures import begun
+from tests.router.test_router_refusals import refusal
+
+NOTICED_S = 0.9  # less than the grace of a session: nobody listens there any more
+
+
+async def cut(stack: Stack, at: int, **sampling: Any) -> tuple["asyncio.Task[list[Any]]", Any]:
+    """A request of which decode has said so many tokens of each choice, and will say no more; with its Start."""
+    await stack.ready()
+    stack.pair.limits = [at]
+    responses: list[Any] = []
+    has_all = asyncio.Event()
+    request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(**sampling))
+
+    async def read() -> list[Any]:
+        async for response in stack.stub.Generate(request, timeout=30):
+            responses.append(response)
+            if all(len(tokens_of(responses, choice)) >= at for choice in range(sampling.get("n", 1))):
+                has_all.set()
+        return responses
+
+    answer = asyncio.create_task(read())
+    if "stop" not in sampling:  # those hold back
+        await asyncio.wait_for(has_all.wait(), READY_S)
+    return answer, await stack.decode.received("start", 2)
+
+
+async def replayed(stack: Stack) -> Any:
+    """The first Start that goes on with an answer; a canary may come before it."""
+    count = 2
+    while not (start := await stack.decode.received("start", count)).answered_tokens:
+        count += 1
+    return start
+
+
+async def restart(stack: Stack, epoch: int = 2) -> None:
+    """Decode dies, and another process of that name takes its place once the router has noticed."""
+    port = stack.decode.port
+    await stack.decode.stop()
+    stack.decode.forget_sessions()
+    stack.decode.epoch = epoch
+    await stack.until(lambda status: not status.ready)
+    await stack.decode.start(port)
+
+
+async def test_an_answer_goes_on_where_its_decode_worker_died(stack: Stack) -> None:
+    answer, start = await cut(stack, 5, max_tokens=17)
+    began_s = time.monotonic()
+    await restart(stack)
+    again = await replayed(stack)
+    assert time.monotonic() - began_s < NOTICED_S + 1.0
+    assert again.attempt_id != start.attempt_id and again.transfer_id != start.transfer_id
+    assert (again.answered_tokens, again.first_choice, again.sampling.max_tokens) == (5, 0, 17)
+    assert list(again.token_ids) == encode("hello") + echo(encode("hello"), 0)[:5]
+    assert len(again.block_hashes) == 10 // 4 and again.block_hashes[0] == start.block_hashes[0]
+    responses = await answer
+    assert tokens_of(responses) == echo(encode("hello"), 0)[:17]
+    assert responses[-1].finished.usage.completion_tokens == 17
+
+
+async def test_every_unfinished_choice_goes_on_by_itself(stack: Stack) -> None:
+    answer, _ = await cut(stack, 3, max_tokens=9, n=3)
+    await restart(stack)
+    responses = await answer
+    for choice in range(3):
+        assert tokens_of(responses, choice) == echo(encode("hello"), choice)[:9]
+    starts = [command.start for command in stack.decode.commands if command.start.answered_tokens]
+    assert sorted((s.first_choice, s.answered_tokens, s.sampling.n) for s in starts) == [(c, 3, 1) for c in range(3)]
+
+
+async def test_a_worker_that_nobody_listens_for_any_more_is_lost_at_once(stack: Stack) -> None:
+    await stack.ready()
+    began_s = time.monotonic()
+    await stack.decode.stop()
+    await stack.until(lambda status: not status.ready)
+    assert time.monotonic() - began_s < NOTICED_S
+
+
+async def test_an_answer_of_a_worker_that_hangs_goes_on_and_its_late_output_is_dropped(stack: Stack) -> None:
+    answer, start = await cut(stack, 4, max_tokens=8)
+    stack.decode.silent = True
+    await stack.until(lambda status: not status.ready)
+    stack.decode.silent = False
+    again = await replayed(stack)
+    stack.pair.step(start.attempt_id, 4, encode("X"))
+    assert again.answered_tokens == 4
+    assert text_of(await answer) == "hellohel"
+
+
+async def test_the_answer_of_a_draining_worker_goes_on_elsewhere_at_once(stack: Stack) -> None:
+    answer, start = await cut(stack, 4, max_tokens=8)
+    reason = session_pb2.FAILURE_REASON_DRAINING
+    stack.decode.say(failed=session_pb2.Failed(attempt_id=start.attempt_id, reason=reason))
+    again = await replayed(stack)  # as soon as it reports that it does not drain
+    assert again.answered_tokens == 4
+    assert text_of(await answer) == "hellohel"
+
+
+@pytest.mark.parametrize("settings", [{"no_prefill_worker": "local"}], indirect=True)
+async def test_where_prefill_died_decode_computes_the_prompt_itself(stack: Stack) -> None:
+    call, _ = await begun(stack)
+    stack.pair.script = lambda prompt, choice: encode("a" + 49 * "b")
+    stack.pair.manual = False
+    await stack.prefill.stop()
+    again = await replayed(stack)
+    assert (again.prefill_endpoint, again.answered_tokens) == ("", 1)
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    assert text_of(responses) == 49 * "b"
+    await stack.prefill.start(stack.prefill.port)
+
+
+async def test_logprobs_and_stop_strings_do_not_notice(stack: Stack) -> None:
+    answer, _ = await cut(stack, 3, max_tokens=30, stop=["loh"])
+    await restart(stack)
+    responses = await answer
+    assert text_of(responses) == "hel"
+    assert responses[-1].finished.stop_text == "loh"
+
+
+@pytest.mark.parametrize("settings", [{"max_wait_s": 1.0}], indirect=True)
+async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unavailable(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.limits = [4]
+    sampling = baton_pb2.SamplingParams(max_tokens=8)
+    call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello", sampling=sampling), timeout=30)
+    await stack.decode.received("start", 2)
+    await stack.decode.stop()
+    began_s = time.monotonic()
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert 0.9 < time.monotonic() - began_s < 3.0
+    await stack.decode.start(stack.decode.port)
+
+
+async def test_the_trace_and_the_explanation_tell_of_every_attempt(stack: Stack) -> None:
+    answer, _ = await cut(stack, 5, max_tokens=9)
+    await restart(stack)
+    await answer
+    root = next(s for s in reversed(stack.telemetry.spans) if s.name == "generate tiny")
+    assert root.attributes["baton.attempts"] == 2
+    assert root.attributes["baton.resumes"] == 1
+    longest_ms = root.attributes["baton.longest_resume_ms"]
+    assert isinstance(longest_ms, float) and longest_ms > 0.0

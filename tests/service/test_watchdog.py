@@ -1,0 +1,142 @@
+"""A watchdog on a clock that a test turns: what stands still is reported, what only had no time is not."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from engine.engine_loop import EngineLoop
+from engine.plan import Plan
+from service.health import Health
+from service.server import Running
+from service.watchdog import LOOKS, STALLED, Stillness, Watchdog
+from tests.fixtures.held_runner import HeldRunner
+from tests.fixtures.session_client import eventually
+
+BOUND_S = 30.0
+LOOK_S = BOUND_S / LOOKS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class OneStepForEver:
+    """A scheduler whose only plan is under way as long as its runner likes."""
+
+    def __init__(self, runner: HeldRunner) -> None:
+
+        self.runner, self.empty = runner, Plan(())
+
+    def step(self) -> None:
+        self.runner.run(self.empty)
+
+
+async def one_turn(loop: EngineLoop[Any, None]) -> None:
+    before = loop.turns
+    await asyncio.wrap_future(loop._thread.call(lambda: None))
+    await eventually(lambda: loop.turns != before)
+
+
+def watched(progress: Callable[[], int | None]) -> tuple[Watchdog, Clock, list[str]]:
+    clock, stalled = Clock(), list[str]()
+    watchdog = Watchdog(BOUND_S, lambda name, still_s: stalled.append(f"{name} {still_s:g}"), clock)
+    watchdog.watch("engine", progress)
+    return watchdog, clock, stalled
+
+
+def look(watchdog: Watchdog, clock: Clock, times: int, every_s: float = LOOK_S) -> None:
+    for _ in range(times):
+        clock.now += every_s
+        watchdog.look()
+
+
+async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_returns_is_not() -> None:
+    runner = HeldRunner()
+    loop: EngineLoop[Any, None] = EngineLoop(
+        OneStepForEver(runner), lambda *_: None, lambda fault: None, lambda: None, lambda: None
+    )
+    assert loop.turns is None, "nothing is watched before it is warm"
+    await loop.start()
+    watchdog, clock, stalled = watched(lambda: loop.turns)
+    for _ in range(3 * LOOKS):  # idle, it still turns
+        await one_turn(loop)
+        look(watchdog, clock, 1)
+    assert stalled == []
+
+    runner.hold()
+    loop._thread.post(lambda: None)
+    await eventually(runner.stepping.is_set)
+    look(watchdog, clock, LOOKS - 1)
+    assert stalled == []
+    look(watchdog, clock, 3)
+    assert stalled and stalled[0].startswith("engine 3")
+    runner.let_go()
+    assert await asyncio.to_thread(loop.stop, 5.0)
+    assert loop.turns is None
+
+
+def test_what_is_not_there_is_not_watched() -> None:
+    watchdog, clock, stalled = watched(lambda: None)
+    look(watchdog, clock, 3 * LOOKS)
+    assert stalled == []
+
+
+def test_a_process_that_was_stopped_for_long_has_not_stood_still() -> None:
+    watchdog, clock, stalled = watched(lambda: 7)
+    look(watchdog, clock, 1)
+    look(watchdog, clock, 3, every_s=3600.0)
+    assert stalled == []
+
+
+def test_any_move_begins_the_time_anew() -> None:
+    stillness = Stillness(longest_look_s=1.0)
+    assert [stillness.look(number, now) for now, number in enumerate([1, 1, 1, 2, 2, 1])] == [0, 1, 2, 0, 1, 0]
+
+
+async def test_an_event_loop_that_turns_moves_its_heartbeat() -> None:
+    running = Running((), Health(()), stall_s=0.04)
+    beating = asyncio.create_task(running.beat())
+    await eventually(lambda: running._beats > 3)
+    beating.cancel()
+
+
+HANGS = """
+import asyncio, sys, time
+from service.server import serve
+
+class Hanging:
+    listeners = ()
+    async def start(self, running):
+        asyncio.get_running_loop().call_later(0.05, where_it_hangs)
+    async def drain(self): ...
+    async def stop(self): ...
+
+def where_it_hangs():
+    time.sleep(60)
+
+sys.exit(asyncio.run(serve(Hanging(), stall_s=1.0)))
+"""
+
+
+def test_a_process_whose_event_loop_hangs_ends_with_its_own_code_and_says_where() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, timeout=30, check=False, text=True)
+    assert ended.returncode == STALLED
+    assert "the event loop has made no progress" in ended.stderr
+    assert "where_it_hangs" in ended.stderr
+
+
+def test_a_watchdog_looks_by_itself_until_it_is_closed() -> None:
+    stalled: list[str] = []
+    watchdog = Watchdog(0.05, lambda name, still_s: stalled.append(name))
+    watchdog.watch("engine", lambda: 1)
+    watchdog.start()
+    while not stalled:
+        watchdog._thread.join(0.005)
+    watchdog.close()
+    assert not watchdog._thread.is_alive()

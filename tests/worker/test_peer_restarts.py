@@ -1,0 +1,54 @@
+"""A peer that goes and comes back, again and again: whoever reads from it keeps nothing of its earlier lives."""
+
+import gc
+import os
+import secrets
+import threading
+from typing import NamedTuple
+
+from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command
+
+LIVES = 6  # 20 are as flat
+SETTLED_AFTER = 3  # lives in which threads of gRPC and the like are made, once
+SLACK = 2
+
+
+class Kept(NamedTuple):
+    descriptors: int
+    threads: int
+    mappings: int  # of KV pools
+
+
+def kept() -> Kept:
+    gc.collect()
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 -- no file
+        mappings = sum("baton-kv-pool" in line for line in maps)
+    return Kept(len(os.listdir("/proc/self/fd")), threading.active_count(), mappings)  # noqa: PTH208
+
+
+async def read_once(prefill: PrefillStack, decode: DecodeStack, router: SessionClient, attempt: int) -> None:
+    """One prompt goes over."""
+    identity = secrets.token_bytes(16)
+    async with SessionClient(prefill.endpoint) as to_prefill:
+        await router.send(start=start_command(attempt, identity, prefill.endpoint))
+        await to_prefill.send(prefill=prompt_command(attempt, identity))
+        await eventually(lambda: len(router.tokens(attempt)) == 4 or router.about("failed", attempt))
+
+
+async def test_nothing_is_left_of_a_peers_earlier_lives() -> None:
+    port, after = 0, list[Kept]()
+    async with running(DecodeStack()) as decode, SessionClient(decode.endpoint) as router:
+        for life in range(1, LIVES + 1):
+            prefill = PrefillStack()
+            await prefill.start(port)
+            port = prefill.port
+            for again in range(2):  # the first may find out that another process has come
+                await read_once(prefill, decode, router, attempt=10 * life + again)
+            assert len(router.tokens(10 * life + 1)) == 4
+            await prefill.stop()
+            after.append(kept())
+    settled, last = after[SETTLED_AFTER], after[-1]
+    assert last.descriptors <= settled.descriptors + SLACK
+    assert last.threads <= settled.threads + SLACK
+    assert last.mappings <= settled.mappings

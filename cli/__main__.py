@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from cli.commands import ask, bench, develop, inspect, keys, offline, serve
+from cli.commands import ask, bench, chaos, develop, inspect, keys, offline, serve, simulate
 from cli.errors import CommandFailed
 
 # -h and the like are for pytest.
@@ -29,10 +29,12 @@ for command in (
     offline.plan,
     offline.batch,
     inspect.trace,
+    simulate.simulate,
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(chaos.app, name="chaos")
 app.command()(keys.certs)
 app.command(context_settings=PASS_ON)(develop.test)
 app.command()(inspect.version)

@@ -1,0 +1,114 @@
+"""Which faults a run has, and in which order. Pure: a seed in, a plan out."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+SHORT_S, LONG_S = 1.0, 4.0
+ROUTERS, PREFILL, DECODE = ("router-0", "router-1"), ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
+WORKERS = (*PREFILL, *DECODE)
+
+
+class FaultKind(StrEnum):
+    KILL = "kill -9"
+    STOP = "SIGSTOP"  # and SIGCONT later
+    RESTART = "SIGTERM"  # drain, end, be started again
+    CUT = "connections cut"
+    PARTITION = "partition"  # nothing passes, either way
+    ONE_WAY = "one-way partition"
+    DELAY = "delay"
+    BIT_FLIP = "bit flip"
+    FLUSH = "FLUSHALL"
+    CLOCK = "clock jump"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`source` is who has its connections to `target` disturbed; empty for faults of a process itself."""
+
+    kind: FaultKind
+    target: str
+    source: str = ""
+    lasts_s: float = 0.0
+    amount: float = 0.0  # seconds of delay, or of a clock's jump
+
+    @property
+    def takes_out(self) -> str:
+        """The process that cannot serve meanwhile; empty for a fault that takes nobody out."""
+        return self.target if self.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART) else ""
+
+    def __str__(self) -> str:
+        between = f"{self.source} to {self.target}" if self.source else self.target
+        return f"{self.kind} {between}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`at_once`: not only when the stack has recovered from the fault before."""
+
+    fault: Fault
+    pause_s: float  # before it
+    at_once: bool
+
+
+def _workers(kind: FaultKind, names: tuple[str, ...], draw: random.Random) -> Fault:
+    return Fault(kind, draw.choice(names), lasts_s=draw.uniform(SHORT_S, LONG_S))
+
+
+def _link(kind: FaultKind, draw: random.Random) -> Fault:
+    """Between a router and a worker, or a decode worker and the prefill worker that it reads from."""
+    if draw.random() < 0.7:
+        source, target = draw.choice(ROUTERS), draw.choice(WORKERS)
+    else:
+        source, target = draw.choice(DECODE), draw.choice(PREFILL)
+    amount = draw.choice((0.005, 0.05, 0.2)) if kind is FaultKind.DELAY else 0.0
+    return Fault(kind, target, source, draw.uniform(SHORT_S, LONG_S), amount)
+
+
+def _redis(kind: FaultKind, draw: random.Random) -> Fault:
+    source = draw.choice((*ROUTERS, *WORKERS)) if kind is FaultKind.PARTITION else ""
+    return Fault(kind, "redis", source, draw.uniform(SHORT_S, LONG_S))
+
+
+def _clients(draw: random.Random) -> Fault:
+    return Fault(FaultKind.CUT, draw.choice(ROUTERS), "others")
+
+
+_Make = Callable[[random.Random], Fault]
+_KINDS: tuple[tuple[int, _Make], ...] = (
+    # how often, in parts of the whole, and how one is drawn
+    (18, lambda draw: _workers(FaultKind.KILL, DECODE, draw)),
+    (10, lambda draw: _workers(FaultKind.KILL, PREFILL, draw)),
+    (7, lambda draw: _workers(FaultKind.KILL, ROUTERS, draw)),
+    (9, lambda draw: _workers(FaultKind.STOP, DECODE, draw)),
+    (5, lambda draw: _workers(FaultKind.STOP, PREFILL, draw)),
+    (3, lambda draw: _workers(FaultKind.STOP, ROUTERS, draw)),
+    (6, lambda draw: _workers(FaultKind.RESTART, (*WORKERS, *ROUTERS), draw)),
+    (6, lambda draw: _link(FaultKind.CUT, draw)),
+    (5, lambda draw: _clients(draw)),
+    (7, lambda draw: _link(FaultKind.PARTITION, draw)),
+    (5, lambda draw: _link(FaultKind.ONE_WAY, draw)),
+    (4, lambda draw: _link(FaultKind.DELAY, draw)),
+    (3, lambda draw: _redis(FaultKind.KILL, draw)),
+    (3, lambda draw: _redis(FaultKind.STOP, draw)),
+    (3, lambda draw: _redis(FaultKind.FLUSH, draw)),
+    (3, lambda draw: _redis(FaultKind.PARTITION, draw)),
+    (3, lambda draw: Fault(FaultKind.BIT_FLIP, draw.choice(PREFILL))),
+    (3, lambda draw: Fault(FaultKind.CLOCK, "", lasts_s=SHORT_S, amount=draw.choice((-3600.0, 3600.0, 86_400.0)))),
+)
+
+
+def plan_faults(
+    seed: int, count: int, overlap: float = 0.15, without: frozenset[FaultKind] = frozenset()
+) -> list[Planned]:
+    """`count` faults. `overlap`: the share that does not wait until the stack is whole again."""
+    draw = random.Random(f"faults {seed}")
+    weights = [weight for weight, _ in _KINDS]
+    plan: list[Planned] = []
+    while len(plan) < count:
+        [(_, make)] = draw.choices(_KINDS, weights)
+        fault = make(draw)
+        if fault.kind not in without:
+            plan.append(Planned(fault, draw.uniform(0.2, 1.5), draw.random() < overlap))
+    return plan

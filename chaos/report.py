@@ -1,0 +1,177 @@
+"""What a run found, as JSON, Markdown and pictures. Pure but for `write`."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from chaos.checker import Kind
+from chaos.faults import FaultKind
+from chaos.gaps import gaps_at, pauses_by_kind
+from chaos.history import History
+from chaos.pictures import draw_gaps, draw_memory, draw_timeline
+from chaos.run import Outcome
+from chaos.watch import growth
+from cli.bench.statistics import percentile
+
+DEATHS = {
+    "killed": frozenset({FaultKind.KILL}),
+    "stopped (SIGSTOP)": frozenset({FaultKind.STOP}),
+    "cut off or partitioned": frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY}),
+    "drained (SIGTERM)": frozenset({FaultKind.RESTART}),
+}
+LISTED = 40
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Every figure of a run, ready for JSON."""
+    began_s = outcome.began_s
+    findings = Counter(finding.kind for finding in (*outcome.findings, *outcome.after))
+    gaps = _gaps(outcome)
+    return {
+        "good": outcome.is_good,
+        "seed": outcome.options.seed,
+        "clients": outcome.options.clients,
+        "seconds": round(outcome.ended_s - began_s, 1),
+        "streams": len(outcome.histories),
+        "streams_by_behaviour": Counter(each.behaviour.value for each in outcome.histories),
+        "streams_by_kind": Counter(each.case.rpartition(" ")[0] for each in outcome.histories),
+        "streams_of_several_attempts": sum(len(each.attempts) > 1 for each in outcome.histories),
+        "tokens": sum(len(piece.token_ids) for each in outcome.histories for piece in each.pieces),
+        "faults": len(outcome.injected) - len(outcome.unproven),
+        "faults_by_kind": Counter(each.fault.kind.value for each in outcome.injected if each.proof),
+        "not_proven": [f"{each.fault}: {each.trouble}" for each in outcome.unproven],
+        "findings": {kind.value: findings[kind] for kind in Kind},
+        "statuses": Counter((each.failure or "OK").partition(":")[0].strip() for each in outcome.histories),
+        "gaps_s": {name: _percentiles(seconds) for name, seconds in gaps.items() if seconds},
+        "pauses_s": {
+            kind.value: _percentiles(seconds)
+            for kind, seconds in pauses_by_kind(outcome.injected, outcome.histories).items()
+        },
+        "pages_free_after_s": outcome.pages_free_after_s,
+        "pages_held_by": outcome.held,
+        "left_in_shared_memory": outcome.left_in_shared_memory,
+        "left_processes": outcome.left_processes,
+        "crashes": outcome.crashes,
+        "harness_lag_s": round(outcome.harness_lag_s, 3),
+        "processes": [asdict(each) for each in growth(outcome.looks)],
+        "injected": [
+            {
+                "what": str(each.fault),
+                "at_s": round(each.at_s - began_s, 3),
+                "healed_s": round(each.healed_s - began_s, 3),
+                "proof": each.proof,
+                "trouble": each.trouble,
+            }
+            for each in outcome.injected
+        ],
+        "broken": [asdict(finding) for finding in outcome.faults],
+    }
+
+
+def write(outcome: Outcome, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    told = summary(outcome)
+    (folder / "report.json").write_text(json.dumps(told, indent=1) + "\n")
+    lines = (json.dumps(_stream(each, outcome.began_s)) for each in outcome.histories)
+    (folder / "streams.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "report.md").write_text(markdown(told))
+    title = f"Seed {outcome.options.seed}: what was injected, and what each stream saw"
+    timeline = draw_timeline(outcome.injected, outcome.histories, outcome.began_s, title)
+    (folder / "timeline.svg").write_text(timeline)
+    gaps = {name: seconds for name, seconds in _gaps(outcome).items() if seconds}
+    if gaps:
+        (folder / "gaps.svg").write_text(draw_gaps(gaps, "The pause that a client sees when its decode worker is …"))
+    if outcome.looks:
+        (folder / "memory.svg").write_text(draw_memory(outcome.looks, outcome.began_s, "Memory of each process"))
+
+
+def markdown(told: dict[str, Any]) -> str:
+    """`told`: as `summary` gives it."""
+    findings, verdict = told["findings"], "good" if told["good"] else "NOT good"
+    wrong = sum(findings[kind.value] for kind in Kind if kind.value.startswith("wrong"))
+    lines = [
+        f"# Chaos, seed {told['seed']}: {verdict}",
+        "",
+        f"{told['streams']} streams ({told['tokens']} tokens) of {told['clients']} clients over {told['faults']} "
+        f"injected faults in {told['seconds'] / 60:.1f} minutes; {told['streams_of_several_attempts']} streams took "
+        "more than one attempt.",
+        "",
+        "| lost | repeated | reordered | wrong | hanging | failed | close, counted apart |",
+        "|---|---|---|---|---|---|---|",
+        f"| {findings['lost']} | {findings['repeated']} | {findings['reordered']} | {wrong} | {findings['hang']} "
+        f"| {findings['failed']} | {findings['close']} |",
+        "",
+        f"All pages free after {_seconds(told['pages_free_after_s'])}; left in /dev/shm: "
+        f"{len(told['left_in_shared_memory'])}, processes: {len(told['left_processes'])}. "
+        f"The harness itself was late by {told['harness_lag_s']:.2f} s at most, which is in all pauses below.",
+        "",
+        "| decode worker | streams | gap p50 | p99 | longest |",
+        "|---|---|---|---|---|",
+    ]
+    for name, each in told["gaps_s"].items():
+        lines.append(
+            f"| {name} | {each['streams']} | {each['p50']:.2f} s | {each['p99']:.2f} s | {each['max']:.2f} s |"
+        )
+    lines += ["", "![Timeline](timeline.svg)", "", "![Gaps](gaps.svg)", "", "![Memory](memory.svg)", ""]
+    lines += ["| fault | times | streams open | their pause, p50 | p99 | longest |", "|---|---|---|---|---|---|"]
+    for kind, count in sorted(told["faults_by_kind"].items()):
+        pauses = told["pauses_s"].get(kind)
+        cells = [f"{pauses[name]:.2f} s" for name in ("p50", "p99", "max")] if pauses else ["", "", ""]
+        lines.append(f"| {kind} | {count} | {pauses['streams'] if pauses else 0} | {' | '.join(cells)} |")
+    lines += ["", "| process | life | RSS at its end | growth per minute | descriptors | threads |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for each in told["processes"]:
+        (first, last), (before, after) = each["descriptors"], each["threads"]
+        lines.append(
+            f"| {each['name']} ({each['pid']}) | {each['seconds']:.0f} s | {each['rss_bytes'] / 2**20:.0f} MiB "
+            f"| {each['rss_per_minute'] / 2**10:+.0f} KiB | {first} → {last} | {before} → {after} |"
+        )
+    if told["crashes"]:
+        lines += ["", "Processes that ended and were not asked to:", "", *(f"- {each}" for each in told["crashes"])]
+    if told["not_proven"]:
+        lines += ["", "Not proven, so nothing was tested:", "", *(f"- {each}" for each in told["not_proven"])]
+    if told["broken"]:
+        lines += ["", "| stream | what | choice | offset | |", "|---|---|---|---|---|"]
+        for each in told["broken"][:LISTED]:
+            row = (each["stream"], each["kind"], each["choice"], each["offset"], each["detail"].replace("|", "/"))
+            lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _stream(history: History, began_s: float) -> dict[str, Any]:
+    """One line: enough to see what happened to it."""
+    times = [history.began_s, *history.token_times, history.closed_s or history.began_s]
+    return {
+        "stream": history.number,
+        "case": history.case,
+        "behaviour": history.behaviour,
+        "request_id": history.request_id,
+        "began_s": round(history.began_s - began_s, 3),
+        "closed_s": round(history.closed_s - began_s, 3) if history.closed_s is not None else None,
+        "failure": history.failure,
+        "tokens": sum(len(piece.token_ids) for piece in history.pieces),
+        "longest_pause_s": round(max(after - before for before, after in pairwise(times)), 3),
+        "attempts": [asdict(attempt) for attempt in history.attempts],
+    }
+
+
+def _gaps(outcome: Outcome) -> dict[str, list[float]]:
+    of_kind = {name: gaps_at(outcome.injected, outcome.histories, kinds) for name, kinds in DEATHS.items()}
+    return {name: [gap.seconds for gap in gaps] for name, gaps in of_kind.items()}
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "streams": len(seconds),
+        "p50": percentile(seconds, 50),
+        "p99": percentile(seconds, 99),
+        "max": max(seconds),
+    }
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"

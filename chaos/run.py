@@ -1,0 +1,258 @@
+"""One run: a stack, undisturbed answers, then load and faults side by side, then what is left. Says what it found."""
+
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos.cases import Case, make_cases, stopped
+from chaos.checker import ExpectedChoice, Finding, Kind, check
+from chaos.faults import Planned
+from chaos.gaps import Injected
+from chaos.history import Behaviour, History
+from chaos.injecting import injection_of
+from chaos.injection import Injection, NotProven
+from chaos.load import TIMEOUT_S, Load, Targets, read_stream
+from chaos.procfs import children_of
+from chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack
+from chaos.wall_clock import WallClock, make_wall_clock
+from chaos.watch import Look, Watch, shared_memory_files
+from cli.tiny_checkpoint import write_tiny_checkpoint
+from client import AsyncBatonClient, Completion
+
+if TYPE_CHECKING:
+    from chaos.oracle import Oracle
+
+START_S = 120.0
+WHOLE_S = 40.0  # after a fault
+IDLE_S = 20.0  # how long pages are watched; 1 s is the promise
+POLL_S = 0.02
+CRASH = "ended with exit code"
+SPARE_S = 5.0  # beyond its deadline, before a stream counts as hanging
+
+Make = Callable[..., Injection]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of one run. `minutes` bounds load and faults, whichever faults were done by then."""
+
+    minutes: float
+    seed: int
+    clients: int
+    plan: tuple[Planned, ...]
+    max_tokens: int = 480
+    per_kind: int = 3
+    layout: Layout = WHOLE
+
+
+@dataclass
+class Outcome:
+    """All that a run saw; times are monotonic and begin at `began_s`."""
+
+    options: Options
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    expected: dict[str, tuple[ExpectedChoice, ...]] = field(default_factory=dict)
+    injected: list[Injected] = field(default_factory=list)
+    histories: list[History] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    pages_free_after_s: float | None = None  # None: not all of them within IDLE_S
+    held: str = ""  # by whom, where they are not
+    left_in_shared_memory: tuple[str, ...] = ()
+    left_processes: tuple[int, ...] = ()
+    harness_lag_s: float = 0.0  # the longest that this process, proxies and clients included, was late
+    crashes: list[str] = field(default_factory=list)  # ends of processes that nobody asked for
+    after: list[Finding] = field(default_factory=list)  # of the undisturbed answers at the end
+
+    @property
+    def faults(self) -> list[Finding]:
+        """What must not be."""
+        return [finding for finding in (*self.findings, *self.after) if finding.kind is not Kind.CLOSE]
+
+    @property
+    def unproven(self) -> list[Injected]:
+        return [each for each in self.injected if each.proof is None]
+
+    @property
+    def is_good(self) -> bool:
+        clean = not self.left_in_shared_memory and not self.left_processes
+        freed = self.pages_free_after_s is not None and self.pages_free_after_s <= 1.0
+        proved = bool(self.histories and self.injected) and not self.unproven
+        return proved and clean and freed and not self.faults and not self.crashes
+
+
+class Run:
+    """`make_injection` is replaced by tests, to see that a fault which does nothing is found out."""
+
+    def __init__(self, options: Options, say: Callable[[str], None], make_injection: Make = injection_of) -> None:
+        self._options = options
+        self._say = say
+        self._make_injection = make_injection
+        self._outcome = Outcome(options)
+        self._draw = random.Random(f"run {options.seed}")
+
+    async def run(self, folder: Path | None = None) -> Outcome:
+        """Everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole, OracleDisagrees."""
+        shared, children = shared_memory_files(), set(children_of(os.getpid()))
+        with tempfile.TemporaryDirectory(prefix="baton-chaos-") as name:
+            scratch = folder or Path(name)
+            await self._run(scratch)
+        self._outcome.left_in_shared_memory = tuple(sorted(shared_memory_files() - shared))
+        self._outcome.left_processes = tuple(sorted(set(children_of(os.getpid())) - children))
+        return self._outcome
+
+    async def _run(self, folder: Path) -> None:
+        model = folder / "tiny"
+        write_tiny_checkpoint(model)
+        # Before the stack: an import holds the interpreter for seconds, and the proxies are in this process.
+        oracle = _open_oracle(model)
+        clock = make_wall_clock(folder)
+        stack = Stack(model, folder, clock, self._options.layout)
+        try:
+            await stack.start()
+            took_s = await stack.wait_whole(START_S)
+            stack.mark_ready()
+            self._say(f"stack of {len(stack.places)} processes whole after {took_s:.1f} s")
+            cases = await self._undisturbed(stack, oracle)
+            await self._disturbed(stack, clock, cases)
+            await self._aftermath(stack, cases)
+        finally:
+            self._outcome.crashes = [event for event in stack.events if CRASH in event and f"{CRASH} 0" not in event]
+            await stack.stop()
+            if clock is not None:
+                clock.close()
+
+    async def _undisturbed(self, stack: Stack, oracle: "Oracle") -> list[Case]:
+        """Asks every case once, and makes sure that the answers are what transformers gives."""
+        cases = make_cases(self._options.seed, self._options.max_tokens, self._options.per_kind)
+        answers = await self._ask(stack, cases)
+        plain = [case for case in cases if case.name.startswith("greedy")]
+        endings = [ended for case in plain if (ended := stopped(case, answers[case.name].text)) is not None]
+        answers |= await self._ask(stack, endings)
+        cases += endings
+
+        def expect() -> None:
+            for case in cases:
+                self._outcome.expected[case.name] = oracle.expect(case, answers[case.name].choices)
+            for case in plain:
+                oracle.generates(case, self._outcome.expected[case.name][0])
+
+        await asyncio.to_thread(expect)
+        close = sum(len(choice.close) for each in self._outcome.expected.values() for choice in each)
+        tokens = sum(len(choice.token_ids) for each in self._outcome.expected.values() for choice in each)
+        self._say(f"{len(cases)} answers of {tokens} tokens equal transformers', {close} places are close")
+        return cases
+
+    async def _ask(self, stack: Stack, cases: list[Case]) -> dict[str, Completion]:
+        async with AsyncBatonClient(stack.routers[0].told, timeout_s=TIMEOUT_S) as baton:
+            line = asyncio.Semaphore(4)
+
+            async def ask(case: Case) -> Completion:
+                async with line:
+                    return await baton.complete(case.prompt, **case.options)
+
+            return dict(zip((case.name for case in cases), await asyncio.gather(*map(ask, cases)), strict=True))
+
+    async def _disturbed(self, stack: Stack, clock: WallClock | None, cases: list[Case]) -> None:
+        admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
+        targets = Targets(tuple(router.told for router in stack.routers), admin)
+        load = Load(cases, targets, self._options.clients, self._options.seed)
+        watch = Watch(stack.pids)
+        self._outcome.began_s = time.monotonic()
+        watch.start()
+        load.start()
+        try:
+            await self._faults(stack, clock, self._outcome.began_s + 60 * self._options.minutes)
+            await self._whole(stack)
+            await load.finish(TIMEOUT_S + SPARE_S)
+            self._outcome.ended_s = max((each.closed_s or 0.0 for each in load.histories), default=time.monotonic())
+            await self._pages(stack)
+            await load.explained()
+        finally:
+            await watch.stop()
+        self._outcome.histories, self._outcome.looks = load.histories, watch.looks
+        self._outcome.harness_lag_s = watch.longest_lag_s
+        for history in load.histories:
+            self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
+
+    async def _faults(self, stack: Stack, clock: WallClock | None, until_s: float) -> None:
+        under_way: set[asyncio.Task[None]] = set()
+        for number, planned in enumerate(self._options.plan, 1):
+            if not planned.at_once and under_way:
+                await asyncio.wait(under_way)
+            await asyncio.sleep(planned.pause_s)
+            if time.monotonic() > until_s:
+                break
+            task = asyncio.create_task(self._one(stack, clock, planned, number))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            if not planned.at_once:
+                await asyncio.wait({task})
+        if under_way:
+            await asyncio.wait(under_way)
+        rest_s = until_s - time.monotonic()
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
+
+    async def _one(self, stack: Stack, clock: WallClock | None, planned: Planned, number: int) -> None:
+        """From the injection until the stack is whole again."""
+        fault, proof, trouble = planned.fault, None, ""
+        injection: Injection | None = None
+        at_s = time.monotonic()
+        try:
+            injection = self._make_injection(fault, stack, clock, self._draw)
+            await injection.inject()
+            at_s = time.monotonic()
+            proof = await injection.prove()
+        except (NotProven, OSError) as error:
+            trouble = str(error) or type(error).__name__
+        finally:
+            if injection is not None:
+                await injection.heal()
+        healed_s = time.monotonic()
+        if not planned.at_once:
+            trouble = trouble or await self._whole(stack)
+        self._outcome.injected.append(Injected(fault, at_s, healed_s, proof, trouble))
+        passed_s = at_s - self._outcome.began_s
+        self._say(f"{passed_s:7.1f} s  {number:3}  {fault!s:40}  {proof or 'NOT PROVEN'}  {trouble}".rstrip())
+
+    async def _whole(self, stack: Stack) -> str:
+        """What is still missing; empty where the stack is whole again."""
+        try:
+            await stack.wait_whole(WHOLE_S)
+        except NotWhole as error:
+            return str(error)
+        return ""
+
+    async def _pages(self, stack: Stack) -> None:
+        """How long after the last stream's end until no worker holds a page."""
+        while time.monotonic() - self._outcome.ended_s < IDLE_S:
+            statuses = await stack.statuses()
+            loads = [(worker.worker_id, worker.load) for each in statuses if each for worker in each.workers]
+            holding = [f"{name}: {load and load.pages.held}" for name, load in loads if load is None or load.pages.held]
+            if loads and not holding:
+                self._outcome.pages_free_after_s, self._outcome.held = time.monotonic() - self._outcome.ended_s, ""
+                return
+            self._outcome.held = ", ".join(holding)
+            await asyncio.sleep(POLL_S)
+
+    async def _aftermath(self, stack: Stack, cases: list[Case]) -> None:
+        """Every case once more, undisturbed: what went through all this must still answer exactly."""
+        async with AsyncBatonClient(stack.routers[-1].told, timeout_s=TIMEOUT_S) as baton:
+            for number, case in enumerate(cases):
+                history = History(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())
+                await read_stream(baton, case, history)
+                self._outcome.after += check(history, self._outcome.expected[case.name], TIMEOUT_S)
+
+
+def _open_oracle(model: Path) -> "Oracle":
+    from chaos.oracle import Oracle
+
+    return Oracle(model)

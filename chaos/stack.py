@@ -1,0 +1,205 @@
+"""The service under test: Redis, routers and workers, each a process under `baton up`'s own supervisor, and a proxy
+before each of them.
+
+A process listens on 127.0.0.1 and is told to others as another address of loopback with the same port, where its proxy
+listens. Nothing in the processes knows of it.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from chaos.connections import Owners
+from chaos.procfs import Life, is_alive, life_of
+from chaos.proxy import Proxy
+from chaos.wall_clock import WallClock
+from cli.paths import ROOT
+from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from cli.supervisor import Supervisor
+from client import AsyncAdminClient, BatonClientError, ClusterStatus, RetryPolicy
+from service.redis_server import NOISE, find_redis_server, free_port, redis_command
+
+HOST = "127.0.0.1"
+POLL_S = 0.1
+STATUS_S = 1.0
+GRACE_S = 40.0
+KV_MEMORY = "16MiB"
+MODEL_NAME = "tiny"
+
+
+class NotWhole(Exception):
+    """The stack did not come together in time; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many of each there are, beside one Redis."""
+
+    routers: int = 2
+    prefill: int = 2
+    decode: int = 2
+
+
+WHOLE = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process listens and where it is told to be."""
+
+    name: str
+    port: int
+    told_host: str
+    admin_port: int = 0  # of a router
+
+    @property
+    def told(self) -> str:
+        return f"{self.told_host}:{self.port}"
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("-")[0]
+
+
+class Stack:
+    """Owns processes and proxies from `start` to `stop`. `folder` gets their logs."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        clock: WallClock | None,
+        layout: Layout = WHOLE,
+        worker_flags: Sequence[str] = (),
+    ) -> None:
+        self._model = model
+        self._folder = folder
+        self._worker_flags = worker_flags
+        self._owners = Owners()
+        self._admins: dict[str, AsyncAdminClient] = {}
+        self._environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self._environment |= clock.environment if clock else {}
+        self.redis = Place("redis", free_port(), "127.0.1.1")
+        roles = (("prefill", layout.prefill), ("decode", layout.decode))
+        workers = [f"{role}-{number}" for role, count in roles for number in range(count)]
+        self.workers = [Place(name, free_port(), f"127.0.1.{10 + at}") for at, name in enumerate(workers)]
+        routers = range(layout.routers)
+        self.routers = [Place(f"router-{at}", free_port(), f"127.0.1.{20 + at}", free_port()) for at in routers]
+        self.places = {place.name: place for place in (self.redis, *self.routers, *self.workers)}
+        self.proxies = {name: self._proxy(place) for name, place in self.places.items()}
+        self._logs: list[TextIO] = []
+        self._supervisor: Supervisor | None = None
+        self.events: list[str] = []  # what the supervisor had to say
+
+    async def start(self) -> None:
+        """Raises: OSError, RedisServerError."""
+        for proxy in self.proxies.values():
+            await proxy.start()
+        self._logs = [(self._folder / f"{name}.log").open("a") for name in self.places]
+        writers = dict(zip(self.places, map(LineWriter, self._logs), strict=True))
+
+        async def start_child(spec: ProcessSpec) -> ChildProcess:
+            return await ChildProcess.start(spec, writers[spec.name], writers[spec.name])
+
+        specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]
+        self._supervisor = Supervisor(specs, start_child, self.events.append)
+        self._supervisor.start()
+
+    def mark_ready(self) -> None:
+        """From now on a process that dies is started again however often it does."""
+        if self._supervisor is not None:
+            self._supervisor.mark_ready()
+
+    async def stop(self) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        for admin in self._admins.values():
+            await admin.close()
+        for proxy in self.proxies.values():
+            await proxy.close()
+        for log in self._logs:
+            log.close()
+
+    def pids(self) -> dict[str, int]:
+        return self._supervisor.pids() if self._supervisor is not None else {}
+
+    def life(self, name: str) -> Life | None:
+        """Of the process that runs under this name now."""
+        pid = self.pids().get(name)
+        return None if pid is None else life_of(pid)
+
+    def send(self, life: Life, number: signal.Signals) -> None:
+        """To that very process, if it is still there."""
+        if is_alive(life):
+            os.kill(life.pid, number)
+
+    async def statuses(self) -> list[ClusterStatus | None]:
+        """As each router sees the cluster; None where it does not answer."""
+        return list(await asyncio.gather(*(self._status(router) for router in self.routers)))
+
+    async def missing(self) -> str:
+        """What is not as it should be; empty where every router is ready and has every worker."""
+        absent = [name for name in self.places if self.life(name) is None]
+        if absent:
+            return f"{', '.join(absent)} not running"
+        for router, status in zip(self.routers, await self.statuses(), strict=True):
+            if status is None:
+                return f"{router.name} does not answer"
+            there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
+            lacking = [worker.name for worker in self.workers if worker.name not in there]
+            if lacking or not status.ready or not status.registry_connected:
+                return f"{router.name}: {status.detail or 'no ' + ', '.join(lacking)}"
+        return ""
+
+    async def wait_whole(self, within_s: float) -> float:
+        """Seconds that it took. Raises: NotWhole."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while word := await self.missing():
+            if loop.time() - began_s > within_s:
+                raise NotWhole(f"after {within_s:g} s: {word}")
+            await asyncio.sleep(POLL_S)
+        return loop.time() - began_s
+
+    async def _status(self, router: Place) -> ClusterStatus | None:
+        """Over one channel for the whole run: a stack is looked at often."""
+        admin = self._admins.get(router.name)
+        if admin is None:
+            once = RetryPolicy(attempts=1)
+            admin = self._admins[router.name] = AsyncAdminClient(
+                f"{HOST}:{router.admin_port}", timeout_s=STATUS_S, retry=once
+            )
+        try:
+            return await admin.status()
+        except BatonClientError:
+            return None
+
+    def _proxy(self, place: Place) -> Proxy:
+        told = (place.told_host, place.port)
+        return Proxy(told, (HOST, place.port), lambda port: self._owners.find(port, told, self.pids()))
+
+    def _redis_spec(self) -> ProcessSpec:
+        command = redis_command(find_redis_server(), self.redis.port)
+        return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
+
+    def _worker_spec(self, place: Place) -> ProcessSpec:
+        arguments = ["--role", place.role, "--worker-id", place.name, "--port", place.port]
+        arguments += ["--advertise", place.told_host, "--model", self._model, "--model-name", MODEL_NAME]
+        arguments += ["--dtype", "float32", "--kv-memory", KV_MEMORY]
+        arguments += ["--checksum-share", 1, *self._worker_flags]
+        return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
+
+    def _router_spec(self, place: Place) -> ProcessSpec:
+        arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", 0]
+        arguments += ["--planner", "off", "--trace-file", self._folder / f"{place.name}-trace.jsonl"]
+        return self._spec(place, "gateway", arguments, Stage.ROUTER)
+
+    def _spec(self, place: Place, module: str, arguments: Sequence[object], stage: Stage) -> ProcessSpec:
+        shared = ["--redis-url", f"redis://{self.redis.told}/0", "--namespace", f"chaos-{self.redis.port}"]
+        command = (sys.executable, "-P", "-m", module, *map(str, arguments), *shared)
+        return ProcessSpec(place.name, command, stage, GRACE_S, self._environment)

@@ -1,0 +1,69 @@
+"""`baton chaos`: its flags."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(invoke_without_command=True)
+FAULTS_PER_MINUTE = 60  # more than fit: processes take seconds to come back
+
+
+@app.callback()
+def chaos(
+    context: typer.Context,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long load and faults last.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Which faults, and what is asked.")] = 0,
+    streams: Annotated[int, typer.Option(min=1, max=256, help="Clients, with one stream each at a time.")] = 12,
+    faults: Annotated[
+        int | None, typer.Option(min=0, help="Most faults; default: as many as there is time for.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.md, report.json, pictures and logs.")] = None,
+) -> None:
+    """Kill, stop, cut off and confuse the processes of a real stack under load, and check every token that clients saw.
+
+    2 routers, 2 prefill and 2 decode workers and Redis on a tiny model of random weights; every answer is known from
+    transformers beforehand. Exit code 0 where nothing was lost, repeated or wrong and every fault really happened.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import asyncio
+
+    from chaos.faults import FaultKind, plan_faults
+    from chaos.report import markdown, summary, write
+    from chaos.run import Options, Run
+    from chaos.wall_clock import find_compiler
+
+    count = int(minutes * FAULTS_PER_MINUTE) if faults is None else faults
+    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK})
+    asked = Options(minutes, seed, streams, tuple(plan_faults(seed, count, without=without)))
+    if out is not None:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True)).run(out / "logs" if out else None))
+    if out is not None:
+        write(outcome, out)
+    print(markdown(summary(outcome)))
+    raise typer.Exit(0 if outcome.is_good else 1)
+
+
+@app.command()
+def cancels(
+    singles: Annotated[int, typer.Option(min=1, help="Streams given up one by one, each at a random moment.")] = 700,
+    bursts: Annotated[int, typer.Option(min=0, help="How often many are given up at once.")] = 10,
+    burst: Annotated[int, typer.Option(min=2, max=64, help="How many that is.")] = 30,
+    seed: Annotated[int, typer.Option(help="Which moments.")] = 0,
+) -> None:
+    """Give up streams in any phase: how long pages stay held on either side, and whether what comes next is exact."""
+    import asyncio
+
+    from chaos.cancels import run_cancels
+    from cli.bench.statistics import percentile
+
+    found = asyncio.run(run_cancels(singles, bursts, burst, seed, lambda line: print(line, flush=True)))
+    print(f"{found.count} streams given up, {found.before_first_token} of them before their first token")
+    for name, seconds in (("one by one", found.single_s), (f"bursts of {found.burst}", found.burst_s)):
+        if seconds:
+            p50, p99, longest = (1e3 * percentile(seconds, share) for share in (50, 99, 100))
+            print(f"{name}: pages free after {p50:.0f} ms (p50), {p99:.0f} ms (p99), {longest:.0f} ms (longest)")
+    print(f"{found.exact} requests in between exact, {found.inexact} not")
+    raise typer.Exit(0 if found.is_good else 1)

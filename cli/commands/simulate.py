@@ -1,0 +1,66 @@
+"""`baton simulate`: its flags, and what it prints."""
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from simulation.campaign import Found
+
+PLANTS = ("dropped-pin", "off-by-one-offset", "reused-transfer-id")
+
+
+def simulate(
+    seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 200,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first seed.")] = 0,
+    requests: Annotated[int, typer.Option(min=1, max=1000, help="In each world.")] = 6,
+    faults: Annotated[int | None, typer.Option(min=0, help="In each world; default: as many as its seed says.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Every event, in order.")] = False,
+    plant: Annotated[str | None, typer.Option(help=f"A bug to be found: {', '.join(PLANTS)}.")] = None,
+    go_on: Annotated[bool, typer.Option("--go-on", help="After a violation too, to find more.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 2,
+) -> None:
+    """Runs routers, workers and clients in virtual time, with faults, and holds them to their promises.
+
+    A seed decides everything: when messages arrive, who goes first, what breaks. Exits with 1 where a promise was
+    broken, and names the seed that does it again.
+    """
+    from simulation.campaign import Campaign, Clock, run
+    from simulation.tally import Tally
+
+    if plant is not None and plant not in PLANTS:
+        raise typer.BadParameter(f"there are {', '.join(PLANTS)}", param_hint="--plant")
+    if seed is not None:
+        first, seeds, jobs = seed, 1, 1
+    campaign = Campaign(first, seeds, jobs, requests, faults, plant, trace, go_on)
+    clock, tally, said_s, violations = Clock(), Tally(), 0.0, 0
+    with closing(run(campaign)) as told:
+        for each in told:
+            match each:
+                case str():
+                    print(each)
+                case Tally():
+                    tally.merge(each)
+                case found:
+                    _print_found(found, requests, faults, plant)
+                    violations += 1
+                    print(f"found after {clock.elapsed_s:.1f} s and {tally.seeds + violations} seeds")
+                    if not go_on:
+                        raise typer.Exit(1)
+            if clock.elapsed_s - said_s > 5.0:
+                said_s = clock.elapsed_s
+                print(f"{tally.seeds:,} seeds, {tally.requests:,} requests, {60 * tally.seeds / said_s:,.0f} seeds/min")
+    print("\n".join(tally.lines()))
+    print(f"{violations or 'no'} seeds violated an invariant; {clock.elapsed_s:.1f} s")
+    raise typer.Exit(int(violations > 0))
+
+
+def _print_found(found: "Found", requests: int, faults: int | None, plant: str | None) -> None:
+    print("\n".join(found.last))
+    print(f"\nseed {found.seed}: {found.violation}")
+    print("faults: " + ("; ".join(found.faults) or "none"))
+    more = f" --faults {faults}" if faults is not None else ""
+    more += f" --plant {plant}" if plant is not None else ""
+    print(f"again: ./baton simulate --seed {found.seed} --requests {requests}{more} --trace")

@@ -1,0 +1,121 @@
+"""A simulated client: our client library, and what it saw held against what the model must have said."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from client import AsyncBatonClient
+from client.errors import BatonClientError
+from client.types import Delta, Event, Finished, FinishReason
+from router.stop_strings import StopFilter
+from simulation.model import Expected, expected_answer
+from simulation.text import detokenizer, text_of
+from simulation.workload import SimulatedRequest
+
+
+class End(Enum):
+    """How a request ended for its client."""
+
+    ANSWERED = auto()
+    FAILED = auto()
+    CANCELLED = auto()  # by the client itself
+
+
+@dataclass(eq=False, slots=True)
+class History:
+    """One request as its client saw it. Times are monotonic seconds."""
+
+    request: SimulatedRequest
+    begun_s: float = 0.0
+    ended_s: float | None = None
+    end: End | None = None
+    cause: str = ""  # of a failure, in a word or two
+    message: str = ""
+    events: list[Event] = field(default_factory=list)
+    longest_gap_s: float = 0.0  # between two tokens
+
+
+async def ask(clients: Sequence[AsyncBatonClient], history: History) -> None:
+    """To the first of them that takes it, until the end."""
+    loop = asyncio.get_running_loop()
+    history.begun_s = loop.time()
+    request = history.request
+    client = clients[request.number % len(clients)]
+    try:
+        async with asyncio.timeout(request.cancel_after_s):
+            last_s = None
+            async with aclosing(client.generate(request.asked.token_ids, **request.options)) as events:
+                async for event in events:
+                    history.events.append(event)
+                    if isinstance(event, Delta):
+                        now = loop.time()
+                        history.longest_gap_s = max(history.longest_gap_s, now - (now if last_s is None else last_s))
+                        last_s = now
+        history.end = End.ANSWERED
+    except TimeoutError:
+        history.end = End.CANCELLED
+    except BatonClientError as error:
+        history.end, history.cause, history.message = End.FAILED, error.reason or error.code.name, error.message
+    history.ended_s = loop.time()
+
+
+def wrong_answer(history: History) -> str | None:
+    """What is wrong with what came, be it all of the answer or its beginning; None where all is well."""
+    for choice in range(history.request.choices):
+        fault = _wrong_choice(history, choice)
+        if fault is not None:
+            return f"choice {choice}: {fault}"
+    return None
+
+
+def _wrong_choice(history: History, choice: int) -> str | None:
+    request = history.request
+    deltas = [event for event in history.events if isinstance(event, Delta) and event.index == choice]
+    tokens = [token_id for delta in deltas for token_id in delta.token_ids]
+    offsets = [delta.offset for delta in deltas]
+    expected = _cut(expected_answer(request.asked, choice), request)
+    wanted = list(expected.token_ids)
+    begins, at = [], 0
+    for delta in deltas:
+        begins.append(at)
+        at += len(delta.token_ids)
+    if offsets != begins:
+        return f"offsets are {offsets}, not {begins}"
+    if tokens != wanted[: len(tokens)]:
+        return f"tokens are {tokens}, not {wanted}"
+    if request.logprobs:
+        told = [logprob.logprob for delta in deltas for logprob in delta.logprobs or ()]
+        if told != list(expected.logprobs[: len(tokens)]):
+            return f"log-probabilities are {told}, not {expected.logprobs}"
+    finished = next((each for each in history.events if isinstance(each, Finished) and each.index == choice), None)
+    text = "".join(delta.text for delta in deltas)
+    if finished is None:
+        return "the answer ended without an end" if history.end is End.ANSWERED else None
+    if len(tokens) != len(wanted):
+        return f"ended after {len(tokens)} of {len(wanted)} tokens"
+    if text != expected.text:
+        return f"the text is {text!r}, not {expected.text!r}"
+    reason = FinishReason.STOP if expected.stopped else FinishReason.LENGTH
+    return None if finished.reason is reason else f"ended by {finished.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    stopped: bool
+
+
+def _cut(expected: Expected, request: SimulatedRequest) -> _Cut:
+    """At the stop text, if there is one."""
+    if request.stop is None:
+        return _Cut(expected.token_ids, expected.logprobs, text_of(expected.token_ids), expected.stopped)
+    made, stops = detokenizer(), StopFilter((request.stop,))
+    pieces = [stops.push(token_id, made.push(token_id)) for token_id in expected.token_ids]
+    pieces.append(stops.finish(made.finish()))
+    tokens = sum(len(piece.token_ids) for piece in pieces)
+    text, stopped = "".join(piece.text for piece in pieces), stops.matched is not None or expected.stopped
+    return _Cut(expected.token_ids[:tokens], expected.logprobs[:tokens], text, stopped)

@@ -1,0 +1,156 @@
+"""What may go wrong, when, and how long: drawn from the seed, carried out by the injector."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulation.processes import Machine
+    from simulation.world import World
+
+
+class Kind(Enum):
+    KILL = auto()  # a process; it comes back a little later, a worker under a new epoch and with an empty cache
+    VANISH = auto()  # the same of a worker, and nobody's kernel says so
+    HANG = auto()  # for a while, then it goes on where it was
+    CUT = auto()  # both ways between two processes
+    CUT_ONE_WAY = auto()
+    FLAP = auto()  # cut and mended, again and again
+    RESET = auto()  # connections between two processes end
+    SLOW = auto()  # a link
+    POISON = auto()  # the next computations of a worker are not finite
+    DRAIN = auto()  # as SIGTERM; it comes back
+    DAWDLE = auto()  # an engine takes far longer for its steps
+    JOURNAL_GONE = auto()  # what Redis would hold cannot be had
+    JOURNAL_EMPTY = auto()  # and is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: Kind
+    at_s: float  # from the beginning of the load
+    target: str
+    other: str  # of what is between two
+    lasts_s: float
+
+    def __str__(self) -> str:
+        between = f" - {self.other}" if self.other else ""
+        return f"{self.kind.name} {self.target}{between} at {self.at_s:.3f} s for {self.lasts_s:.2f} s"
+
+
+_BETWEEN = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.FLAP, Kind.RESET, Kind.SLOW})
+
+_OFTEN = (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.DRAIN)
+_OF_WORKERS = frozenset({Kind.POISON, Kind.DAWDLE, Kind.VANISH})
+
+
+def draw_faults(draw: random.Random, world: "World", count: int | None) -> list[Fault]:
+    """None: as many as come up."""
+    count = draw.choice((0, 1, 1, 2, 2, 3, 4)) if count is None else count
+    return [_fault(draw, world) for _ in range(count)]
+
+
+def _fault(draw: random.Random, world: "World") -> Fault:
+    kind = draw.choice((*Kind, *_OFTEN))
+    target = draw.choice(world.workers if kind in _OF_WORKERS else world.machines).name
+    other = ""
+    if kind in _BETWEEN:
+        other = draw.choice([machine.name for machine in world.machines if machine.name != target])
+        if draw.random() < 0.5:
+            target, other = other, target
+    lasts_s = draw.choice((0.05, 0.3, 1.0, 2.5, 6.0)) * draw.uniform(0.5, 1.5)
+    struck = draw.choice(world.requests).at_s if draw.random() < 0.8 else draw.random() * world.span_s
+    return Fault(kind, struck + draw.random() ** 2, target, other, lasts_s)
+
+
+class Injector:
+    """Carries faults out, and mends what they left."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._by_name = {machine.name: machine for machine in world.machines}
+
+    async def inject_all(self, faults: Sequence[Fault]) -> None:
+        """Each in its time; afterwards all that can be well is well again."""
+        await asyncio.gather(*(self._inject(fault) for fault in faults))
+        self._mend()
+
+    async def _inject(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at_s)
+        self._world.trace.note("fault", str(fault))
+        machine = self._by_name[fault.target]
+        match fault.kind:
+            case Kind.KILL | Kind.VANISH:
+                machine.kill(told=fault.kind is Kind.KILL)
+                await asyncio.sleep(fault.lasts_s)
+                machine.start()
+            case Kind.HANG:
+                machine.hang()
+                await asyncio.sleep(fault.lasts_s)
+                machine.go_on()
+            case Kind.DRAIN:
+                life = machine.life
+                machine.drain()
+                while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- nobody tells
+                    await asyncio.sleep(0.1)
+                machine.start()
+            case Kind.POISON:
+                if machine.life is not None and machine.life.host is not None:
+                    machine.life.host.runner.poison.steps += 1
+            case Kind.JOURNAL_GONE:
+                self._world.journal.gone = True
+                await asyncio.sleep(fault.lasts_s)
+                self._world.journal.gone = False
+            case Kind.JOURNAL_EMPTY:
+                self._world.journal.flush()
+            case Kind.DAWDLE:
+                await self._dawdle(machine, fault.lasts_s)
+            case _:
+                await self._between(fault)
+        self._world.trace.note("fault", f"over: {fault.kind.name} {fault.target}")
+
+    def _mend(self) -> None:
+        self._world.mended_s = self._world.loop.time()
+        self._world.journal.gone = False
+        self._world.network.heal_all()
+        for machine in self._world.machines:
+            machine.go_on()
+            machine.start()
+            life = machine.life
+            if life is not None and life.host is not None:
+                life.host.runner.poison.steps = 0
+
+    async def _dawdle(self, machine: "Machine", lasts_s: float) -> None:
+        host = None if machine.life is None else machine.life.host
+        if host is not None:
+            host.runner.slowness = 30.0
+            await asyncio.sleep(lasts_s)
+            host.runner.slowness = 1.0
+
+    async def _between(self, fault: Fault) -> None:
+        network, one, other = self._world.network, fault.target, fault.other
+        match fault.kind:
+            case Kind.CUT | Kind.CUT_ONE_WAY:
+                await self._cut(one, other, fault.lasts_s, both=fault.kind is Kind.CUT)
+            case Kind.FLAP:
+                for _ in range(4):
+                    await self._cut(one, other, fault.lasts_s / 8, both=True)
+                    await asyncio.sleep(fault.lasts_s / 8)
+            case Kind.RESET:
+                network.break_between(one, other, "connection reset")
+            case Kind.SLOW:
+                network.slow_down(one, other, 30.0)
+                await asyncio.sleep(fault.lasts_s)
+                network.slow_down(one, other, 1.0)
+
+    async def _cut(self, one: str, other: str, lasts_s: float, both: bool) -> None:
+        network = self._world.network
+        network.cut(one, other)
+        if both:
+            network.cut(other, one)
+        await asyncio.sleep(lasts_s)
+        network.heal(one, other)
+        network.heal(other, one)

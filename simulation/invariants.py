@@ -1,0 +1,146 @@
+"""What must hold in every world: of what clients saw, of pages, of the content of caches, of books at the end."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from router.block_hashing import block_hashes, root_hash
+from simulation.client import End, History, wrong_answer
+from simulation.faults import Kind
+from simulation.host import FINGERPRINT, SimulatedHost
+from simulation.model import expected_answer, kv_numbers
+
+if TYPE_CHECKING:
+    from simulation.processes import Machine
+    from simulation.world import World
+
+STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
+HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
+_HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
+LATE_S = 3.0  # after its deadline, within which a request must have ended
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+
+def check_all(world: "World", histories: Sequence[History]) -> None:
+    """Once every request has ended. Raises: Violation."""
+    for history in histories:
+        fault = wrong_answer(history) or _wrong_end(world, history)
+        if fault is not None:
+            raise Violation(f"request {history.request.number}: {fault}")
+    nonfinite = sum(history.cause == "NONFINITE_LOGITS" for history in histories)
+    poisoned = sum(fault.kind is Kind.POISON for fault in world.faults)
+    if nonfinite > poisoned:
+        raise Violation(f"{nonfinite} requests failed as not finite, {poisoned} computations were")
+    if not world.faults and world.trace.retried:
+        raise Violation(f"an attempt failed though nothing had gone wrong: {world.trace.retried[0]}")
+
+
+def _wrong_end(world: "World", history: History) -> str | None:
+    request = history.request
+    if history.ended_s is None or history.end is None:
+        return "it never ended"
+    took_s = history.ended_s - history.begun_s
+    if took_s > request.deadline_s + LATE_S:
+        return f"it ended {took_s - request.deadline_s:.1f} s after its deadline"
+    waited_s = history.ended_s - max(history.begun_s, world.mended_s)
+    if waited_s > STUCK_S:
+        return f"it ended ({history.cause or history.end.name}) {waited_s:.1f} s after all was well"
+    if history.end is not End.FAILED or took_s >= request.deadline_s - 0.01:
+        return None
+    if history.cause == "NONFINITE_LOGITS":
+        return None  # counted above
+    if history.cause in _HURRY and min(request.deadline_s, request.deadline_s - took_s) < HURRIED_S:
+        return None
+    if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
+        return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
+    return f"it failed with {history.cause}: {history.message}"
+
+
+def check_pages(world: "World") -> None:
+    """Every page of every worker is free, held or cached, and in one of these states alone. Raises: Violation."""
+    for machine in world.workers:
+        host = None if machine.life is None else machine.life.host
+        if host is not None:
+            try:
+                host.blocks.check_conservation()
+            except AssertionError as error:
+                raise Violation(f"{machine.name}: {error}") from error
+
+
+def check_quiet(world: "World") -> str | None:
+    """What is still held though nothing is asked any more; None once all is given back."""
+    return next(_held(world), None)
+
+
+def _held(world: "World") -> Iterator[str]:
+    for machine in world.workers:
+        yield from _held_by_worker(machine)
+    for machine in world.routers:
+        yield from _held_by_router(machine)
+
+
+def _held_by_worker(machine: "Machine") -> Iterator[str]:
+    life = machine.life
+    if life is None or life.host is None or life.worker is None:
+        yield f"{machine.name} is down"
+        return
+    pool = life.host.blocks
+    if pool.counts.held:
+        yield f"{machine.name} holds {pool.counts.held} pages"
+    if life.worker.service.busy:
+        yield f"{machine.name} has requests in its book"
+    transfers = len(life.worker._transfers._table)
+    if transfers:
+        yield f"{machine.name} has {transfers} transfers open"
+
+
+def _held_by_router(machine: "Machine") -> Iterator[str]:
+    router = None if machine.life is None else machine.life.router
+    if router is None:
+        yield f"{machine.name} is down"
+        return
+    if router.queue.waiting:
+        yield f"{machine.name} has {router.queue.waiting} requests waiting"
+    if router.dispatcher.active:
+        yield f"{machine.name} has {router.dispatcher.active} requests active"
+    for worker in router.cluster.workers:
+        if worker.charges:
+            yield f"{machine.name} charges {len(worker.charges)} attempts to {worker.endpoint}"
+
+
+def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
+    """Every block that can be found under a hash holds the KV that the hash stands for. Raises: Violation.
+
+    To be called while no engine is in a step: it publishes what is written by its end.
+    """
+    known = _known_blocks(world, histories)
+    for machine in world.workers:
+        host = None if machine.life is None else machine.life.host
+        if host is not None:
+            _check_cache(machine.name, host, known)
+
+
+def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) -> None:
+    for block_hash, block in host.blocks._by_hash.items():
+        wanted = known.get(block_hash)
+        if wanted is not None and not np.array_equal(host.numbers[block], np.array(wanted, dtype=np.uint64)):
+            raise Violation(f"{name} has something else in block {block} than its hash says")
+
+
+def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, list[int]]:
+    """The KV by hash of all prompts and answers of this world."""
+    size = world.shape.block_tokens
+    known: dict[bytes, list[int]] = {}
+    for history in histories:
+        request = history.request
+        root = root_hash(FINGERPRINT, "float32", "", request.salt)
+        for choice in range(request.choices):
+            tokens = (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
+            numbers = kv_numbers(tokens)
+            for index, block_hash in enumerate(block_hashes(root, tokens, size)):
+                known[block_hash] = numbers[index * size : (index + 1) * size]
+    return known

@@ -1,0 +1,227 @@
+"""An event loop for several simulated processes: virtual time, and an order of things that a seed decides.
+
+Within one process callbacks run in their order, as asyncio promises; between processes whose turn it is, is drawn. When
+nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even what it
+would do on its way out; one that hangs runs nothing until it goes on.
+"""
+
+import asyncio
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar, copy_context
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+MOST_CALLBACKS_AT_ONCE = 100_000  # at one reading of the clock: beyond, something turns in circles
+THREAD_DELAY_S = 0.002  # most that work on a thread of a pool takes
+
+
+class State(Enum):
+    RUNS = auto()
+    HANGS = auto()
+    DEAD = auto()
+
+
+class SimulatedProcess:
+    """What runs together and dies together. `context` is that of all its callbacks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.RUNS
+        self.ready: deque[asyncio.Handle] = deque()
+        self.listed = False  # among those whose turn it may be
+        self.context = copy_context()
+        self.context.run(CURRENT.set, self)
+
+
+CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", default=None)
+"""The process that the running callback belongs to; None: the harness."""
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    """Its hash is its number: groups cancel their tasks in the order of a set, which must be the same each time."""
+
+    def __init__(self, *arguments: Any, number: int, **more: Any) -> None:
+        self._number = number
+        super().__init__(*arguments, **more)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class OutOfTurns(Exception):
+    """Callbacks follow one another without end while no time passes, or nothing will ever happen again."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """`ahead_s`: by how much the thread that computes now has left the others behind; see `engine_thread.py`."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.now_s = 1000.0  # of the monotonic clock; not 0, which some take for never
+        self.ahead_s = 0.0
+        self.callbacks = 0
+        self._draw = draw
+        self._harness = SimulatedProcess("harness")
+        self._turns: list[SimulatedProcess] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_number = 0
+        self._task_number = 0
+        self._at_once = 0
+        self._kept: list[object] = []  # of processes that died: their generators must not be closed while others run
+
+    def time(self) -> float:
+        return self.now_s + self.ahead_s
+
+    def kill(self, process: SimulatedProcess) -> None:
+        """As SIGKILL does: none of its callbacks is ever run again."""
+        self._kept.append(asyncio.all_tasks(self))
+        self._kept.append(process.ready)
+        process.state = State.DEAD
+        process.ready = deque()
+
+    def hang(self, process: SimulatedProcess) -> None:
+        """As SIGSTOP does; what comes for it piles up."""
+        if process.state is State.RUNS:
+            process.state = State.HANGS
+
+    def go_on(self, process: SimulatedProcess) -> None:
+        if process.state is State.HANGS:
+            process.state = State.RUNS
+            self._list(process)
+
+    def forget(self) -> None:
+        """Nothing that was ever planned happens any more, and what is planned from now on does not either."""
+        self._kept.clear()
+        self._timers.clear()
+        self._turns.clear()
+
+    # What asyncio asks of a loop.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self.ahead_s:
+            return self.call_at(self.time(), callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._enqueue(handle)
+        return handle
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Result], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Result]:
+        self._task_number += 1
+        return SimulatedTask(coro, loop=self, name=name, context=context, number=self._task_number)
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timer_number += 1
+        heapq.heappush(self._timers, (when, self._timer_number, timer))
+        return timer
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Result], *args: Any
+    ) -> asyncio.Future[Result]:
+        """After a moment, on this very thread."""
+        future: asyncio.Future[Result] = self.create_future()
+        self.call_later(self._draw.random() * THREAD_DELAY_S, _settle, future, func, args)
+        return future
+
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., object], *args: Any
+    ) -> None:
+        """Simulated processes are told to stop by other means."""
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Nobody waits in a selector."""
+
+    def _run_once(self) -> None:
+        while not self._stopping:  # type: ignore[attr-defined]
+            handle = self._next()
+            if handle is None:
+                self._advance()
+            elif not handle.cancelled():
+                self.callbacks += 1
+                self._at_once += 1
+                if self._at_once > MOST_CALLBACKS_AT_ONCE:
+                    raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {handle}")
+                handle._run()
+
+    def _next(self) -> asyncio.Handle | None:
+        """Of a process whose turn is drawn."""
+        turns = self._turns
+        while turns:
+            place = int(self._draw.random() * len(turns)) if len(turns) > 1 else 0
+            process = turns[place]
+            if process.ready and process.state is State.RUNS:
+                return process.ready.popleft()
+            process.listed = False
+            turns[place] = turns[-1]
+            turns.pop()
+        return None
+
+    def _advance(self) -> None:
+        """To the next timer that is still wanted."""
+        while self._timers:
+            when, _, timer = heapq.heappop(self._timers)
+            if timer.cancelled():
+                continue
+            if when > self.now_s:
+                self.now_s, self._at_once = when, 0
+            self._enqueue(timer)
+            return
+        raise OutOfTurns("nothing is left that could ever happen")
+
+    def _enqueue(self, handle: asyncio.Handle) -> None:
+        process = handle._context.get(CURRENT) or self._harness  # type: ignore[attr-defined]
+        if process.state is State.DEAD:
+            self._kept.append(handle)
+            return
+        process.ready.append(handle)
+        if not process.listed:
+            self._list(process)
+
+    def _list(self, process: SimulatedProcess) -> None:
+        if not process.listed:
+            process.listed = True
+            self._turns.append(process)
+
+
+def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
+    if future.cancelled():
+        return
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001 -- it belongs to whoever waits
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def spawn(
+    loop: SimulatedLoop, process: SimulatedProcess, work: Coroutine[Any, Any, Result], name: str
+) -> asyncio.Task[Result]:
+    """A task of that process."""
+    return loop.create_task(work, name=name, context=process.context)

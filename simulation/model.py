@@ -1,0 +1,125 @@
+"""A model whose every token depends on all of the KV before it: what is stale, lost or repeated shows in the next one.
+
+The KV of a token is one number, made of the token and of the KV of all tokens before it. "Attention" is a sum over
+them, weighted by position. `expected_answer` computes the same from tokens alone: it is the oracle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.uniform import uniform
+
+MASK = (1 << 64) - 1
+VOCABULARY = 257
+END_TOKEN = 256
+CONTEXT_TOKENS = 160
+_ENDS_ONE_IN = 48
+
+KvNumbers = npt.NDArray[np.uint64]
+
+
+def mix(value: int) -> int:
+    """The finaliser of SplitMix64."""
+    value = (value + 0x9E3779B97F4A7C15) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+WEIGHTS = tuple(mix(position) | 1 for position in range(CONTEXT_TOKENS + 1))
+"""By position; odd, so that no difference is lost."""
+_WEIGHTS: KvNumbers = np.array(WEIGHTS, dtype=np.uint64)
+
+
+def attend(numbers: KvNumbers) -> int:
+    """The weighted sum over the KV of positions [0, len(numbers))."""
+    return int((numbers * _WEIGHTS[: len(numbers)]).sum(dtype=np.uint64))
+
+
+def kv_number(attended: int, token_id: int, position: int) -> int:
+    """The KV of a token after the tokens that `attended` is of. Never 0, which is what fresh memory holds."""
+    return mix(attended ^ mix(token_id << 20 | position)) | 1
+
+
+def add(attended: int, number: int, position: int) -> int:
+    return (attended + WEIGHTS[position] * number) & MASK
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How a token is chosen: what the schedulers and workers must carry along unharmed."""
+
+    temperature: float
+    seed: int
+    choice: int
+    history: Sequence[int] | None  # None: not looked at
+    prompt_tokens: int  # of the history
+
+
+def next_token(attended: int, position: int, draw: Draw) -> tuple[int, float]:
+    """The token at `position`, and its log-probability, which a float32 holds exactly."""
+    state = mix(attended ^ 0x5EED)
+    if draw.temperature != 0.0:
+        state = mix(state ^ int(uniform(draw.seed, draw.choice, position) * (1 << 53)))
+    if draw.history is not None:
+        state = mix(state ^ hash((tuple(draw.history), draw.prompt_tokens)))
+    logprob = -float(state >> 54 & 0x3FF) / 64.0
+    ends = (state >> 8) % _ENDS_ONE_IN == 0
+    return (END_TOKEN if ends else state & 0xFF), logprob
+
+
+@lru_cache(maxsize=512)
+def prompt_attended(token_ids: tuple[int, ...]) -> int:
+    attended = 0
+    for position, token_id in enumerate(token_ids):
+        attended = add(attended, kv_number(attended, token_id, position), position)
+    return attended
+
+
+def kv_numbers(token_ids: Sequence[int]) -> list[int]:
+    """The KV of every token of a sequence."""
+    numbers, attended = [], 0
+    for position, token_id in enumerate(token_ids):
+        number = kv_number(attended, token_id, position)
+        attended = add(attended, number, position)
+        numbers.append(number)
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, as far as the model sees it."""
+
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    ignores_end: bool
+    looks_back: bool  # at the tokens before: as penalties do
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool  # by the end token, which is its last
+
+
+def expected_answer(asked: Asked, choice: int) -> Expected:
+    attended, tokens = prompt_attended(asked.token_ids), list(asked.token_ids)
+    logprobs: list[float] = []
+    prompt_tokens = len(asked.token_ids)
+    for _ in range(asked.max_tokens):
+        history = tokens if asked.looks_back else None
+        draw = Draw(asked.temperature, asked.seed, choice, history, prompt_tokens if asked.looks_back else 0)
+        token_id, logprob = next_token(attended, len(tokens), draw)
+        logprobs.append(logprob)
+        attended = add(attended, kv_number(attended, token_id, len(tokens)), len(tokens))
+        tokens.append(token_id)
+        if token_id == END_TOKEN and not asked.ignores_end:
+            return Expected(tuple(tokens[prompt_tokens:]), tuple(logprobs), True)
+    return Expected(tuple(tokens[prompt_tokens:]), tuple(logprobs), False)

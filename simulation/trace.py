@@ -1,0 +1,61 @@
+"""What happened, in order, for whoever looks at a failed seed; and a digest, which two runs of a seed share."""
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+
+KEPT = 120  # of the last events
+
+
+class Trace:
+    """`show` is given every line where somebody watches."""
+
+    def __init__(self, now: Callable[[], float], show: Callable[[str], None] | None = None) -> None:
+        self._now = now
+        self._show = show
+        self._digest = hashlib.sha256()
+        self.last: deque[str] = deque(maxlen=KEPT)
+        self.shouts: list[str] = []
+        """What our code logged as an error."""
+        self.retried: list[str] = []
+        """What a router said of attempts that failed."""
+
+    def note(self, who: str, what: str) -> None:
+        line = f"{self._now() - 1000.0:9.4f} {who:<10} {what}"
+        self._digest.update(line.encode())
+        self.last.append(line)
+        if self._show is not None:
+            self._show(line)
+
+    def close(self) -> None:
+        """Lets go of the world that it tells of."""
+        self._now, self._show = _never, None
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()[:16]
+
+
+def _never() -> float:
+    return 0.0
+
+
+class TraceHandler(logging.Handler):
+    """Log records become events; whatever is an error is remembered apart."""
+
+    def __init__(self, trace: Trace, who: Callable[[], str]) -> None:
+        super().__init__()
+        self._trace = trace
+        self._who = who
+        self._formatter = logging.Formatter("%(name)s: %(message)s")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        who, line = self._who(), self._formatter.format(record)
+        if record.levelno >= logging.ERROR:
+            self._trace.shouts.append(f"{who}: {line}")
+        else:
+            line = line.splitlines()[0]
+        if record.name == "router.recovery":
+            self._trace.retried.append(line)
+        self._trace.note(who, line)

@@ -1,0 +1,265 @@
+"""One seed, one world: a cluster, its clients and what befalls them, until all is over and checked."""
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from client import AsyncBatonClient
+from client.retry import RetryPolicy
+from service.worker_record import WorkerRole
+from simulation.calls import Internet
+from simulation.client import History, ask
+from simulation.copying import SharedMemories
+from simulation.faults import Fault, Injector, draw_faults
+from simulation.invariants import Violation, check_all, check_cache_contents, check_pages, check_quiet
+from simulation.journal import SharedJournal
+from simulation.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
+from simulation.model import CONTEXT_TOKENS
+from simulation.network import Network
+from simulation.processes import Factory, Machine, WorkerShape, worker_record
+from simulation.runner import Pace
+from simulation.seams import installed
+from simulation.trace import Trace, TraceHandler
+from simulation.workload import SimulatedRequest, draw_requests
+
+START_S = 10.0  # longest until the routers are ready
+QUIET_S = 16.0  # longest until nothing is held any more, once all is over: the grace of a session, and a lease
+WATCH_S = 0.1
+LONGEST_DRAIN_S = 60.0  # hung or cut off for a while, a process takes no longer to end
+LONGEST_S = 400.0  # of virtual time
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`faults` None: as many as the seed says."""
+
+    requests: int = 6
+    faults: int | None = None
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    violation: str | None = None
+    histories: list[History] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    resumed: int = 0  # streams that a client took up again
+    virtual_s: float = 0.0
+    callbacks: int = 0
+    trace: Trace | None = None
+
+
+class World:
+    """What there is in one seed."""
+
+    def __init__(self, seed: int, options: Options, show: Callable[[str], None] | None) -> None:
+        self.draw = draw = random.Random(seed)
+        self.loop = loop = SimulatedLoop(random.Random(draw.random()))
+        self.trace = Trace(loop.time, show)
+        self.network = Network(loop, random.Random(draw.random()), draw.choice((2e-4, 1e-3)), draw.choice((1e-3, 0.02)))
+        self.internet = Internet(loop, self.network)
+        self.memories = SharedMemories()
+        self.journal = SharedJournal(loop, random.Random(draw.random()))
+        block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
+        self.shape = WorkerShape(
+            # What a router may have of a worker must be enough for the largest request: nobody gets it otherwise.
+            total_blocks=int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens,
+            block_tokens=block_tokens,
+            chunk_tokens=draw.choice((16, 32, 64)),
+            max_sequences=routers * draw.choice((4, 8, 32)),
+            swap_blocks=draw.choice((0, 0, 16)),
+            pace=Pace(draw.choice((0.002, 0.01, 0.03)), draw.choice((2e-5, 5e-4)), draw.choice((0.1, 1.0))),
+            copy_s=draw.choice((1e-4, 1e-3, 5e-3)),
+            transport=draw.choice(("auto", "auto", "grpc")),
+        )
+        self.factory = Factory(loop, self.internet, self.memories, random.Random(draw.random()), self.shape)
+        prefill = [f"prefill-{index}" for index in range(draw.choice((1, 1, 2)))]
+        decode = [f"decode-{index}" for index in range(draw.choice((1, 2, 2)))]
+        records = (
+            *(worker_record(name, WorkerRole.PREFILL) for name in prefill),
+            *(worker_record(name, WorkerRole.DECODE) for name in decode),
+        )
+        self.prefill = [self.factory.machine(name, self.factory.prefill) for name in prefill]
+        self.decode = [self.factory.machine(name, self.factory.decode) for name in decode]
+        begin = self.factory.router(records)
+        self.routers = [self.factory.machine(f"router-{index}", begin) for index in range(routers)]
+        self.clients = SimulatedProcess("client")
+        self.mended_s = 0.0  # when the last fault was over, monotonic
+        self.span_s = draw.choice((0.3, 1.0, 3.0))
+        self.requests = draw_requests(draw, options.requests, self.span_s, CONTEXT_TOKENS // 2)
+        self.faults = draw_faults(draw, self, options.faults)
+        self.injector = Injector(self)
+
+    @property
+    def workers(self) -> list[Machine]:
+        return [*self.prefill, *self.decode]
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [*self.workers, *self.routers]
+
+    def stalled(self, what: str, still_s: float) -> None:
+        """A watchdog ends its process, which begins anew."""
+        self.trace.note(self.now_in(), f"the {what} stood still for {still_s:.1f} s")
+        for machine in self.machines:
+            if machine.life is not None and machine.life.process is CURRENT.get():
+                machine.kill(told=True)
+                self.loop.call_later(1.0, machine.start, context=self.network.process.context)
+
+    def now_in(self) -> str:
+        process = CURRENT.get()
+        return "-" if process is None else process.name
+
+
+async def live(world: World, result: Result) -> None:
+    """The whole life of a world. Raises: Violation."""
+    draw = world.draw
+    for machine in draw.sample(world.machines, len(world.machines)):
+        machine.start()
+        await asyncio.sleep(draw.random() * 0.05)
+    await _until(world, lambda: all(_ready(router) for router in world.routers), START_S, "the routers are not ready")
+    clients = [_client(world, first) for first in range(len(world.routers))]
+    tasks: list[asyncio.Task[None]] = []
+    for request in world.requests:
+        tasks.append(_ask_later(world, clients, request, result))
+    befalling = asyncio.create_task(world.injector.inject_all(world.faults))
+    watching = asyncio.create_task(_watch(world))
+    await _all_ended(tasks)
+    await asyncio.wait([befalling], timeout=LONGEST_DRAIN_S)
+    if not befalling.done():
+        raise Violation("a process that was told to drain is still there")
+    befalling.result()
+    await _until(world, lambda: all(_ready(router) for router in world.routers), START_S, "a router is not ready again")
+    probes = [_ask_later(world, [client], _probe(world, 1000 + n), result) for n, client in enumerate(clients)]
+    await _all_ended(probes)
+    check_all(world, result.histories)
+    await _until(world, lambda: check_quiet(world) is None, QUIET_S, lambda: str(check_quiet(world)))
+    check_cache_contents(world, result.histories)
+    watching.cancel()
+    await asyncio.wait([watching])
+    if not watching.cancelled():
+        watching.result()
+
+
+def run_seed(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Result:
+    """Never raises for what the simulated processes do: it is in the result."""
+    collects = gc.isenabled()
+    gc.disable()  # it would close what a world has dropped whenever it pleases
+    result = _run(World(seed, options, show), seed)
+    # What is left of the world is closed now: the clean-up of its coroutines must not reach the next one.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    silenced = logging.root.manager.disable
+    logging.disable()
+    try:
+        gc.collect()
+    finally:
+        logging.disable(silenced)
+        sys.unraisablehook = hook
+        if collects:
+            gc.enable()
+    return result
+
+
+def _run(world: World, seed: int) -> Result:
+    result = Result(seed, faults=world.faults, trace=world.trace)
+    surroundings = installed(
+        world.loop,
+        world.internet,
+        world.memories,
+        world.journal,
+        random.Random(world.draw.random()),
+        world.shape.copy_s,
+        world.stalled,
+    )
+    with _logging_to(world), surroundings:
+        try:
+            world.loop.run_until_complete(live(world, result))
+            if world.trace.shouts:
+                result.violation = f"an error was logged: {world.trace.shouts[0]}"
+        except Violation as violation:
+            result.violation = str(violation)
+        except OutOfTurns as error:
+            result.violation = f"unbounded: {error}"
+    result.resumed = world.internet.made["Resume"]
+    result.virtual_s, result.callbacks = world.loop.now_s - 1000.0, world.loop.callbacks
+    world.loop.set_exception_handler(lambda loop, context: None)
+    world.loop.forget()
+    world.loop.close()
+    world.trace.close()
+    return result
+
+
+def _ready(router: Machine) -> bool:
+    return router.life is not None and router.life.router is not None and router.life.router.readiness.ready
+
+
+def _client(world: World, first: int) -> AsyncBatonClient:
+    """It knows all routers, and begins with that one."""
+    endpoints = [router.endpoint for router in world.routers]
+    targets = endpoints[first:] + endpoints[:first]
+    return world.clients.context.run(AsyncBatonClient, targets, retry=RetryPolicy(attempts=16))
+
+
+def _ask_later(
+    world: World, clients: list[AsyncBatonClient], request: SimulatedRequest, result: Result
+) -> "asyncio.Task[None]":
+    history = History(request)
+    result.histories.append(history)
+
+    async def later() -> None:
+        await asyncio.sleep(request.at_s)
+        world.trace.note("client", f"request {request.number}: {request}")
+        await ask(clients, history)
+        world.trace.note("client", f"request {request.number}: {history.end} {history.cause}")
+
+    return spawn(world.loop, world.clients, later(), f"request {request.number}")
+
+
+def _probe(world: World, number: int) -> SimulatedRequest:
+    """An ordinary request, when all is well again."""
+    request = draw_requests(world.draw, 1, 0.0, 40)[0]
+    return SimulatedRequest(number, 0.0, request.asked, request.choices, request.logprobs, 30.0, None)
+
+
+async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:
+    ended, pending = await asyncio.wait(tasks, timeout=LONGEST_S)
+    for task in ended:
+        task.result()
+    if pending:
+        raise Violation(f"{len(pending)} requests never ended, the first is {next(iter(pending)).get_name()}")
+
+
+async def _watch(world: World) -> None:
+    """What must hold at any time. Raises: Violation."""
+    while True:
+        check_pages(world)
+        await asyncio.sleep(WATCH_S)
+
+
+async def _until(
+    world: World, condition: Callable[[], bool], longest_s: float, otherwise: str | Callable[[], str]
+) -> None:
+    deadline_s = world.loop.time() + longest_s
+    while not condition():
+        if world.loop.time() > deadline_s:
+            raise Violation(otherwise if isinstance(otherwise, str) else otherwise())
+        await asyncio.sleep(0.25)
+
+
+@contextmanager
+def _logging_to(world: World) -> Iterator[None]:
+    root = logging.getLogger()
+    handler = TraceHandler(world.trace, world.now_in)
+    level, before = root.level, root.handlers[:]
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)

@@ -1,0 +1,69 @@
+"""The report says what was, its pictures are well-formed, and a run is good only where everything held."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from chaos.checker import Finding, Kind
+from chaos.faults import Fault, FaultKind
+from chaos.gaps import Injected
+from chaos.history import Attempt, Behaviour, End, History, Piece
+from chaos.report import summary, write
+from chaos.run import Options, Outcome
+from chaos.watch import Look, growth
+
+
+def outcome() -> Outcome:
+    pieces = [Piece(101.0 + at, 0, at, (7,), "x") for at in range(3)] + [Piece(106.0, 0, 3, (8,), "y")]
+    attempts = [Attempt("prefill-0", "decode-0", "WORKER_LOST"), Attempt("prefill-0", "decode-1", "")]
+    stream = History(0, "greedy 0", Behaviour.READS, "chaos-0", 100.5, 1, pieces, [End(106.0, 0, "length")], 106.1)
+    stream.attempts = attempts
+    killed = Injected(Fault(FaultKind.KILL, "decode-0"), 103.2, 104.0, "pid 5 is gone")
+    looks = [Look(100.0 + at, "decode-1", 6, 2**27 + at * 2**20, 30, 8) for at in range(120)]
+    return Outcome(Options(1.0, 7, 2, ()), 100.0, 107.0, {}, [killed], [stream], [], looks, pages_free_after_s=0.2)
+
+
+def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
+    write(outcome(), tmp_path)
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["good"]
+    assert (told["streams"], told["faults"], told["streams_of_several_attempts"]) == (1, 1, 1)
+    assert told["gaps_s"]["killed"]["p50"] == 3.0
+    assert "| 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in (tmp_path / "report.md").read_text()
+    for name in ("timeline", "gaps", "memory"):
+        ElementTree.parse(tmp_path / f"{name}.svg")
+    assert json.loads((tmp_path / "streams.jsonl").read_text())["longest_pause_s"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"histories": []},
+        {"injected": []},
+        {"injected": [Injected(Fault(FaultKind.KILL, "decode-0"), 1.0, 2.0, None, "still there")]},
+        {"findings": [Finding(0, Kind.LOST, 0, 3, "")]},
+        {"after": [Finding(0, Kind.WRONG_TOKEN, 0, 3, "")]},
+        {"pages_free_after_s": None},
+        {"pages_free_after_s": 1.5},
+        {"left_in_shared_memory": ("x",)},
+        {"left_processes": (9,)},
+        {"crashes": ["decode-0 ended with exit code 1; starting it again in 0.2 s"]},
+    ],
+)
+def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
+    assert not replace(outcome(), **changes).is_good  # type: ignore[arg-type]
+
+
+def test_a_close_place_is_told_and_breaks_nothing() -> None:
+    close = replace(outcome(), findings=[Finding(0, Kind.CLOSE, 0, 3, "")])
+    assert close.is_good
+    assert summary(close)["findings"]["close"] == 1
+
+
+def test_growth_is_of_settled_lives_alone() -> None:
+    [grown] = growth(outcome().looks)
+    assert grown.rss_per_minute == pytest.approx(60 * 2**20)
+    assert growth(outcome().looks[:60]) == []

@@ -1,0 +1,86 @@
+"""The pause that a client sees at a worker's death, and which faults a seed makes."""
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from chaos.corruption import FlippedOnTheWay
+from chaos.faults import WORKERS, Fault, FaultKind, plan_faults
+from chaos.gaps import Injected, gap_around, gaps_at
+from chaos.history import Attempt, Behaviour, History, Piece
+from chaos.injecting import injection_of
+from chaos.injection import Cut, Flushed, NotProven, Ruled, Signalled, Stopped
+from chaos.procfs import life_of
+from chaos.stack import Stack
+
+
+def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:
+    times = [1.0, 1.1, 1.2, 3.0, 3.1]
+    assert gap_around(times, 1.25) == pytest.approx(1.8)
+    assert gap_around(times, 1.15) == pytest.approx(1.8), "what was on its way still came"
+    assert gap_around(times, 0.5) is None
+    assert gap_around(times, 3.2) is None
+
+
+def stream(number: int, *attempts: Attempt) -> History:
+    pieces = [Piece(at_s, 0, offset, (7,), "x") for offset, at_s in enumerate((1.0, 2.0, 4.5, 5.0))]
+    return History(number, "greedy 0", Behaviour.READS, "id", 0.5, 1, pieces, attempts=list(attempts))
+
+
+def test_only_streams_that_lost_that_worker_count() -> None:
+    killed = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, "pid 7 is gone")
+    unproven = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, None)
+    lost = stream(1, Attempt("prefill-0", "decode-1", "WORKER_LOST"), Attempt("prefill-0", "decode-0", ""))
+    elsewhere, unharmed = stream(2, Attempt("prefill-0", "decode-0", "")), stream(3, Attempt("", "decode-1", ""))
+    found = gaps_at([unproven, killed], [lost, elsewhere, unharmed], frozenset({FaultKind.KILL}))
+    assert [(gap.stream, gap.fault, gap.seconds) for gap in found] == [(1, 1, 2.5)]
+    assert gaps_at([killed], [lost], frozenset({FaultKind.STOP})) == []
+
+
+def test_a_seed_makes_the_same_faults_and_every_kind_comes() -> None:
+    plan = plan_faults(4, 300)
+    assert plan == plan_faults(4, 300) != plan_faults(5, 300)
+    kinds = Counter(each.fault.kind for each in plan)
+    assert set(kinds) == set(FaultKind)
+    killed = {each.fault.target for each in plan if each.fault.kind is FaultKind.KILL}
+    assert killed == {*WORKERS, "router-0", "router-1", "redis"}
+    assert not {each.fault.kind for each in plan_faults(4, 300, without=frozenset({FaultKind.CLOCK}))} & {
+        FaultKind.CLOCK
+    }
+
+
+def test_a_disturbed_link_is_one_that_there_is() -> None:
+    for planned in plan_faults(9, 300):
+        source, target = planned.fault.source, planned.fault.target
+        assert source != target or planned.fault.kind is FaultKind.CLOCK
+        if source.startswith("decode"):
+            assert target.startswith("prefill") or target == "redis"
+
+
+def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, tmp_path, None)
+    own = life_of(os.getpid())
+    made = {}
+    with patch.object(stack, "life", lambda name: own):
+        for planned in plan_faults(1, 200, without=frozenset({FaultKind.CLOCK})):
+            made[planned.fault.kind] = type(injection_of(planned.fault, stack, None, random.Random(1)))
+    assert made == {
+        FaultKind.KILL: Signalled,
+        FaultKind.STOP: Stopped,
+        FaultKind.RESTART: Signalled,
+        FaultKind.CUT: Cut,
+        FaultKind.PARTITION: Ruled,
+        FaultKind.ONE_WAY: Ruled,
+        FaultKind.DELAY: Ruled,
+        FaultKind.BIT_FLIP: FlippedOnTheWay,
+        FaultKind.FLUSH: Flushed,
+    }
+
+
+def test_a_process_that_is_not_there_cannot_be_killed(tmp_path: Path) -> None:
+    with pytest.raises(NotProven, match="not running"):
+        injection_of(Fault(FaultKind.KILL, "decode-0"), Stack(tmp_path, tmp_path, None), None, random.Random(1))

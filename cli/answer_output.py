@@ -90,7 +90,9 @@ class JsonOutput:
 def event_as_object(event: Event) -> dict[str, object]:
     """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
     if isinstance(event, Started):
-        return {"event": "started", **asdict(event)}
+        started = {"event": "started", **asdict(event)}
+        del started["resume_token"]  # whoever has it may take the stream over
+        return started
     if isinstance(event, PromptPart):
         part = {"event": "prompt", **asdict(event)}
         if event.logprobs is None:

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARED = ("test_attention_on_gpu.py", "test_layer_kernels_on_gpu.py", "test_engine_on_gpu.py")
+SHARED = (
+    "test_attention_on_gpu.py",
+    "test_layer_kernels_on_gpu.py",
+    "test_checksum_on_gpu.py",
+    "test_engine_on_gpu.py",
+)
 ALONE = ("test_memory_on_gpu.py", "test_cuda_ipc.py", "test_workers_on_gpu.py", "test_nccl.py")
 MOST_PARTS = 10
 THREADS = 2  # of a process's arithmetic on the CPU

@@ -123,10 +123,11 @@ async def test_after_its_end_and_twice() -> None:
         await both.ask(1, max_tokens=4, n=2)
         await eventually(lambda: not both.decode.service.busy and both.router.tokens(1, 1))
         await adopt(second, both.router, 1)
+        for choice in range(2):
+            await hears_all(second, 4, choice)
         await adopt(third, second, AS, 78)
-        for router, attempt_id in ((second, AS), (third, 78)):
-            for choice in range(2):
-                await hears_all(router, 4, choice, attempt_id)
+        for choice in range(2):
+            await hears_all(third, 4, choice, 78)
 
 
 async def test_one_that_ended_with_prefill_is_kept_too() -> None:

@@ -77,8 +77,8 @@ async def test_the_router_that_took_over_can_cancel_it() -> None:
         await runs(both, 1, 3, max_tokens=60)
         await adopt(second, both.router, 1)
         await second.cancel(AS)
-        both.decode.runner.let_go()
         await eventually(lambda: not both.decode.service.busy)
+        both.decode.runner.let_go()
         assert len(second.tokens(AS)) < 60
 
 
@@ -145,8 +145,8 @@ async def test_what_is_not_kept_is_said(how: str) -> None:
         if how == "cancelled":
             await runs(both, 1, 2, max_tokens=60)
             await both.router.cancel(1)
-            both.decode.runner.let_go()
             await eventually(lambda: not both.decode.service.busy)
+            both.decode.runner.let_go()
         elif how != "unknown":
             await both.ask(1)
             await eventually(lambda: not both.decode.service.busy and len(both.router.tokens(1)) == 4)

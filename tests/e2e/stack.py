@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,7 +109,8 @@ class Stack:
 
     def add_router(self, name: str) -> "Stack":
         """One more router of this cluster, to be started with the rest; returns it as clients see it."""
-        beside = Stack(self.folder, *free_ports(2), processes=self.processes, redis=self.redis)
+        promised = {int(word) for each in self.processes.values() for word in each.command if word.isdigit()}
+        beside = Stack(self.folder, *free_ports(2, promised), processes=self.processes, redis=self.redis)
         command = list(self.processes["router"].command)
         for flag, value in (("--port", beside.port), ("--admin-port", beside.admin_port), ("--http-port", 0)):
             command[command.index(flag) + 1] = str(value)
@@ -217,9 +218,9 @@ def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags
     return beside
 
 
-def free_ports(count: int) -> list[int]:
-    """That many different ones."""
+def free_ports(count: int, promised: Set[int] = frozenset()) -> list[int]:
+    """That many different ones, and none of `promised`, which are somebody's who has not taken them yet."""
     ports: set[int] = set()
     while len(ports) < count:
-        ports.add(free_port())
+        ports |= {free_port()} - promised
     return list(ports)

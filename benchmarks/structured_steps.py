@@ -1,6 +1,6 @@
 """What answers with a form cost the steps that they share with plain ones: one engine, in this process.
 
-    python -m benchmarks.structured_steps --model FOLDER [--rounds 32] [--json FILE]
+    python -m benchmarks.structured_steps --model FOLDER [--rounds 32] [--temperature 1] [--json FILE]
 
 Rounds with and without forms take turns. Time is CPU time of the engine's thread, which another program on the machine
 does not add to; masks are made on other threads, and how long a step waits for them is bounded (engine/constraint.py).
@@ -36,14 +36,14 @@ class Cost:
     late_share: float  # of the tokens with a form that were drawn a step later than they might have been
 
 
-def measure(engine: OfflineEngine, form: str, rounds: int) -> Cost:
-    _round(engine, FORMS[form])
+def measure(engine: OfflineEngine, form: str, rounds: int, temperature: float = 1.0) -> Cost:
+    _round(engine, FORMS[form], temperature)
     pairs = []
     late = 0
     for number in range(rounds):
         times = {}
         for formed in (True, False) if number % 2 else (False, True):
-            times[formed], missed = _round(engine, FORMS[form] if formed else None)
+            times[formed], missed = _round(engine, FORMS[form] if formed else None, temperature)
             late += missed if formed else 0
         pairs.append(times)
     plain = statistics.median(times[False] for times in pairs)
@@ -51,10 +51,12 @@ def measure(engine: OfflineEngine, form: str, rounds: int) -> Cost:
     return Cost(form, plain, ratio, (low, high), late / (rounds * COMPANIONS * STEPS))
 
 
-def _round(engine: OfflineEngine, form: StructuredOutputsParams | None) -> tuple[float, int]:
+def _round(engine: OfflineEngine, form: StructuredOutputsParams | None, temperature: float) -> tuple[float, int]:
     """Mean milliseconds of a step, and the tokens that companions were short of at the end."""
-    plain = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
-    companion = plain if form is None else SamplingParams(temperature=1.0, max_tokens=400, structured_outputs=form)
+    plain = SamplingParams(temperature=temperature, max_tokens=400, ignore_eos=True)
+    companion = (
+        plain if form is None else SamplingParams(temperature=temperature, max_tokens=400, structured_outputs=form)
+    )
     [prompt] = engine.reader.read([PROMPT])
     requests = [engine.request(prompt, params) for params in [plain] * PLAIN + [companion] * COMPANIONS]
     for request in requests:
@@ -74,11 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=1.0, help="of all answers; 0 is greedy")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     engine = OfflineEngine(EngineArgs(model=arguments.model, device="cpu", max_model_len=1024, quiet=True))
     engine.runner.warm_up()
-    costs = [measure(engine, form, arguments.rounds) for form in FORMS]
+    costs = [measure(engine, form, arguments.rounds, arguments.temperature) for form in FORMS]
     for cost in costs:
         print(
             f"{cost.form:>6}: a step takes {cost.plain_step_ms:.3f} ms beside plain answers, x {cost.ratio:.3f} "

@@ -35,9 +35,19 @@ class Owners:
         return next((name for name, pid in pids.items() if wanted in self._seen[pid]), None)
 
 
+def listens(server: tuple[str, int]) -> bool:
+    """Whether some process accepts connections there. The kernel looks for a listener where no connection matches."""
+    return _ask(server, ("0.0.0.0", 0)) is not None
+
+
 def _inode(client_port: int, server: tuple[str, int]) -> int | None:
     """Of the connecting side's socket."""
-    ends = struct.pack("!HH", client_port, server[1]) + _address(HOST) + _address(server[0])
+    return _ask((HOST, client_port), server)
+
+
+def _ask(own: tuple[str, int], other: tuple[str, int]) -> int | None:
+    """The inode of the socket with these ends; None where there is none."""
+    ends = struct.pack("!HH", own[1], other[1]) + _address(own[0]) + _address(other[0])
     asked = struct.pack("=BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
     asked += ends + struct.pack("=III", 0, NO_COOKIE, NO_COOKIE)
     header = struct.pack("=IHHII", 16 + len(asked), SOCK_DIAG_BY_FAMILY, 1, 1, 0)

@@ -1,40 +1,48 @@
 """Bits of KV that turn over between a prefill worker and whoever reads it: every block that is being read is hit.
 
-Decode workers stand still while a prompt is computed for one of them; then the source stands still too, and a bit in
-each page of its pool is turned over through its own map (no other may write it). The readers go on, and copy what is
-wrong. Before the source goes on, its memory is as it was: nothing but what was on its way has changed.
+Prompts are asked for; a moment later decode workers, which have opened them by then, stand still while they are
+computed. Then the source stands still too, and a bit in each page of its pool is turned over through its own map (no
+other may write it). The readers go on, and copy what is wrong. Before the source goes on, its memory is as it was:
+nothing but what was on its way has changed.
 """
 
 import asyncio
 import random
 import signal
 import time
+from collections.abc import Callable
 
-from chaos.injection import NotProven, shown
+from chaos.injection import NotMade, NotProven, shown
 from chaos.procfs import Life, pool_range, read_memory, state_of, write_memory
 from chaos.stack import Stack
 
 TRIES = 10  # a try in which nobody had something left to read shows nothing
-UNREAD_S = 0.7  # that readers stand still: routers give them up after 1.5 s
-READ_S = 0.6  # that the source does
-PAUSE_S = 0.5  # between tries
+PROMPTS = 8  # that are asked for in each try
+OPENED_S = (0.02, 0.15)  # from asking until readers stand still: some have opened, not all is computed
+UNREAD_S = 0.5  # that they stand still at most: routers give them up after 1.2 s
+READ_S = 0.5  # that the source does
+PAUSE_S = 0.2  # between tries
 PAGE_BYTES = 4096
-NOTICED_S = 1.0  # after a try: readers report five times a second
+NOTICED_S = 0.8  # after a try: readers report five times a second
 POLL_S = 0.02
 
 
 class FlippedOnTheWay:
     """`target` is a prefill worker. Proved by the bytes that changed and by readers that found it out."""
 
-    def __init__(self, stack: Stack, target: str, draw: random.Random) -> None:
+    def __init__(
+        self, stack: Stack, target: str, draw: random.Random, ask: Callable[[int], None] = lambda count: None
+    ) -> None:
         self._stack = stack
         self._target = target
         self._draw = draw
+        self._ask = ask
         self._flipped = 0
         self._differing = 0
+        self._turned_over = False
 
     async def inject(self) -> None:
-        """Until a reader was hit, some times. Raises: NotProven."""
+        """Until a reader was hit, some times. Raises: NotMade, NotProven."""
         before = await self._found_out()
         for _ in range(TRIES):
             await self._try()
@@ -45,10 +53,12 @@ class FlippedOnTheWay:
             if self._differing:
                 return
             await asyncio.sleep(PAUSE_S)
+        if not self._turned_over:
+            raise NotMade("no prompt was on its way")
 
     async def prove(self) -> str:
         if not self._flipped:
-            raise NotProven("no prompt was on its way")
+            raise NotProven("no bit of what was on its way turned over")
         if not self._differing:
             raise NotProven(f"{self._flipped} bits were turned over, no reader found a checksum that differs")
         return f"{self._flipped} bits turned over, {self._differing} checksums differ"
@@ -59,7 +69,9 @@ class FlippedOnTheWay:
     async def _try(self) -> None:
         source, readers = self._stack.life(self._target), self._readers()
         if source is None or not readers:
-            raise NotProven(f"{self._target} or its readers are not running")
+            raise NotMade(f"{self._target} or its readers are not running")
+        self._ask(PROMPTS)
+        await asyncio.sleep(self._draw.uniform(*OPENED_S))
         try:
             for reader in readers:
                 self._stack.send(reader, signal.SIGSTOP)
@@ -74,12 +86,13 @@ class FlippedOnTheWay:
     async def _turn_over_and_back(self, source: Life, readers: list[Life]) -> None:
         pool = pool_range(source.pid)
         if pool is None:
-            raise NotProven(f"pid {source.pid} has no pool")
+            raise NotMade(f"pid {source.pid} has no pool")
         before = read_memory(source.pid, pool.start, len(pool))
         wrong = bytearray(before)
         place, bit = self._draw.randrange(PAGE_BYTES), 1 << self._draw.randrange(8)
         for at in range(place, len(wrong), PAGE_BYTES):
             wrong[at] ^= bit
+        self._turned_over = True
         try:
             write_memory(source.pid, pool.start, bytes(wrong))
             read_back = read_memory(source.pid, pool.start, len(pool))
@@ -91,13 +104,16 @@ class FlippedOnTheWay:
             write_memory(source.pid, pool.start, before)
 
     async def _has_unread(self) -> bool:
-        """Whether the source holds a prompt that nobody has taken, once it has had time to compute some."""
-        await asyncio.sleep(UNREAD_S)
-        return any(
-            worker.worker_id == self._target and worker.load is not None and worker.load.pages.held_by_transfers > 0
-            for status in await self._stack.statuses()
-            for worker in (status.workers if status else ())
-        )
+        """Whether the source has a prompt that nobody has taken, within the time that readers may stand still."""
+        until_s = time.monotonic() + UNREAD_S
+        while time.monotonic() < until_s:
+            await asyncio.sleep(POLL_S)
+            for status in await self._stack.statuses():
+                for worker in status.workers if status else ():
+                    load = worker.load if worker.worker_id == self._target else None
+                    if load is not None and load.pages.held_by_transfers > 0:
+                        return True
+        return False
 
     async def _found_out(self) -> int:
         """Checksums that differed, by all readers, as the router knows that has heard most."""

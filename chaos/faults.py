@@ -34,9 +34,16 @@ class Fault:
     amount: float = 0.0  # seconds of delay, or of a clock's jump
 
     @property
-    def takes_out(self) -> str:
-        """The process that cannot serve meanwhile; empty for a fault that takes nobody out."""
-        return self.target if self.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART) else ""
+    def disturbs(self) -> frozenset[str]:
+        """The processes that somebody may have to do without meanwhile."""
+        if self.kind is FaultKind.BIT_FLIP:
+            return frozenset((self.target, *DECODE))  # these stand still for a moment
+        return frozenset((self.target,)) if self.target else frozenset()
+
+    @property
+    def hits_process(self) -> bool:
+        """A process itself, not its connections or memory."""
+        return self.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
 
     def __str__(self) -> str:
         between = f"{self.source} to {self.target}" if self.source else self.target
@@ -45,11 +52,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`at_once`: not only when the stack has recovered from the fault before."""
+    """`at_once`: even where what it hits has not recovered from the fault before."""
 
     fault: Fault
     pause_s: float  # before it
     at_once: bool
+    tries: int = 0  # that found nothing to break
 
 
 def _workers(kind: FaultKind, names: tuple[str, ...], draw: random.Random) -> Fault:
@@ -102,7 +110,7 @@ _KINDS: tuple[tuple[int, _Make], ...] = (
 def plan_faults(
     seed: int, count: int, overlap: float = 0.15, without: frozenset[FaultKind] = frozenset()
 ) -> list[Planned]:
-    """`count` faults. `overlap`: the share that does not wait until the stack is whole again."""
+    """`count` faults. `overlap`: the share that may hit what is still recovering."""
     draw = random.Random(f"faults {seed}")
     weights = [weight for weight, _ in _KINDS]
     plan: list[Planned] = []

@@ -35,7 +35,7 @@ def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: f
         if event.fault.kind not in kinds or not event.fault.target.startswith("decode") or event.proof is None:
             continue
         for history in histories:
-            if history.behaviour is Behaviour.READS and _lost(history, event.fault.target):
+            if _was_open(history, event.at_s) and _lost(history, event.fault.target):
                 seconds = gap_around(history.token_times, event.at_s)
                 if seconds is not None:
                     found.append(Gap(history.number, index, seconds))
@@ -47,7 +47,7 @@ def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[History]) -
     found: dict[FaultKind, list[float]] = {}
     for event in injected:
         for history in histories if event.proof is not None else ():
-            seconds = gap_around(history.token_times, event.at_s) if history.behaviour is Behaviour.READS else None
+            seconds = gap_around(history.token_times, event.at_s) if _was_open(history, event.at_s) else None
             if seconds is not None:
                 found.setdefault(event.fault.kind, []).append(seconds)
     return found
@@ -59,6 +59,12 @@ def gap_around(times: Sequence[float], at_s: float) -> float | None:
     """
     pauses = [after - before for before, after in pairwise(times) if before <= at_s + SOON_S and after > at_s]
     return max(pauses, default=None) if times and times[0] <= at_s else None
+
+
+def _was_open(history: History, at_s: float) -> bool:
+    """And somebody was reading it."""
+    is_over = history.closed_s is not None and history.closed_s < at_s
+    return history.behaviour is Behaviour.READS and history.began_s <= at_s and not is_over
 
 
 def _lost(history: History, decode: str) -> bool:

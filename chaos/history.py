@@ -1,5 +1,6 @@
 """What one client saw of one stream, with times. Plain values: written by load.py, judged by checker.py."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,8 +57,21 @@ class History:
     closed_s: float | None = None
     failure: str | None = None  # status and reason the stream ended with; None: OK, or given up by the client
     attempts: list[Attempt] = field(default_factory=list)
+    packed_times: "array[float] | None" = None
+    packed_tokens: int = 0
 
     @property
     def token_times(self) -> list[float]:
         """When something came, in order."""
+        if self.packed_times is not None:
+            return self.packed_times.tolist()
         return [piece.at_s for piece in self.pieces]
+
+    @property
+    def tokens(self) -> int:
+        return self.packed_tokens + sum(len(piece.token_ids) for piece in self.pieces)
+
+    def pack(self) -> None:
+        """Keeps times and counts alone: what was said has been judged."""
+        self.packed_times, self.packed_tokens = array("d", self.token_times), self.tokens
+        self.pieces = []

@@ -1,4 +1,8 @@
-"""One fault on the stack: done, proved, undone. A fault that cannot show that it happened counts as none."""
+"""One fault on the stack: done, proved, undone.
+
+What found nothing to break was not made, and counts as nothing. What was made and cannot show that it happened is a
+failure of the run.
+"""
 
 import asyncio
 import signal
@@ -7,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from chaos.procfs import Life, is_alive, state_of
-from chaos.proxy import Counts, Proxy, Rule
+from chaos.proxy import Counts, Proxy, Rule, Way
 from chaos.stack import Stack
 from chaos.wall_clock import WallClock
 
@@ -20,10 +24,16 @@ class NotProven(Exception):
     """The fault left no mark where it must have: nothing was tested."""
 
 
+class NotMade(Exception):
+    """There was nothing to break, and nothing was changed."""
+
+
 class Injection(Protocol):
-    async def inject(self) -> None: ...
+    async def inject(self) -> None:
+        """Raises: NotMade, NotProven."""
+
     async def prove(self) -> str:
-        """What shows that it happened. Raises: NotProven."""
+        """What shows that it happened. Raises: NotProven, or NotMade where that turns out only now."""
 
     async def heal(self) -> None:
         """All as before; processes come back by themselves. Also where `prove` failed."""
@@ -89,12 +99,13 @@ class Cut:
         self._before = replace(proxy.counts(source))
 
     async def inject(self) -> None:
-        self._proxy.cut(self._source)
+        if self._proxy.cut(self._source) == 0:
+            raise NotMade("there was no connection to cut")
 
     async def prove(self) -> str:
         cut = self._proxy.counts(self._source).cut - self._before.cut
         if cut < 1:
-            raise NotProven("there was no connection to cut")
+            raise NotProven("no connection was cut")
         return f"{cut} connections cut"
 
     async def heal(self) -> None:
@@ -102,7 +113,10 @@ class Cut:
 
 
 class Ruled:
-    """A link has a rule for a while. `mark` reads from the counts how often the rule had something to do."""
+    """A link has a rule for a while. `mark` reads from the counts how often the rule had something to do.
+
+    Where nobody had anything to say meanwhile it was not made. Where something went by all the same, it does not work.
+    """
 
     def __init__(
         self, links: list[tuple[Proxy, str]], rule: Rule, lasts_s: float, mark: Callable[[Counts], int], what: str
@@ -113,13 +127,20 @@ class Ruled:
         self._mark = mark
         self._what = what
         self._before = self._marked()
+        self._passed = self._went_by()
 
     async def inject(self) -> None:
+        self._before, self._passed = self._marked(), self._went_by()
         for proxy, source in self._links:
             proxy.set_rule(source, replace(self._rule))
 
     async def prove(self) -> str:
-        await shown(lambda: self._marked() > self._before, f"something {self._what}")
+        try:
+            await shown(lambda: self._marked() > self._before, f"something {self._what}")
+        except NotProven as error:
+            if self._went_by() > self._passed:
+                raise NotProven(f"{error}, and {self._went_by() - self._passed} pieces went by") from error
+            raise NotMade("nobody had anything to say on that link") from error
         await asyncio.sleep(self._lasts_s)
         return f"{self._marked() - self._before} pieces {self._what} in {self._lasts_s:.1f} s"
 
@@ -129,6 +150,11 @@ class Ruled:
 
     def _marked(self) -> int:
         return sum(self._mark(proxy.counts(source)) for proxy, source in self._links)
+
+    def _went_by(self) -> int:
+        """Pieces that should have met the rule and did not."""
+        ways = self._rule.held or frozenset(Way)
+        return sum(proxy.counts(source).passed(way) for proxy, source in self._links for way in ways)
 
 
 class Flushed:

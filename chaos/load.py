@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ TIMEOUT_S = 60.0  # of a stream: what a client asks for
 PAUSE_S = 0.4  # the longest between two streams of one client
 SLOW_S = 0.02  # between two events, of a slow client
 EXPLAIN_S = 1.0
+HISTORY_BYTES = 1500  # beside the times of its tokens: names, end, attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,28 @@ class Targets:
 class Load:
     """So many clients from `start` to `finish`; `histories` grows meanwhile, by the end of each stream."""
 
-    def __init__(self, cases: Sequence[Case], targets: Targets, clients: int, seed: int) -> None:
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        targets: Targets,
+        clients: int,
+        seed: int,
+        judge: Callable[[History], None] = lambda history: None,
+    ) -> None:
+        """`judge` gets each history that ends, while it still has what was said."""
+        self._judge = judge
         self._cases = cases
         self._targets = targets
         self._clients = clients
         self._draw = random.Random(f"load {seed}")
         self._tasks: list[asyncio.Task[None]] = []
         self._explaining: set[asyncio.Task[None]] = set()
+        self._extra: set[asyncio.Task[None]] = set()
+        self._batons: list[AsyncBatonClient] = []  # of the clients, while they are there
         self._admins: list[AsyncAdminClient] = []
         self._ending = asyncio.Event()
         self._begun = 0
+        self.written_bytes = 0  # in histories, about
         self.histories: list[History] = []
         self.open: dict[int, History] = {}
 
@@ -57,13 +70,22 @@ class Load:
         self._admins = [AsyncAdminClient(each, timeout_s=EXPLAIN_S, retry=once) for each in self._targets.admin]
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
 
+    def ask(self, count: int) -> None:
+        """So many streams more, at once, of the longest prompts, each as nobody has asked it before."""
+        longest = sorted(self._cases, key=lambda case: len(case.prompt))[-len(self._cases) // 3 :]
+        for baton in self._draw.sample(self._batons, min(count, len(self._batons))):
+            task = asyncio.create_task(self._stream(baton, self._draw.choice(longest), Behaviour.READS))
+            self._extra.add(task)
+            task.add_done_callback(self._extra.discard)
+
     async def finish(self, within_s: float) -> None:
         """No new streams; what is open ends. Streams that do not are left open in their histories: they hang."""
         self._ending.set()
-        _, hanging = await asyncio.wait(self._tasks, timeout=within_s)
+        tasks = [*self._extra, *self._tasks]
+        _, hanging = await asyncio.wait(tasks, timeout=within_s)
         for task in hanging:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.histories += self.open.values()
 
     async def explained(self) -> None:
@@ -77,22 +99,31 @@ class Load:
         first = number % len(self._targets.public)
         targets = (*self._targets.public[first:], *self._targets.public[:first])
         async with AsyncBatonClient(targets, timeout_s=TIMEOUT_S) as baton:
+            self._batons.append(baton)
             while not self._ending.is_set():
                 await self._stream(baton, self._draw.choice(self._cases))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._draw.uniform(0.0, PAUSE_S)):
                         await self._ending.wait()
+            self._batons.remove(baton)
+            while self._extra:  # some of them may be this client's
+                await asyncio.wait(self._extra)
 
-    async def _stream(self, baton: AsyncBatonClient, case: Case) -> None:
+    async def _stream(self, baton: AsyncBatonClient, case: Case, alone: Behaviour | None = None) -> None:
+        """`alone`: a stream beside those that the client always has, with a prompt that no cache holds."""
         number, self._begun = self._begun, self._begun + 1
-        behaviour = self._draw.choices(list(Behaviour), (84, 8, 8))[0]
+        behaviour = alone or self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"
         history = History(number, case.name, behaviour, name, time.monotonic())
         self.open[number] = history
         patience = self._draw.randrange(1, 80) if behaviour is Behaviour.CANCELS else None
-        salt = self._draw.choice(("", f"salt {number}"))  # half of them find what others left in the caches
+        # Half of them find what others left in the caches.
+        salt = f"salt {number}" if alone else self._draw.choice(("", f"salt {number}"))
         await read_stream(baton, case, history, patience, salt)
         del self.open[number]
+        self._judge(history)
+        history.pack()
+        self.written_bytes += HISTORY_BYTES + 8 * len(history.token_times)
         self.histories.append(history)
         asking = asyncio.create_task(self._explain(history))
         self._explaining.add(asking)

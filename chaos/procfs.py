@@ -20,6 +20,7 @@ class Life:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     rss_bytes: int
+    private_bytes: int  # resident and nobody else's: without KV pools, which are shared, and files
     descriptors: int
     threads: int
 
@@ -42,12 +43,12 @@ def state_of(pid: int) -> str:
 
 def sizes_of(pid: int) -> Sizes | None:
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 -- counted each second, for many
         threads = len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
-    except (OSError, IndexError):
+    except (OSError, ValueError):
         return None
-    return Sizes(pages * PAGE_BYTES, descriptors, threads)
+    return Sizes(resident * PAGE_BYTES, (resident - shared) * PAGE_BYTES, descriptors, threads)
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,18 +1,23 @@
 """A TCP proxy before one process: what passes, how late, and in which direction can be changed while it runs.
 
 Rules are per link, which is (who connects, this process). Everything that a rule does is counted, so that a fault can
-prove that it happened.
+prove that it happened. The proxy listens while the process does: whoever connects to a dead one is refused by the
+kernel, as it would be without a proxy.
 """
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from chaos.connections import listens
+
 CHUNK_BYTES = 1 << 16
 CONNECT_S = 2.0
+FOLLOW_S = 0.02  # between two looks whether the process listens
 
 
 class Way(Enum):
@@ -36,6 +41,12 @@ class Counts:
     refused: int = 0
     held: int = 0  # pieces that met a closed way
     delayed: int = 0
+    there: int = 0  # pieces that went on
+    back: int = 0
+    moved_s: float = float("-inf")  # when something last came from either side, monotonic
+
+    def passed(self, way: Way) -> int:
+        return self.there if way is Way.THERE else self.back
 
 
 @dataclass(slots=True)
@@ -56,17 +67,37 @@ class Proxy:
         self._links: dict[str, _Link] = defaultdict(_Link)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises: OSError."""
-        self._server = await asyncio.start_server(self._accept, *self._listen)
+        await self._follow()
+        self._following = asyncio.create_task(self._keep_following())
 
     async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep_following(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            with contextlib.suppress(OSError):  # the address is still being given back: soon again
+                await self._follow()
+
+    async def _follow(self) -> None:
+        """Listens where the process does, and only then."""
+        is_there = listens(self._target)
+        if is_there and self._server is None:
+            self._server = await asyncio.start_server(self._accept, *self._listen)
+        elif not is_there and self._server is not None:
+            self._server.close()
+            self._server = None
 
     def counts(self, source: str) -> Counts:
         """Of the link from `source`, living."""
@@ -125,6 +156,7 @@ async def _pump(link: _Link, way: Way, reader: asyncio.StreamReader, writer: asy
     """Until one side has ended; what was read before is still passed on."""
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
+            link.counts.moved_s = time.monotonic()
             if link.rule.delay_s:
                 link.counts.delayed += 1
                 await asyncio.sleep(link.rule.delay_s)
@@ -133,6 +165,10 @@ async def _pump(link: _Link, way: Way, reader: asyncio.StreamReader, writer: asy
                 while way in link.rule.held:
                     await link.changed.wait()
             writer.write(data)
+            if way is Way.THERE:
+                link.counts.there += 1
+            else:
+                link.counts.back += 1
             await writer.drain()
         await asyncio.sleep(0)
         if writer.can_write_eof():

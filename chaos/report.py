@@ -11,10 +11,10 @@ from typing import Any
 from chaos.checker import Kind
 from chaos.faults import FaultKind
 from chaos.gaps import gaps_at, pauses_by_kind
+from chaos.growth import BOUND_BYTES, LEAST_S, WARM_UP_S
 from chaos.history import History
 from chaos.pictures import draw_gaps, draw_memory, draw_timeline
 from chaos.run import Outcome
-from chaos.watch import growth
 from cli.bench.statistics import percentile
 
 DEATHS = {
@@ -40,10 +40,14 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "streams_by_behaviour": Counter(each.behaviour.value for each in outcome.histories),
         "streams_by_kind": Counter(each.case.rpartition(" ")[0] for each in outcome.histories),
         "streams_of_several_attempts": sum(len(each.attempts) > 1 for each in outcome.histories),
-        "tokens": sum(len(piece.token_ids) for each in outcome.histories for piece in each.pieces),
+        "tokens": sum(each.tokens for each in outcome.histories),
         "faults": len(outcome.injected) - len(outcome.unproven),
         "faults_by_kind": Counter(each.fault.kind.value for each in outcome.injected if each.proof),
         "not_proven": [f"{each.fault}: {each.trouble}" for each in outcome.unproven],
+        "not_made": [f"{each.fault}: {each.why}" for each in outcome.unmade],
+        "never_made": outcome.never_made,
+        "not_recovered": [f"{each.fault}: {each.trouble}" for each in outcome.late]
+        + [outcome.missing] * bool(outcome.missing),
         "findings": {kind.value: findings[kind] for kind in Kind},
         "statuses": Counter((each.failure or "OK").partition(":")[0].strip() for each in outcome.histories),
         "gaps_s": {name: _percentiles(seconds) for name, seconds in gaps.items() if seconds},
@@ -57,7 +61,11 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "left_processes": outcome.left_processes,
         "crashes": outcome.crashes,
         "harness_lag_s": round(outcome.harness_lag_s, 3),
-        "processes": [asdict(each) for each in growth(outcome.looks)],
+        "memory_flat": outcome.is_flat,
+        "processes": [
+            {**asdict(each), "per_minute_bytes": round(each.per_minute), "flat": each.is_flat}
+            for each in outcome.growth
+        ],
         "injected": [
             {
                 "what": str(each.fault),
@@ -122,16 +130,26 @@ def markdown(told: dict[str, Any]) -> str:
         pauses = told["pauses_s"].get(kind)
         cells = [f"{pauses[name]:.2f} s" for name in ("p50", "p99", "max")] if pauses else ["", "", ""]
         lines.append(f"| {kind} | {count} | {pauses['streams'] if pauses else 0} | {' | '.join(cells)} |")
-    lines += ["", "| process | life | RSS at its end | growth per minute | descriptors | threads |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += ["", _memory(told), ""]
+    lines += ["| process | life | RSS at its end | growth | per minute | descriptors | threads | flat |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for each in told["processes"]:
         (first, last), (before, after) = each["descriptors"], each["threads"]
         lines.append(
             f"| {each['name']} ({each['pid']}) | {each['seconds']:.0f} s | {each['rss_bytes'] / 2**20:.0f} MiB "
-            f"| {each['rss_per_minute'] / 2**10:+.0f} KiB | {first} → {last} | {before} → {after} |"
+            f"| {(each['private_bytes'][1] - each['private_bytes'][0]) / 2**20:+.1f} MiB "
+            f"| {each['per_minute_bytes'] / 2**10:+.0f} KiB | {first} → {last} | {before} → {after} "
+            f"| {'yes' if each['flat'] else 'NO'} |"
         )
     if told["crashes"]:
         lines += ["", "Processes that ended and were not asked to:", "", *(f"- {each}" for each in told["crashes"])]
+    if told["not_recovered"]:
+        lines += ["", "Not recovered from in time:", "", *(f"- {each}" for each in told["not_recovered"])]
+    if told["not_made"]:
+        lines += ["", "Not made, since there was nothing to break just then; they do not count as faults:", ""]
+        lines += [f"- {each}" for each in told["not_made"]]
+    if told["never_made"]:
+        lines += ["", f"Tried and never made, so that nothing was tested: {', '.join(told['never_made'])}"]
     if told["not_proven"]:
         lines += ["", "Not proven, so nothing was tested:", "", *(f"- {each}" for each in told["not_proven"])]
     if told["broken"]:
@@ -153,7 +171,7 @@ def _stream(history: History, began_s: float) -> dict[str, Any]:
         "began_s": round(history.began_s - began_s, 3),
         "closed_s": round(history.closed_s - began_s, 3) if history.closed_s is not None else None,
         "failure": history.failure,
-        "tokens": sum(len(piece.token_ids) for piece in history.pieces),
+        "tokens": history.tokens,
         "longest_pause_s": round(max(after - before for before, after in pairwise(times)), 3),
         "attempts": [asdict(attempt) for attempt in history.attempts],
     }
@@ -171,6 +189,16 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
         "p99": percentile(seconds, 99),
         "max": max(seconds),
     }
+
+
+def _memory(told: dict[str, Any]) -> str:
+    verdict = "flat" if told["memory_flat"] else "NOT flat"
+    longest = max((each["seconds"] for each in told["processes"]), default=0.0)
+    return (
+        f"Memory {verdict}: of {len(told['processes'])} lives of {LEAST_S:g} s or more (the longest {longest:.0f} s), "
+        f"each may grow by {BOUND_BYTES >> 20} MiB of private memory in all after {WARM_UP_S:g} s of warm-up, which is "
+        "what bounded records and the allocator may come to (chaos/growth.py)."
+    )
 
 
 def _seconds(value: float | None) -> str:

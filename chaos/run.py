@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaos.campaign import WHOLE_S, Campaign, Make, Unmade, never_made
 from chaos.cases import Case, make_cases, stopped
 from chaos.checker import ExpectedChoice, Finding, Kind, check
-from chaos.faults import Planned
+from chaos.faults import FaultKind, Planned
 from chaos.gaps import Injected
+from chaos.growth import Growth, growth
 from chaos.history import Behaviour, History
-from chaos.injecting import injection_of
-from chaos.injection import Injection, NotProven
+from chaos.injecting import Scene, injection_of
 from chaos.load import TIMEOUT_S, Load, Targets, read_stream
 from chaos.procfs import children_of
+from chaos.soundness import Soundness
 from chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack
 from chaos.wall_clock import WallClock, make_wall_clock
 from chaos.watch import Look, Watch, shared_memory_files
@@ -29,18 +31,15 @@ if TYPE_CHECKING:
     from chaos.oracle import Oracle
 
 START_S = 120.0
-WHOLE_S = 40.0  # after a fault
 IDLE_S = 20.0  # how long pages are watched; 1 s is the promise
 POLL_S = 0.02
 CRASH = "ended with exit code"
 SPARE_S = 5.0  # beyond its deadline, before a stream counts as hanging
 
-Make = Callable[..., Injection]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of one run. `minutes` bounds load and faults, whichever faults were done by then."""
+    """Of one run. `minutes` bounds load and faults; faults end before where `wanted` of them were proven."""
 
     minutes: float
     seed: int
@@ -48,6 +47,7 @@ class Options:
     plan: tuple[Planned, ...]
     max_tokens: int = 480
     per_kind: int = 3
+    wanted: int | None = None  # None: as many as there is time for
     layout: Layout = WHOLE
 
 
@@ -70,6 +70,8 @@ class Outcome:
     harness_lag_s: float = 0.0  # the longest that this process, proxies and clients included, was late
     crashes: list[str] = field(default_factory=list)  # ends of processes that nobody asked for
     after: list[Finding] = field(default_factory=list)  # of the undisturbed answers at the end
+    unmade: list[Unmade] = field(default_factory=list)
+    missing: str = ""  # from the stack when all faults were over
 
     @property
     def faults(self) -> list[Finding]:
@@ -81,11 +83,29 @@ class Outcome:
         return [each for each in self.injected if each.proof is None]
 
     @property
+    def growth(self) -> list[Growth]:
+        return growth(self.looks)
+
+    @property
+    def is_flat(self) -> bool:
+        return all(each.is_flat for each in self.growth)
+
+    @property
+    def never_made(self) -> list[FaultKind]:
+        return never_made(self.injected, self.unmade)
+
+    @property
+    def late(self) -> list[Injected]:
+        """What happened, and was not recovered from in time."""
+        return [each for each in self.injected if each.proof is not None and each.trouble]
+
+    @property
     def is_good(self) -> bool:
-        clean = not self.left_in_shared_memory and not self.left_processes
+        clean = not self.left_in_shared_memory and not self.left_processes and not self.missing
         freed = self.pages_free_after_s is not None and self.pages_free_after_s <= 1.0
-        proved = bool(self.histories and self.injected) and not self.unproven
-        return proved and clean and freed and not self.faults and not self.crashes
+        enough = len(self.injected) - len(self.unproven) >= (self.options.wanted or 1)
+        proved = bool(self.histories) and enough and not self.unproven and not self.never_made and not self.late
+        return proved and clean and freed and self.is_flat and not self.faults and not self.crashes
 
 
 class Run:
@@ -163,14 +183,17 @@ class Run:
     async def _disturbed(self, stack: Stack, clock: WallClock | None, cases: list[Case]) -> None:
         admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
         targets = Targets(tuple(router.told for router in stack.routers), admin)
-        load = Load(cases, targets, self._options.clients, self._options.seed)
-        watch = Watch(stack.pids)
+        load = Load(cases, targets, self._options.clients, self._options.seed, self._judge)
+        watch = Watch(stack.pids, lambda: load.written_bytes)
         self._outcome.began_s = time.monotonic()
         watch.start()
         load.start()
         try:
-            await self._faults(stack, clock, self._outcome.began_s + 60 * self._options.minutes)
-            await self._whole(stack)
+            await self._faults(stack, clock, load)
+            try:
+                await stack.wait_whole(WHOLE_S)
+            except NotWhole as error:
+                self._outcome.missing = str(error)
             await load.finish(TIMEOUT_S + SPARE_S)
             self._outcome.ended_s = max((each.closed_s or 0.0 for each in load.histories), default=time.monotonic())
             await self._pages(stack)
@@ -179,57 +202,29 @@ class Run:
             await watch.stop()
         self._outcome.histories, self._outcome.looks = load.histories, watch.looks
         self._outcome.harness_lag_s = watch.longest_lag_s
-        for history in load.histories:
-            self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
+        for history in load.open.values():
+            self._judge(history)
 
-    async def _faults(self, stack: Stack, clock: WallClock | None, until_s: float) -> None:
-        under_way: set[asyncio.Task[None]] = set()
-        for number, planned in enumerate(self._options.plan, 1):
-            if not planned.at_once and under_way:
-                await asyncio.wait(under_way)
-            await asyncio.sleep(planned.pause_s)
-            if time.monotonic() > until_s:
-                break
-            task = asyncio.create_task(self._one(stack, clock, planned, number))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-            if not planned.at_once:
-                await asyncio.wait({task})
-        if under_way:
-            await asyncio.wait(under_way)
-        rest_s = until_s - time.monotonic()
-        if rest_s > 0:
-            await asyncio.sleep(rest_s)
+    def _judge(self, history: History) -> None:
+        self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
 
-    async def _one(self, stack: Stack, clock: WallClock | None, planned: Planned, number: int) -> None:
-        """From the injection until the stack is whole again."""
-        fault, proof, trouble = planned.fault, None, ""
-        injection: Injection | None = None
-        at_s = time.monotonic()
+    async def _faults(self, stack: Stack, clock: WallClock | None, load: Load) -> None:
+        """For the time of the run, whether or not there are faults left."""
+        options, outcome = self._options, self._outcome
+        until_s = outcome.began_s + 60 * options.minutes
+        soundness = Soundness(stack)
+        scene = Scene(stack, clock, self._draw, load.ask)
+        campaign = Campaign(
+            scene, soundness, options.plan, self._make_injection, self._say, outcome.began_s, options.wanted
+        )
+        soundness.start()
         try:
-            injection = self._make_injection(fault, stack, clock, self._draw)
-            await injection.inject()
-            at_s = time.monotonic()
-            proof = await injection.prove()
-        except (NotProven, OSError) as error:
-            trouble = str(error) or type(error).__name__
+            await campaign.run(until_s)
         finally:
-            if injection is not None:
-                await injection.heal()
-        healed_s = time.monotonic()
-        if not planned.at_once:
-            trouble = trouble or await self._whole(stack)
-        self._outcome.injected.append(Injected(fault, at_s, healed_s, proof, trouble))
-        passed_s = at_s - self._outcome.began_s
-        self._say(f"{passed_s:7.1f} s  {number:3}  {fault!s:40}  {proof or 'NOT PROVEN'}  {trouble}".rstrip())
-
-    async def _whole(self, stack: Stack) -> str:
-        """What is still missing; empty where the stack is whole again."""
-        try:
-            await stack.wait_whole(WHOLE_S)
-        except NotWhole as error:
-            return str(error)
-        return ""
+            await soundness.stop()
+            outcome.injected, outcome.unmade = sorted(campaign.injected, key=lambda each: each.at_s), campaign.unmade
+        if options.wanted is None:
+            await asyncio.sleep(max(0.0, until_s - time.monotonic()))
 
     async def _pages(self, stack: Stack) -> None:
         """How long after the last stream's end until no worker holds a page."""

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TextIO
 
 from chaos.connections import Owners
-from chaos.procfs import Life, is_alive, life_of
+from chaos.procfs import Life, is_alive, life_of, state_of
 from chaos.proxy import Proxy
 from chaos.wall_clock import WallClock
+from cli.backoff import Backoff
 from cli.paths import ROOT
 from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from cli.supervisor import Supervisor
@@ -28,6 +29,7 @@ HOST = "127.0.0.1"
 POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
+BACK_S = 0.2  # from an end to the next start, however often: here nobody crashes by itself
 KV_MEMORY = "16MiB"
 MODEL_NAME = "tiny"
 
@@ -62,6 +64,11 @@ class Place:
         return f"{self.told_host}:{self.port}"
 
     @property
+    def direct(self) -> str:
+        """Past the proxy."""
+        return f"{HOST}:{self.port}"
+
+    @property
     def role(self) -> str:
         return self.name.partition("-")[0]
 
@@ -76,10 +83,12 @@ class Stack:
         clock: WallClock | None,
         layout: Layout = WHOLE,
         worker_flags: Sequence[str] = (),
+        records_steps: bool = False,
     ) -> None:
         self._model = model
         self._folder = folder
         self._worker_flags = worker_flags
+        self._records_steps = records_steps
         self._owners = Owners()
         self._admins: dict[str, AsyncAdminClient] = {}
         self._environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -107,7 +116,7 @@ class Stack:
             return await ChildProcess.start(spec, writers[spec.name], writers[spec.name])
 
         specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]
-        self._supervisor = Supervisor(specs, start_child, self.events.append)
+        self._supervisor = Supervisor(specs, start_child, self.events.append, backoff=lambda: Backoff(longest_s=BACK_S))
         self._supervisor.start()
 
     def mark_ready(self) -> None:
@@ -140,7 +149,7 @@ class Stack:
 
     async def statuses(self) -> list[ClusterStatus | None]:
         """As each router sees the cluster; None where it does not answer."""
-        return list(await asyncio.gather(*(self._status(router) for router in self.routers)))
+        return list(await asyncio.gather(*map(self._status, self.routers)))
 
     async def missing(self) -> str:
         """What is not as it should be; empty where every router is ready and has every worker."""
@@ -167,7 +176,10 @@ class Stack:
         return loop.time() - began_s
 
     async def _status(self, router: Place) -> ClusterStatus | None:
-        """Over one channel for the whole run: a stack is looked at often."""
+        """Over one channel for the whole run: a stack is looked at often. One that is stopped is not waited for."""
+        life = self.life(router.name)
+        if life is None or state_of(life.pid) == "T":
+            return None
         admin = self._admins.get(router.name)
         if admin is None:
             once = RetryPolicy(attempts=1)
@@ -178,6 +190,15 @@ class Stack:
             return await admin.status()
         except BatonClientError:
             return None
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Of all decode workers, where they record them: when each began, monotonic, and how long it took."""
+        files = [self._step_file(place) for place in self.workers if place.role == "decode"]
+        lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
+        return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
+
+    def _step_file(self, place: Place) -> Path:
+        return self._folder / f"{place.name}-steps.txt"
 
     def _proxy(self, place: Place) -> Proxy:
         told = (place.told_host, place.port)
@@ -192,6 +213,8 @@ class Stack:
         arguments += ["--advertise", place.told_host, "--model", self._model, "--model-name", MODEL_NAME]
         arguments += ["--dtype", "float32", "--kv-memory", KV_MEMORY]
         arguments += ["--checksum-share", 1, *self._worker_flags]
+        if self._records_steps and place.role == "decode":
+            arguments += ["--step-file", self._step_file(place)]
         return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
 
     def _router_spec(self, place: Place) -> ProcessSpec:

@@ -1,14 +1,17 @@
-"""Looks at the processes once a second during a run: memory, descriptors, threads."""
+"""Looks at the processes once a second during a run: memory, descriptors, threads. This process is one of them."""
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.procfs import sizes_of
 
 PERIOD_S = 1.0
+LOOK_BYTES = 320  # that one look takes here
+HARNESS = "harness"  # this process: supervisor, proxies, clients, and what they write down
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -20,13 +23,17 @@ class Look:
     rss_bytes: int
     descriptors: int
     threads: int
+    private_bytes: int = 0  # see `Sizes`; without what the harness has written down
 
 
 class Watch:
-    """From `start` to `stop`. `pids` tells the processes of the moment by name."""
+    """From `start` to `stop`. `pids` tells the processes of the moment by name; `written_bytes`, how much this process
+    has written down that it will only look at in the end.
+    """
 
-    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, pids: Callable[[], Mapping[str, int]], written_bytes: Callable[[], int] = lambda: 0) -> None:
         self._pids = pids
+        self._written_bytes = written_bytes
         self._task: asyncio.Task[None] | None = None
         self.looks: list[Look] = []
         self.longest_lag_s = 0.0  # of this process itself: proxies and clients stood still as long
@@ -41,52 +48,22 @@ class Watch:
 
     async def _run(self) -> None:
         while True:
-            for name, pid in self._pids().items():
-                sizes = sizes_of(pid)
-                if sizes is not None:
-                    look = Look(time.monotonic(), name, pid, sizes.rss_bytes, sizes.descriptors, sizes.threads)
-                    self.looks.append(look)
+            for name, pid in {**self._pids(), HARNESS: os.getpid()}.items():
+                self._look(name, pid)
             due_s = time.monotonic() + PERIOD_S
             await asyncio.sleep(PERIOD_S)
             self.longest_lag_s = max(self.longest_lag_s, time.monotonic() - due_s)
 
+    def _look(self, name: str, pid: int) -> None:
+        sizes = sizes_of(pid)
+        if sizes is None:
+            return
+        written = self._written_bytes() + LOOK_BYTES * len(self.looks) if name == HARNESS else 0
+        private_bytes = sizes.private_bytes - written
+        self.looks.append(
+            Look(time.monotonic(), name, pid, sizes.rss_bytes, sizes.descriptors, sizes.threads, private_bytes)
+        )
+
 
 def shared_memory_files() -> frozenset[str]:
     return frozenset(path.name for path in SHARED_MEMORY.iterdir())
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How one life of a process changed, from `settle_s` after its start on."""
-
-    name: str
-    pid: int
-    seconds: float
-    rss_bytes: int  # at its end
-    rss_per_minute: float  # bytes, by least squares
-    descriptors: tuple[int, int]  # at first and at last
-    threads: tuple[int, int]
-
-
-def growth(looks: Sequence[Look], settle_s: float = 20.0, least_s: float = 60.0) -> list[Growth]:
-    """Of every life that lasted `least_s` after it had settled."""
-    lives: dict[tuple[str, int], list[Look]] = {}
-    for look in looks:
-        lives.setdefault((look.name, look.pid), []).append(look)
-    found = []
-    for (name, pid), life in sorted(lives.items()):
-        settled = [look for look in life if look.at_s >= life[0].at_s + settle_s]
-        if len(settled) < 2 or settled[-1].at_s - settled[0].at_s < least_s:
-            continue
-        first, last = settled[0], settled[-1]
-        slope = _slope([(look.at_s, float(look.rss_bytes)) for look in settled])
-        descriptors, threads = (first.descriptors, last.descriptors), (first.threads, last.threads)
-        found.append(Growth(name, pid, last.at_s - first.at_s, last.rss_bytes, 60 * slope, descriptors, threads))
-    return found
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    middle_x = sum(x for x, _ in points) / len(points)
-    middle_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - middle_x) ** 2 for x, _ in points)
-    return sum((x - middle_x) * (y - middle_y) for x, y in points) / spread

@@ -43,7 +43,7 @@ app.command()(inspect.version)
 def main() -> None:
     """Entry point of the `baton` script."""
     try:
-        app()
+        app(prog_name="baton")
     except CommandFailed as error:
         print(f"baton: {error}", file=sys.stderr)
         sys.exit(1)

@@ -2,10 +2,20 @@
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 
 from cli.errors import CommandFailed
 from cli.failures import for_people
-from client import AdminClient, BatonClientError, CacheView, ClusterStatus, Load, RetryPolicy, WorkerStatus
+from client import (
+    AdminClient,
+    BatonClientError,
+    CacheView,
+    ClusterStatus,
+    Load,
+    RetryPolicy,
+    RouterStatus,
+    WorkerStatus,
+)
 
 MIN_COLUMNS = 170
 
@@ -83,14 +93,20 @@ def _knowledge(view: CacheView) -> str:
 
 def cluster_lines(status: ClusterStatus) -> list[str]:
     """Other routers, and what the planner of roles thinks."""
-    others, planner = status.other_routers, status.planner
-    lines = [f"{others} other router{'s' if others > 1 else ''} of this cluster"] if others else []
+    planner = status.planner
+    lines = [_router_line(router) for router in status.routers]
     if planner is not None:
         lines.append(
             f"planner ({planner.mode}): prefill at {planner.prefill_pressure:.2f} of what the SLOs allow, "
             f"decode at {planner.decode_pressure:.2f}; {planner.verdict}; {planner.changes} changes"
         )
     return lines
+
+
+def _router_line(router: RouterStatus) -> str:
+    uptime = timedelta(seconds=round(router.uptime_s))
+    named = f"other router {router.router_id[:8]} at {router.address}, up {uptime}"
+    return f"{named}: {router.requests} requests on the workers, {router.tokens} tokens"
 
 
 def headline(status: ClusterStatus) -> str:

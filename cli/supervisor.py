@@ -47,11 +47,13 @@ class Supervisor:
         start_child: Start,
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self._specs = specs
         self._start_child = start_child
         self._report = report
         self._clock = clock
+        self._backoff = backoff
         self._children: dict[str, ChildProcess] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
@@ -99,7 +101,7 @@ class Supervisor:
         await task
 
     async def _keep_running(self, spec: ProcessSpec) -> None:
-        backoff = Backoff()
+        backoff = self._backoff()
         while not self._stopping.is_set():
             started = self._clock()
             ending = await self._run_once(spec)

@@ -10,7 +10,7 @@ Streams the same events whichever workers serve them; knows nothing of prefill, 
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, WorkerStatus
+from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, RouterStatus, WorkerStatus
 from client.errors import (
     BatonClientError,
     Busy,
@@ -81,6 +81,7 @@ __all__ = [
     "ProtocolError",
     "RequestExplanation",
     "RetryPolicy",
+    "RouterStatus",
     "ServerError",
     "Started",
     "Timings",

@@ -99,6 +99,17 @@ class PlannerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterStatus:
+    """Another router of the cluster."""
+
+    router_id: str  # hexadecimal
+    address: str  # host:port of its public gRPC
+    uptime_s: float
+    requests: int  # what it has on the workers
+    tokens: int  # the same, counted from dispatch
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     ready: bool
     detail: str  # why not ready, or in which way degraded; empty when all is well
@@ -109,3 +120,4 @@ class ClusterStatus:
     other_routers: int = 0  # whose load this router knows
     planner: PlannerStatus | None = None  # None: there is none
     indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker
+    routers: tuple[RouterStatus, ...] = ()  # the other ones

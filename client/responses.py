@@ -2,7 +2,17 @@
 
 from dataclasses import fields
 
-from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, Role, WorkerStatus
+from client.cluster import (
+    CacheView,
+    ClusterStatus,
+    Link,
+    Load,
+    PageCounts,
+    PlannerStatus,
+    Role,
+    RouterStatus,
+    WorkerStatus,
+)
 from client.errors import ProtocolError
 from client.types import (
     Alternative,
@@ -108,6 +118,10 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
         workers=tuple(_worker_from(worker) for worker in response.workers),
         other_routers=response.other_routers,
         indexed_blocks=response.indexed_blocks,
+        routers=tuple(
+            RouterStatus(each.router_id.hex(), each.address, each.uptime_s, each.requests, each.tokens)
+            for each in response.routers
+        ),
         planner=_planner_from(response.planner) if response.HasField("planner") else None,
     )
 

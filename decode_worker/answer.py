@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from decode_worker.credits import Charge
@@ -12,7 +13,7 @@ from engine.sampling_params import SamplingParams
 from engine.sequence import FirstToken, end_reason
 from protos import session_pb2
 from service.session_hub import RouterSession
-from worker.transfer_reader import Pull
+from worker.pull import Certain, Pull
 from worker.wire import END_REASONS, add_logprobs, first_output, prompt_scores
 
 Session = RouterSession[session_pb2.ConnectResponse]
@@ -58,17 +59,25 @@ class Answer:
     running_choices: set[int]
     searches: bool  # with beams: nothing is told before all is
     charge: Charge  # what its router counts it for
+    first_block: bytes = b""  # hash of the prompt's first block; empty: it keeps out of the cache
     task: "asyncio.Task[None] | None" = None
     deadline: asyncio.TimerHandle | None = None
     landing: Landing | None = None
     prefill: LocalPrefill | None = None
     adopted: bool = False  # its first router is gone
+    certain: Certain = field(default_factory=Certain)  # of what has landed, as long as not all has
+    keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
 
     @property
     def answered_tokens(self) -> int:
         """Given out by an earlier attempt."""
         return len(self.kept.answered)
+
+    @property
+    def kept_blocks(self) -> int:
+        """Of a prompt that does not land: they need not be pulled again."""
+        return self.certain.blocks if self.keeps_landed else 0
 
     def land(self, landing: Landing, params: SamplingParams) -> None:
         self.landing = landing
@@ -107,6 +116,14 @@ class Answer:
         drawn = made.drawn
         self.prefill.first.append(FirstToken(made.choice, drawn.token_id, drawn.logprob, made.end, drawn.top))
         return None
+
+    def take_beginnings(self, timing: StepTiming) -> Iterator[session_pb2.ConnectResponse]:
+        """With its first step: how the KV came over, or the first tokens of a prompt that was computed here."""
+        landed, first_step = self.take_landed(timing), self.take_first_step()
+        if landed is not None:
+            yield session_pb2.ConnectResponse(landed=landed)
+        if first_step is not None:
+            yield session_pb2.ConnectResponse(first_step=first_step)
 
     def take_first_step(self) -> session_pb2.FirstStep | None:
         """Once a prompt is computed here and its first tokens are made; None otherwise, and ever after."""

@@ -1,19 +1,23 @@
 """How a decode worker deals itself out to routers: what each uses already, and an equal part of what nobody uses. Pure.
 
+One of them may be lent more, for a request that is larger than its part: then the others share what is left.
+
 What a router gets more than before it gets a report later: until then another router may still use what it has just
 been told it may no longer. So all that routers may have here together is never more than there is, as long as a command
 takes less than the time between two reports.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 from engine.sequence import blocks_for
 
 Router = TypeVar("Router", bound=Hashable)
 CHARGED_ANSWER_TOKENS = 256
 """As routers count it: an answer is charged for at most so many of its tokens."""
+NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,18 @@ class Credits(Generic[Router]):
         self._total = total
         self._told: dict[Router, int] = {}  # with the last report
 
-    def deal(self, used: Mapping[Router, int], present: frozenset[Router]) -> dict[Router, int]:
+    def deal(
+        self, used: Mapping[Router, int], present: frozenset[Router], lent: Mapping[Router, int] = NOTHING
+    ) -> dict[Router, int]:
         """The most that each router may have here; called once for each report.
 
         `used`: by router, what it has here now; `present`: those that are told. One that is away for a moment keeps
-        what it uses and no more.
+        what it uses and no more. `lent`: what one of those present is to have beside what it uses, at the cost of the
+        others' shares, though not of what they use.
         """
         parts = self._divide(used, present)
+        for router, more in lent.items():
+            parts = self._lend(parts, used, router, more)
         reserved = {router: max(self._told.get(router, 0), used.get(router, 0)) for router in present}
         away = sum(count for router, count in used.items() if router not in present)
         spare = max(0, self._total - away - sum(reserved.values()))
@@ -55,34 +64,21 @@ class Credits(Generic[Router]):
         self._told = limits
         return dict(limits)
 
-    def _divide(self, used: Mapping[Router, int], present: frozenset[Router]) -> dict[Router, int]:
+    def _divide(
+        self, used: Mapping[Router, int], present: frozenset[Router], total: int | None = None
+    ) -> dict[Router, int]:
         """What is fair now, had nobody been told anything before. Who has least comes first."""
-        unused = max(0, self._total - sum(used.values()))
+        unused = max(0, (self._total if total is None else total) - sum(used.values()))
         each, extra = divmod(unused, max(1, len(present)))
         in_turn = sorted(present, key=lambda router: (used.get(router, 0), hash(router)))
         return {router: used.get(router, 0) + each + (place < extra) for place, router in enumerate(in_turn)}
 
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    blocks: int
-    slots: int
-
-
-class WorkerCredits(Generic[Router]):
-    """Both kinds of one decode worker."""
-
-    def __init__(self, total_blocks: int, total_slots: int) -> None:
-        self._blocks: Credits[Router] = Credits(total_blocks)
-        self._slots: Credits[Router] = Credits(total_slots)
-
-    def deal(self, open_here: Iterable[tuple[Router, Charge]], present: Iterable[Router]) -> dict[Router, Limit]:
-        """`open_here`: every request, with whose it is."""
-        blocks: dict[Router, int] = {}
-        slots: dict[Router, int] = {}
-        for router, charge in open_here:
-            blocks[router] = blocks.get(router, 0) + charge.blocks
-            slots[router] = slots.get(router, 0) + charge.slots
-        routers = frozenset(present)
-        most_blocks, most_slots = self._blocks.deal(blocks, routers), self._slots.deal(slots, routers)
-        return {router: Limit(most_blocks[router], most_slots[router]) for router in routers}
+    def _lend(
+        self, parts: Mapping[Router, int], used: Mapping[Router, int], borrower: Router, more: int
+    ) -> dict[Router, int]:
+        wanted = min(self._total, used.get(borrower, 0) + more)
+        if wanted <= parts[borrower]:
+            return dict(parts)
+        others = {router: count for router, count in used.items() if router != borrower}
+        of_others = self._divide(others, frozenset(parts) - {borrower}, self._total - wanted)
+        return {borrower: wanted, **of_others}

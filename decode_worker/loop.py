@@ -60,12 +60,12 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         """The KV of the whole prompt has landed: its sequences join the batch at the next step."""
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
-    def abort(self, request_id: int) -> None:
+    def abort(self, request_id: int, landed_blocks: int = 0) -> None:
         """Frees a request in whatever phase, before any later call is carried out; an unknown one is free already.
 
-        No copy into its pages may be under way.
+        No copy into its pages may be under way. `landed_blocks`: see `MixedScheduler.abort`.
         """
-        self._thread.post(self._scheduler.abort, request_id)
+        self._thread.post(self._scheduler.abort, request_id, landed_blocks)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Cached blocks that a request will be given when its turn comes: others are evicted before them."""
@@ -94,11 +94,11 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
 
     def _observe(self) -> DecodeLoad:
         batch = self._scheduler.batch
-        counters = batch.counters
+        counters, pages, held_by_transfers = batch.counters, batch.pool.counts, batch.held_by_transfers
         return DecodeLoad(
-            pages=batch.pool.counts,
-            held_by_sequences=batch.held_by_sequences,
-            held_by_transfers=batch.held_by_transfers,
+            pages=pages,
+            held_by_sequences=pages.held - held_by_transfers,
+            held_by_transfers=held_by_transfers,
             running_sequences=batch.running_slots,
             waiting_sequences=len(batch.waiting),
             pending_tokens=batch.pending_tokens,

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from decode_worker.credits import Limit
 from decode_worker.loop import DecodeLoop
+from decode_worker.worker_credits import Limit
 from protos import report_pb2
 from worker.transfer_reader import TransferReader
 from worker.wire import link_reports, page_counts

@@ -22,11 +22,13 @@ from decode_worker.admission import Admission
 from decode_worker.adoption import Adoptions
 from decode_worker.answer import Answer, Landing, LocalPrefill, Session
 from decode_worker.book import AnswerBook, AttemptKey
-from decode_worker.credits import WorkerCredits
+from decode_worker.credits import Charge
+from decode_worker.handed_on import HandedOn
 from decode_worker.kept import KeptBounds
 from decode_worker.loop import DecodeLoop
 from decode_worker.report import decode_report
 from decode_worker.start import answer_to, fits
+from decode_worker.worker_credits import WorkerCredits
 from engine.engine_thread import StepTiming
 from engine.grammars import Grammars
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
@@ -38,8 +40,9 @@ from service.session_hub import SessionHub
 from worker.adapters import adapter_number
 from worker.cache_teller import CacheTeller
 from worker.drain import Departing
+from worker.pull import BlocksCorrupt, SourceLost, TransferFailed
 from worker.structured import constraint_of
-from worker.transfer_reader import BlocksCorrupt, TransferFailed, TransferReader
+from worker.transfer_reader import TransferReader
 from worker.wire import failure_of, request_of, sampling_params
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._book = AnswerBook(session_grace_s, kept or KeptBounds())
         self._adoptions = Adoptions(self._book, self._send)
+        self._handed_on = HandedOn()
         self._tasks: set[asyncio.Task[None]] = set()  # those of the book, and cancelled ones that wait out a copy
         self._request_ids = itertools.count(1)
         self._attached = False
@@ -119,11 +123,14 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             case "cancel":
                 answer = self._book.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
                 if answer is not None:
+                    answer.keeps_landed = command.cancel.keep_landed
                     self._abandon(answer)
             case "adopt":
                 answer = self._adoptions.adopt(session, command.adopt)
                 if answer is not None and command.adopt.time_left_ms:
                     self._set_deadline(answer, command.adopt.time_left_ms)
+            case "want":
+                self._credits.lending.ask(session, Charge(command.want.blocks, command.want.slots))
             case "change_role":
                 self.on_change_role(command.change_role.role)
             case other:
@@ -162,6 +169,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
         try:
+            await self._handed_on.settled(answer.first_block)
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
@@ -170,6 +178,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         except BlocksCorrupt as error:
             self._fail(answer, session_pb2.FAILURE_REASON_CORRUPT, str(error))
         except TransferFailed as error:
+            answer.keeps_landed = isinstance(error, SourceLost)
             self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
@@ -184,7 +193,9 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
 
     async def _land(self, answer: Answer, command: session_pb2.Start, request: Request) -> None:
         reservation = await self._admission.reserve(request, command.cache_root or None)
-        pull = await self._reader.pull(command.prefill_endpoint, command.transfer_id, reservation)
+        pull = await self._reader.pull(
+            command.prefill_endpoint, command.transfer_id, reservation, certain=answer.certain
+        )
         if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         cached_tokens = reservation.cached_blocks * self._worker.model.block_size
@@ -224,7 +235,9 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                 output = answer.take(outcome)
                 if output is not None:
                     outputs[answer.session].append(output)
-        self._send_beginnings(list(touched.values()), timing)
+        for answer in touched.values():  # before their further tokens
+            for beginning in answer.take_beginnings(timing):
+                self._send(answer.session, beginning)
         for session, batch in outputs.items():
             self._send(session, session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(outputs=batch)))
         for answer in touched.values():
@@ -233,26 +246,19 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         if ended:
             self._admission.room_may_have_grown()
 
-    def _send_beginnings(self, answers: Sequence[Answer], timing: StepTiming) -> None:
-        """How the KV came over, or the first tokens of prompts that were computed here: before their further tokens."""
-        for answer in answers:
-            landed, first_step = answer.take_landed(timing), answer.take_first_step()
-            if landed is not None:
-                self._send(answer.session, session_pb2.ConnectResponse(landed=landed))
-            if first_step is not None:
-                self._send(answer.session, session_pb2.ConnectResponse(first_step=first_step))
-
     def _abandon(self, answer: Answer) -> None:
         """Ends a request in whatever phase. Its pages are freed only when no copy into them is under way."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
             answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
             answer.task.add_done_callback(lambda _: self._free(answer))
+            if answer.keeps_landed:
+                self._handed_on.add(answer.first_block, answer.task)
         else:
             self._free(answer)
 
     def _free(self, answer: Answer) -> None:
-        self._loop.abort(answer.request_id)
+        self._loop.abort(answer.request_id, answer.kept_blocks)
         self._admission.room_may_have_grown()  # who asks now, asks after the abort
 
     def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
@@ -276,16 +282,18 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         self._hub.send(session, message)
 
     def _on_session_end(self, session: Session) -> None:
+        self._credits.lending.forget(session)
         for answer in self._book:
             if answer.session is session:
                 self._abandon(answer)
 
     def report(self) -> None:
         """Tells every router how things stand, and how much of this worker is its own."""
-        self._book.ended.expire(time.monotonic())
+        now = time.monotonic()
+        self._book.ended.expire(now)
         open_here = ((answer.session, answer.charge) for answer in self._book)
         present = [session for session in self._hub.sessions if session.outbox is not None]
         draining, waiting = self.leaving or self.draining, self._admission.waiting
-        for session, limit in self._credits.deal(open_here, present).items():
+        for session, limit in self._credits.deal(open_here, present, now).items():
             report = decode_report(self._loop, self._reader, limit, waiting, draining, self.cache.sum)
             session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -4,7 +4,7 @@ Rows that have an adapter stand side by side (engine/lora/rows.py).
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +42,13 @@ class Batch:
     prefills: tuple[PrefillRows, ...]
     chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
     adapters: AdapterRows | None = None  # where no row has one
+    meanwhile: Callable[[], None] = lambda: None
+    """For models to call once, as the layers begin: it has other threads of Python work while these compute."""
 
 
-def make_batch(chunks: Sequence[Chunk], block_tokens: int, device: torch.device) -> Batch:
+def make_batch(
+    chunks: Sequence[Chunk], block_tokens: int, device: torch.device, meanwhile: Callable[[], None] = lambda: None
+) -> Batch:
     """Raises ValueError for a chunk without tokens, or whose block table does not cover them."""
     for chunk in chunks:
         if not chunk.token_ids or len(chunk.block_table) * block_tokens < chunk.end:
@@ -77,6 +81,7 @@ def make_batch(chunks: Sequence[Chunk], block_tokens: int, device: torch.device)
         ),
         chunk_rows=tuple(chunk_rows),
         adapters=adapter_rows(adapters, device),
+        meanwhile=meanwhile,
     )
 
 

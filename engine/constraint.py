@@ -15,7 +15,8 @@ import torch
 from engine.mask_threads import Allowed, Mask, wait
 from structured.library import GrammarFailed, Matcher, Vocabulary, fill_next_tokens, forced_tokens, take_tokens
 
-Bits = numpy.typing.NDArray[numpy.uint8]
+Words = numpy.typing.NDArray[numpy.uint32]
+"""One bit per token of the vocabulary, the least significant first."""
 NEIGHBOURS_SHARE = 0.03  # of the time since a step began: how much longer it may take for the sake of a mask
 PATIENCE_S = 30.0  # of a step that has nothing else to draw
 
@@ -26,6 +27,18 @@ class Threads(Protocol):
     def submit(self, mask: Mask) -> None: ...
 
 
+class Room:
+    """Memory for a mask, as large as the library would have it. A mask costs microseconds: so would a second look."""
+
+    __slots__ = ("address", "allowed", "size_bytes", "words")
+
+    def __init__(self, vocab_size: int) -> None:
+        self.size_bytes = -(-vocab_size // 32) * 4
+        self.allowed: Allowed = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        self.address = self.allowed.data_ptr()
+        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # the same memory
+
+
 class Grammar:
     """A form, compiled for one vocabulary. Shared by all requests that ask for it; never changed."""
 
@@ -34,76 +47,77 @@ class Grammar:
         self.vocabulary = vocabulary
         self._matcher = matcher
         self._texts = ~self.bits(vocabulary.special) & self.bits(slice(vocabulary.size))
-        self._first = self._make(matcher, self.empty())
+        self._first = self.room()
+        self._fill(matcher, self._first)
         self._may_be_empty = matcher.is_accepting()
 
     def matcher(self) -> Matcher:
         """One of its own for an answer."""
         return self._matcher.deep_copy()
 
-    def empty(self) -> Allowed:
-        """Memory for a mask, as large as the library would have it."""
-        return torch.zeros(-(-self.vocabulary.size // 32) * 4, dtype=torch.uint8)
+    def room(self) -> Room:
+        return Room(self.vocabulary.size)
 
-    def bits(self, token_ids: Iterable[int] | slice) -> Bits:
-        one_each = numpy.zeros(8 * len(self.empty()), numpy.bool_)
+    def bits(self, token_ids: Iterable[int] | slice) -> Words:
+        one_each = numpy.zeros(8 * self.room().size_bytes, numpy.bool_)
         one_each[token_ids if isinstance(token_ids, slice) else list(token_ids)] = True
-        return numpy.packbits(one_each, bitorder="little")
+        return numpy.packbits(one_each, bitorder="little").view(numpy.uint32)
 
-    def first_allowed(self, ends: Bits) -> Allowed:
+    def first_allowed(self, ends: Words) -> Allowed:
         """As `allow`, before the first token. Raises: GrammarFailed."""
-        return _with_ends(self._first.clone(), ends if self._may_be_empty else None)
+        room = self.room()
+        numpy.copyto(room.words, self._first.words)
+        _add_ends(room, ends if self._may_be_empty else None)
+        return room.allowed
 
-    def allow(self, matcher: Matcher, ends: Bits, allowed: Allowed) -> Allowed:
-        """Fills in what goes on with the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed."""
-        self._make(matcher, allowed)
-        return _with_ends(allowed, ends if matcher.is_accepting() else None)
+    def allow(self, matcher: Matcher, ends: Words, room: Room) -> list[int]:
+        """Fills in what goes on with the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
 
-    def forced(self, matcher: Matcher, allowed: Allowed) -> list[int]:
-        """Tokens that are bound to come next, where `allowed`, its mask, leaves only one; else none."""
-        if (only := only_token(allowed)) is None:
+        Returns tokens that are bound to come next, where only one may; else none.
+        """
+        self._fill(matcher, room)
+        taken_words = _add_ends(room, ends if matcher.is_accepting() else None)
+        if taken_words > 1 or (only := only_token(room)) is None:
             return []
         token_ids = forced_tokens(matcher)
         return token_ids if token_ids[:1] == [only] else []
 
-    def _make(self, matcher: Matcher, allowed: Allowed) -> Allowed:
-        """The tokens with a text of their own that may come."""
-        fill_next_tokens(matcher, allowed.data_ptr(), len(allowed))
-        bits = allowed.numpy()
-        numpy.bitwise_and(bits, self._texts, out=bits)
-        return allowed
+    def _fill(self, matcher: Matcher, room: Room) -> None:
+        """The tokens with a text of their own that may come. Raises: GrammarFailed."""
+        fill_next_tokens(matcher, room.address, room.size_bytes)
+        numpy.bitwise_and(room.words, self._texts, out=room.words)
 
 
-def only_token(allowed: Allowed) -> int | None:
-    """None where more than one may come."""
-    [places] = allowed.numpy().nonzero()
-    if len(places) != 1:
-        return None
-    bits = int(allowed[int(places[0])])
-    return 8 * int(places[0]) + bits.bit_length() - 1 if bits.bit_count() == 1 else None
+def only_token(room: Room) -> int | None:
+    """Of a mask that has all its tokens in one word: None where there are several."""
+    place = int(room.words.argmax())
+    word = int(room.words[place])
+    return 32 * place + word.bit_length() - 1 if word.bit_count() == 1 else None
 
 
-def _with_ends(allowed: Allowed, ends: Bits | None) -> Allowed:
-    """Raises: GrammarFailed."""
-    bits = allowed.numpy()
+def _add_ends(room: Room, ends: Words | None) -> int:
+    """Returns how many words have tokens. Raises: GrammarFailed."""
     if ends is not None:
-        numpy.bitwise_or(bits, ends, out=bits)
-    elif not bits.any():
+        numpy.bitwise_or(room.words, ends, out=room.words)
+    taken_words = int(numpy.count_nonzero(room.words))
+    if not taken_words:
         raise GrammarFailed("there is no token to go on with")
-    return allowed
+    return taken_words
 
 
 class Follower:
     """One choice: its matcher, and the mask that was asked for last. All its masks are made in the same memory."""
 
-    def __init__(self, grammar: Grammar, ends: Bits) -> None:
+    __slots__ = ("_ends", "_forced", "_grammar", "_matcher", "_room", "mask", "tokens")
+
+    def __init__(self, grammar: Grammar, ends: Words) -> None:
         self._grammar = grammar
         self._ends = ends
         self._matcher: Matcher | None = None
-        self._allowed = grammar.empty()
+        self._room = grammar.room()
         self._forced: list[int] = []  # tokens that are bound to come next
         self.tokens = 0  # of the answer, that it was told of
-        self.mask = Mask.of(self._allowed)  # of the token after those; of none, never asked for
+        self.mask = Mask.of(self._room.allowed)  # of the token after those; of none, never asked for
 
     def follow(self, token_ids: Sequence[int], threads: Threads) -> Mask:
         """Of no tokens, what was asked for last and is late. The mask is good until the next one is asked for."""
@@ -112,23 +126,24 @@ class Follower:
             self.mask = Mask(self._next, token_ids)
             threads.submit(self.mask)
         else:
-            threads.submit(Mask.of(self._allowed))  # wakes another thread, should one be held up by a mask before this
+            nothing = Mask.of(self._room.allowed)
+            threads.submit(nothing)  # wakes another thread, should one be held up by a mask before this
         return self.mask
 
     def _next(self, token_ids: Sequence[int]) -> Allowed:
         if self._matcher is None:
             self._matcher = self._grammar.matcher()
         take_tokens(self._matcher, token_ids)
-        for token_id in token_ids:
-            self._forced = self._forced[1:] if self._forced[:1] == [token_id] else []
+        if self._forced:
+            taken = len(token_ids)
+            self._forced = self._forced[taken:] if self._forced[:taken] == list(token_ids) else []
         if self._forced:  # the library would spell the whole text anew for every token of it
-            bits, token_id = self._allowed.numpy(), self._forced[0]
-            bits.fill(0)
-            bits[token_id // 8] = 1 << token_id % 8
+            words, token_id = self._room.words, self._forced[0]
+            words.fill(0)
+            words[token_id // 32] = 1 << token_id % 32
         else:
-            self._grammar.allow(self._matcher, self._ends, self._allowed)
-            self._forced = self._grammar.forced(self._matcher, self._allowed)
-        return self._allowed
+            self._forced = self._grammar.allow(self._matcher, self._ends, self._room)
+        return self._room.allowed
 
 
 class Constraint:
@@ -164,8 +179,9 @@ def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> Non
 
     What is not ready then does not hold up the rest: it is drawn in a later step. `began_s`: monotonic, of the step.
     """
-    if all(mask.is_ready for mask in masks):
+    late = [mask for mask in masks if not mask.is_ready]
+    if not late:
         return
-    late = wait(masks, max(0.0, NEIGHBOURS_SHARE * (time.monotonic() - began_s)))
+    late = wait(late, max(0.0, NEIGHBOURS_SHARE * (time.monotonic() - began_s)))
     if len(late) == len(masks) and not has_neighbours:
         wait(late, PATIENCE_S, first=True)

@@ -15,32 +15,41 @@ from structured.library import GrammarFailed
 Undrawn = dict[int, NonFinite | None]
 """By row: why nothing is drawn from it. None: its mask is late."""
 
+Formed = tuple[Constraint, Sample]
+"""A sample whose answer has a form, and that."""
 
-def ask_for_masks(chunks: Iterable[Chunk]) -> bool:
-    """Has the masks of a step made, beside its forward pass. Returns whether there are any.
 
-    Asked for just before: until the interpreter's lock is let go, the threads that make them could only take it away.
+def formed_samples(chunks: Iterable[Chunk]) -> list[Formed]:
+    """Those of a step."""
+    return [
+        (constraint, sample)
+        for chunk in chunks
+        for sample in chunk.samples
+        if (constraint := sample.params.constraint) is not None
+    ]
+
+
+def ask_for_masks(formed: Iterable[Formed]) -> None:
+    """Has the masks of a step made, beside its forward pass.
+
+    Asked for just before its layers: until the interpreter's lock is let go for long, the threads that make them could
+    only take it away, at each of the calls by which the engine lets it go for a moment.
     """
-    asked = False
-    for chunk in chunks:
-        for sample in chunk.samples:
-            if (constraint := sample.params.constraint) is not None:
-                _mask(constraint, sample)
-                asked = True
-    return asked
+    for constraint, sample in formed:
+        constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
 
 
 def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s: float) -> Undrawn:
     """Gives distributions whose answers have a form their masks, once there. `has_neighbours`: rows that need none.
 
-    `began_s`: monotonic, of the step.
+    `began_s`: monotonic, of the step. Raises: HistoryMissing.
     """
+    undrawn: Undrawn = {}
     masks = [
         (each, _mask(constraint, each.sample))
         for each in distributions
         if (constraint := each.sample.params.constraint) is not None
     ]
-    undrawn: Undrawn = {}
     if not masks:
         return undrawn
     wait_for([mask for _, mask in masks], began_s, has_neighbours)

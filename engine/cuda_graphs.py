@@ -132,6 +132,7 @@ class GraphedModel:
         step = self._step_for(batch) if kv is self._kv else None
         if step is None or batch.decode is None:
             return self._model.hidden(batch, kv)
+        batch.meanwhile()
         return step.run(batch, batch.decode)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

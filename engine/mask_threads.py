@@ -18,15 +18,14 @@ Allowed = torch.Tensor
 class Mask:
     """Asked for by one thread, made by another, once."""
 
-    __slots__ = ("_allowed", "_failure", "_news", "_token_ids", "_work", "is_ready")
+    __slots__ = ("_made", "_news", "_token_ids", "_work", "is_ready")
 
     def __init__(self, work: Callable[[Sequence[int]], Allowed], token_ids: Sequence[int]) -> None:
         """`work` makes it of these tokens."""
         self.is_ready = False
         self._work, self._token_ids = work, token_ids
-        self._allowed: Allowed | None = None
-        self._failure: BaseException | None = None
-        self._news: threading.Event | None = None
+        self._made: Allowed | BaseException | None = None
+        self._news: SimpleQueue[None] | None = None
 
     @staticmethod
     def of(allowed: Allowed) -> "Mask":
@@ -36,39 +35,45 @@ class Mask:
 
     def make(self) -> None:
         try:
-            self._allowed = self._work(self._token_ids)
+            self._made = self._work(self._token_ids)
         except BaseException as failure:  # noqa: BLE001, whoever asks for the result is told whatever it was
-            self._failure = failure
+            self._made = failure
         self.is_ready = True
         if self._news is not None:
-            self._news.set()
+            self._news.put(None)
 
     def result(self) -> Allowed:
         """Of a mask that is ready. Raises what making it raised, such as GrammarFailed."""
-        if self._failure is not None:
-            raise self._failure
-        if self._allowed is None:
+        if isinstance(self._made, BaseException):
+            raise self._made
+        if self._made is None:
             raise RuntimeError("the mask is not ready")
-        return self._allowed
+        return self._made
 
-    def tell(self, news: threading.Event) -> None:
-        """Sets the event once it is ready, unless it is so already."""
+    def tell(self, news: "SimpleQueue[None]") -> None:
+        """Puts something there once it is ready, unless it is so already."""
         self._news = news
 
 
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
-    """Until all of them are ready, or the `first` one is. Returns those that are not."""
-    news = threading.Event()
-    for mask in masks:
-        mask.tell(news)
+    """Until all of them are ready, or the `first` one is. Returns those that are not.
+
+    Masks are mostly made in their order: who waits for all of them waits for the last, and is woken once.
+    """
     until_s = time.monotonic() + timeout_s
-    while True:
-        news.clear()
-        late = [mask for mask in masks if not mask.is_ready]
-        if not late or (first and len(late) < len(masks)):
-            return late
-        if not news.wait(max(0.0, until_s - time.monotonic())):
-            return late
+    news: SimpleQueue[None] = SimpleQueue()
+    late = [mask for mask in masks if not mask.is_ready]
+    while late and not (first and len(late) < len(masks)):
+        awaited = late if first else late[-1:]
+        for mask in awaited:
+            mask.tell(news)
+        if not any(mask.is_ready for mask in awaited):
+            try:
+                news.get(timeout=max(0.0, until_s - time.monotonic()))
+            except Empty:
+                return [mask for mask in late if not mask.is_ready]
+        late = [mask for mask in late if not mask.is_ready]
+    return late
 
 
 class MaskThreads:

@@ -79,6 +79,8 @@ class MixedBatch:
     @property
     def held_by_transfers(self) -> int:
         """Blocks that only reservations hold."""
+        if not self.reserved:
+            return 0
         return self.pool.held_only_by(sequence.held().blocks for sequence in self.reserved.values())
 
     @property
@@ -117,6 +119,12 @@ class MixedBatch:
         self.running.add(sequence)
         sequence.computed_tokens = len(sequence.token_ids)
         return self.split(sequence)
+
+    def keep_landed(self, sequence: MixedSequence, blocks: int) -> None:
+        """Of a reserved prompt that will not land: the KV of its first so many blocks has come all the same."""
+        landed_tokens = min(blocks * self._block_tokens, len(sequence.token_ids))
+        sequence.computed_tokens = max(sequence.computed_tokens, landed_tokens)
+        sequence.publish(self._block_tokens)
 
     def is_coming(self, sequence: MixedSequence) -> bool:
         """Whether a prompt that runs is about to publish the first block that the cache lacks of a sequence that waits:

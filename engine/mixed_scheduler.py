@@ -166,12 +166,16 @@ class MixedScheduler:
         self.batch.end(sequence)
         return True
 
-    def abort(self, request_id: int) -> bool:
+    def abort(self, request_id: int, landed_blocks: int = 0) -> bool:
         """Forgets a request in whatever phase and frees what it holds. Returns whether it was here.
 
-        Of a reserved request no copy into its blocks may be under way: end it first.
+        Of a reserved request no copy into its blocks may be under way: end it first. The KV of the first
+        `landed_blocks` of them is there, valid: those that are complete stay in the cache.
         """
         self._beams.forget(request_id)
+        reserved = self.batch.reserved.get(request_id)
+        if reserved is not None and landed_blocks:
+            self.batch.keep_landed(reserved, landed_blocks)
         sequences = tuple(self.batch.requests.get(request_id, {}).values())
         for sequence in sequences:
             self.batch.end(sequence)

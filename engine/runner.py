@@ -4,11 +4,12 @@ import logging
 import math
 import time
 from array import array
+from functools import partial
 
 import torch
 
 from engine.batch import Batch, make_batch
-from engine.constraint_rows import ask_for_masks
+from engine.constraint_rows import ask_for_masks, formed_samples
 from engine.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
 from engine.finite import finite_rows
 from engine.host_pool import HostPool
@@ -106,10 +107,11 @@ class Runner:
             self.followers.wait_moved()
         if not plan.chunks:
             return None
-        batch = make_batch(plan.chunks, self._block_tokens, self._model.device)
-        if ask_for_masks(plan.chunks):
-            self._began_s = time.monotonic()
-        return batch
+        formed = formed_samples(plan.chunks)
+        if not formed:
+            return make_batch(plan.chunks, self._block_tokens, self._model.device)
+        self._began_s = time.monotonic()
+        return make_batch(plan.chunks, self._block_tokens, self._model.device, partial(ask_for_masks, formed))
 
     def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
         failed = _non_finite_chunks(hidden, batch)

@@ -40,17 +40,18 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf)
     `began_s`: when the step began, monotonic; answers that have a form may hold it up by a share of the time since.
     Raises: HistoryMissing for a sample whose scheduler left it out.
     """
-    surveyed = survey_rows(logits)
+    special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
+    undrawn = settle(special, any(_draws_freely(row) for row in rows), began_s)
+    alone = {each.row: each.allowed for each in special if _is_best_allowed(each, rows[each.row])}
+    surveyed = survey_rows(logits, [alone.get(index) for index in range(len(rows))] if alone else None)
     finite: list[bool] = surveyed.finite.tolist()
     best = surveyed.best.tolist()
     drawn = [[best[index]] * len(row.samples) if finite[index] else None for index, row in enumerate(rows)]
-
-    special = [each for index, row in enumerate(rows) if finite[index] for each in _distributions(index, row)]
-    undrawn = settle(special, any(_draws_freely(row) for row in rows), began_s)
     if undrawn:
-        special = [each for each in special if each.row not in undrawn]
+        undrawn = {index: why for index, why in undrawn.items() if finite[index]}
         for index in undrawn:
             drawn[index] = None
+    special = [each for each in special if drawn[each.row] is not None and each.row not in alone]
     _draw(logits, special)
     for distribution in special:
         token_ids = drawn[distribution.row]
@@ -61,6 +62,13 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf)
                 token_ids[place] = token_id
     results = _results(logits, surveyed.log_totals, rows, drawn)
     return [undrawn.get(index, result) for index, result in enumerate(results)] if undrawn else results
+
+
+def _is_best_allowed(distribution: Distribution, row: Row) -> bool:
+    """Whether it is all that a row is for, and its token the likeliest that the form of the answer allows."""
+    params = distribution.sample.params
+    is_plain = params.greedy and not params.adjusts_logits
+    return is_plain and distribution.allowed is not None and len(distribution.places) == len(row.samples)
 
 
 def _draws_freely(row: Row) -> bool:

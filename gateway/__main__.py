@@ -4,6 +4,7 @@ import sys
 
 from gateway.config import GatewayConfig
 from gateway.process import GatewayProcess
+from router.process import SWITCH_INTERVAL_S
 from service.affinity import pin_process
 from service.config import read_config_or_exit
 from service.logs import configure_logging
@@ -21,4 +22,5 @@ if __name__ == "__main__":
     configure_logging("router", gateway_config.log_format, gateway_config.log_level)
     if gateway_config.cores is not None:
         pin_process(gateway_config.cores)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     sys.exit(run(main(gateway_config)))

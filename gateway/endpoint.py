@@ -10,10 +10,11 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway.body import BodyReader, ClientGone, parse
+from gateway.body import Body, BodyReader, ClientGone
 from gateway.call import REQUEST_ID_HEADER, Call, call_of
 from gateway.connection import abort_of
 from gateway.guard import caller_of
+from gateway.parser import Parser
 from gateway.problem import Problem, Renamed, check_method, problem_of
 from gateway.reply import Reply, Stalled, refuse, send_reply, unless_gone
 from service.errors import BatonError
@@ -29,6 +30,7 @@ class Transport:
     """What all routes share of how bytes come and go."""
 
     bodies: BodyReader
+    parser: Parser
     stall_s: float
 
 
@@ -57,8 +59,8 @@ class Endpoint(Generic[Message]):
         try:
             try:
                 check_method(scope, "POST")
-                body = await self._transport.bodies.read(headers, receive)
-                await unless_gone(receive, self._respond(body, call, send))
+                with await self._transport.bodies.read(headers, receive) as body:
+                    await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:
                 await refuse(problem, receive, send, told, stall_s)
         except ClientGone:
@@ -67,11 +69,11 @@ class Endpoint(Generic[Message]):
             logger.warning("the client took nothing of its answer for %g s", stall_s)
             abort_of(scope)()
 
-    async def _respond(self, body: bytes, call: Call, send: Send) -> None:
+    async def _respond(self, body: Body, call: Call, send: Send) -> None:
         """Raises: Problem, as long as nothing has been sent."""
         try:
-            message = parse(self.message_type, body)
-            del body  # it may be large, and the answer long
+            message = await self._transport.parser.parse(self.message_type, body.parts)
+            body.release()  # it may be large, and the answer long
             reply = await self._answer(message, call)
             await send_reply(reply, send, {REQUEST_ID_HEADER: call.request_id}, self._transport.stall_s)
         except (Problem, Stalled):

@@ -15,10 +15,12 @@ from gateway.endpoint import Transport
 from gateway.guard import Guard
 from gateway.page.recent import RecentRequests
 from gateway.page.state import PageState
+from gateway.parser import Parser
 from gateway.request_metrics import RequestMetrics
 from gateway.server import HttpLimits, HttpServer
 from gateway.stream_metrics import StreamMetrics
 from router.process import RouterProcess
+from service.helper import Helper
 from service.server import Running
 from service.telemetry import Telemetry
 
@@ -39,7 +41,9 @@ class GatewayProcess(RouterProcess):
         self.tracer.observers += [requests.observe, recent.observe]
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
-        app = make_app(self.dispatcher, self.readiness, metrics, page, Transport(bodies, config.http_stall_s))
+        self._parser = Parser(Helper("gateway.parse_process"))
+        transport = Transport(bodies, self._parser, config.http_stall_s)
+        app = make_app(self.dispatcher, self.readiness, metrics, page, transport)
         app = Guard(app, self.access, config.http_stall_s)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
@@ -63,6 +67,7 @@ class GatewayProcess(RouterProcess):
 
     async def stop(self) -> None:
         await self._http.stop()
+        self._parser.close()
         await super().stop()
 
 

@@ -100,9 +100,10 @@ def chat_message(message: ChatMessage) -> Message:
         role=message.role,
         content=content or "",
         name=message.name or "",
-        tool_calls=tuple(
-            ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()
-        ),
+        # Conversations are long, and few of their messages call functions.
+        tool_calls=tuple(ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls)
+        if message.tool_calls
+        else (),
         tool_call_id=message.tool_call_id or "",
     )
 

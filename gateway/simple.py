@@ -1,19 +1,19 @@
 """vLLM's simple server (POST /generate) and its tokenizer routes."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from gateway.call import Call
 from gateway.collected import collect
 from gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from gateway.problem import Problem, Renamed, problem_of, refused
-from gateway.reply import Reply, Streamed, json_reply
+from gateway.reply import Reply, Streamed, Whole, json_reply
 from gateway.requests import chat_message, shown_tools, simple_request
 from gateway.token_texts import TokenTexts
 from router.answer import Delta
 from router.chat_checks import check_chat
-from router.checks import check_token_ids
 from router.dispatcher import Dispatcher
 from router.request import ChatPrompt
 from router.response import ResponseEvent
@@ -23,6 +23,7 @@ from service.errors import BatonError, InvalidArgument
 
 RENAMED: Renamed = {"text": "prompt", "token_ids": "tokens"}
 DELIMITER = b"\0"
+_PIECE = 1 << 12  # numbers or texts
 
 
 class Simple:
@@ -49,42 +50,59 @@ class Simple:
             options = message.chat_template_kwargs or {}
             prompt = ChatPrompt(said, shown_tools(message.tools), options, message.add_generation_prompt is not False)
             token_ids = await served.tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES))
-        content: dict[str, object] = {
-            "count": len(token_ids),
-            "max_model_len": served.max_model_len,
-            "tokens": token_ids,
-            "token_strs": None,
-        }
-        if message.return_token_strs:
-            texts = TokenTexts(served.tokenizer.token_bytes)
-            content["token_strs"] = [texts.text(token_id) for token_id in token_ids]
-        return json_reply(content)
+        texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
+        # There may be a hundred thousand of them.
+        return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
 
     async def detokenize(self, message: DetokenizeRequest, call: Call) -> Reply:
         """Raises: BatonError."""
         served = (await self._dispatcher.choose(message.model or "")).served
         if len(message.tokens) > MAX_DETOKENIZE_TOKENS:
             raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.tokens)}")
-        token_ids = check_token_ids("token_ids", message.tokens, served.vocab_size)
+        token_ids = await served.tokenizer.checked("token_ids", message.tokens, served.vocab_size)
         return json_reply({"prompt": await served.tokenizer.decode(token_ids, False)})
+
+
+def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> Whole:
+    told = b"null" if texts is None else _listed([texts.text(token_id) for token_id in token_ids])
+    body = b'{"count": %d, "max_model_len": %d, "tokens": %b, "token_strs": %b}'
+    return Whole(body % (len(token_ids), max_model_len, _listed(token_ids), told))
+
+
+def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
+    """A JSON list, made in pieces: while one is made, no other thread runs."""
+    pieces = [
+        json.dumps(values[begin : begin + _PIECE], ensure_ascii=False)[1:-1].encode()
+        for begin in range(0, len(values), _PIECE)
+    ]
+    return b"[" + b", ".join(pieces) + b"]"
 
 
 async def _cumulative(
     message: GenerateRequest, events: AsyncGenerator[ResponseEvent, None]
 ) -> AsyncGenerator[bytes, None]:
-    texts = [message.prompt] * (message.n or 1)
+    texts = [bytearray(_escaped(message.prompt)) for _ in range(message.n or 1)]
     begun = False
     try:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Delta) and event.text:
-                    texts[event.index] += event.text
-                    yield json.dumps({"text": texts}, ensure_ascii=False).encode() + DELIMITER
+                    texts[event.index] += _escaped(event.text)
+                    yield _told(texts)
                     begun = True
         if not begun:
-            yield json.dumps({"text": texts}, ensure_ascii=False).encode() + DELIMITER
+            yield _told(texts)
     except BatonError as error:
         if not begun:
             raise
         problem: Problem = problem_of(error, RENAMED)
         yield problem.body + DELIMITER
+
+
+def _escaped(text: str) -> bytes:
+    """As it stands in JSON: once for each token, rather than all of it again with every one."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
+
+
+def _told(texts: Sequence[bytearray]) -> bytes:
+    return b'{"text": ["' + b'", "'.join(texts) + b'"]}' + DELIMITER

@@ -120,9 +120,10 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
     blocks[block_ids] = source
 
 
-def survey_rows(logits: torch.Tensor) -> Survey:
+def survey_rows(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> Survey:
+    among = take_rows(logits, range(len(logits)), allowed) if allowed else logits
     # A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite.
-    return Survey(logits.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
+    return Survey(among.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
 
 
 def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:

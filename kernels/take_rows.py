@@ -18,11 +18,17 @@ def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[tor
     """
     check_shape("logits", logits, None, None)
     check_dtype("logits", logits, torch.float32)
-    if len(places) != len(allowed) or not all(0 <= place < len(logits) for place in places):
-        raise ValueError(f"{len(allowed)} masks for the rows {list(places)} of {len(logits)}")
-    if any(bits is not None and (bits.dtype is not torch.uint8 or bits.dim() != 1) for bits in allowed):
-        raise ValueError(f"masks must be {torch.uint8} [any]")
+    if places and not 0 <= min(places) <= max(places) < len(logits):
+        raise ValueError(f"the rows {list(places)} of {len(logits)}")
+    check_masks(allowed, len(places))
     native = native_library()
     if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
         return reference.take_rows(logits, places, allowed)
     return native.sampling.take_rows(logits, places, allowed)
+
+
+def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
+    if len(allowed) != rows:
+        raise ValueError(f"{len(allowed)} masks for {rows} rows")
+    if any(bits is not None and (bits.dtype is not torch.uint8 or bits.dim() != 1) for bits in allowed):
+        raise ValueError(f"masks must be {torch.uint8} [any]")

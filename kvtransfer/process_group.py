@@ -163,9 +163,11 @@ class ProcessGroup:
 
 
 def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
-    """Waits on a thread of its own, since gloo may say nothing of a peer that died just as a receive was posted.
+    """Waits on a thread of its own, since gloo wakes no receive whose message is cut off in the middle (its
+    Pair::signalException knows those that have not begun).
 
-    So whoever hears of that elsewhere can give the wait up. The message's memory is kept until the bound has passed.
+    So whoever hears of that elsewhere can give the wait up. The message's memory, the socket that the group listens on
+    and this thread are kept until the bound has passed.
     """
     while (entry := waits.get()) is not None:
         work, awaited = entry

@@ -163,6 +163,12 @@ class SourceTable(Generic[Owner, FirstToken]):
             self._stale += 1
         return CloseVerdict(valid, None if transfer is None else transfer.owner)
 
+    def confirm(self, transfer_id: bytes) -> CloseVerdict[Owner]:
+        """The reader reads on. `valid`: nothing that was readable has been taken back so far."""
+        transfer = self._transfers.get(transfer_id)
+        owner = None if transfer is None else transfer.owner
+        return CloseVerdict(owner is not None, owner)
+
     def drop(self, transfer_id: bytes, now: float) -> None:
         """The source takes its blocks back (cancelled, failed, memory is short). Whatever is read of them is stale."""
         self._end(transfer_id, now)

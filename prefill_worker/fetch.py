@@ -17,7 +17,8 @@ from engine.prefill_scheduler import Landing
 from prefill_worker.fetch_policy import FetchCosts, PrefillRate
 from prefill_worker.loop import PrefillLoop
 from worker.peers import PeerFailed, PeerLink, Peers
-from worker.transfer_reader import Integrity, Pull, TransferFailed, TransferReader
+from worker.pull import Pull, TransferFailed
+from worker.transfer_reader import Integrity, TransferReader
 
 logger = logging.getLogger(__name__)
 AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long

@@ -175,6 +175,18 @@ class CloseResponse(_message.Message):
     valid: bool
     def __init__(self, valid: bool = ...) -> None: ...
 
+class ConfirmRequest(_message.Message):
+    __slots__ = ("transfer_id",)
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: bytes
+    def __init__(self, transfer_id: _Optional[bytes] = ...) -> None: ...
+
+class ConfirmResponse(_message.Message):
+    __slots__ = ("pinned",)
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    pinned: bool
+    def __init__(self, pinned: bool = ...) -> None: ...
+
 class JoinRequest(_message.Message):
     __slots__ = ("group_id", "pool_id", "reader", "backend", "blocks_per_message")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]

@@ -54,6 +54,11 @@ class KvTransferServiceStub(object):
                 request_serializer=protos_dot_kv__transfer__pb2.CloseRequest.SerializeToString,
                 response_deserializer=protos_dot_kv__transfer__pb2.CloseResponse.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/baton.v1.KvTransferService/Confirm',
+                request_serializer=protos_dot_kv__transfer__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
         self.Join = channel.unary_stream(
                 '/baton.v1.KvTransferService/Join',
                 request_serializer=protos_dot_kv__transfer__pb2.JoinRequest.SerializeToString,
@@ -104,6 +109,13 @@ class KvTransferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """The reader reads on: may what it has read so far be used, whatever becomes of the source after this answer?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Join(self, request, context):
         """A process group of torch.distributed for this pair of workers, where blocks travel by NCCL or gloo. The stream is
         the group's life: it says when both may meet and when they have, and either side ends the group by ending it.
@@ -148,6 +160,11 @@ def add_KvTransferServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=protos_dot_kv__transfer__pb2.CloseRequest.FromString,
                     response_serializer=protos_dot_kv__transfer__pb2.CloseResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=protos_dot_kv__transfer__pb2.ConfirmRequest.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.ConfirmResponse.SerializeToString,
             ),
             'Join': grpc.unary_stream_rpc_method_handler(
                     servicer.Join,
@@ -273,6 +290,33 @@ class KvTransferService(object):
             '/baton.v1.KvTransferService/Close',
             protos_dot_kv__transfer__pb2.CloseRequest.SerializeToString,
             protos_dot_kv__transfer__pb2.CloseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvTransferService/Confirm',
+            protos_dot_kv__transfer__pb2.ConfirmRequest.SerializeToString,
+            protos_dot_kv__transfer__pb2.ConfirmResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,20 +6,24 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterShare(_message.Message):
-    __slots__ = ("router_id", "number", "loads", "predictions", "takeovers", "keys")
+    __slots__ = ("router_id", "number", "loads", "predictions", "takeovers", "keys", "address", "uptime_s")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     router_id: bytes
     number: int
     loads: _containers.RepeatedCompositeFieldContainer[SharedLoad]
     predictions: _containers.RepeatedCompositeFieldContainer[SharedPrediction]
     takeovers: _containers.RepeatedCompositeFieldContainer[SharedTakeover]
     keys: _containers.RepeatedCompositeFieldContainer[SharedKey]
-    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[SharedTakeover, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ...) -> None: ...
+    address: str
+    uptime_s: float
+    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[SharedTakeover, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class SharedKey(_message.Message):
     __slots__ = ("name", "active", "requests", "tokens")

@@ -51,7 +51,7 @@ FAILURE_REASON_CORRUPT: FailureReason
 FAILURE_REASON_ADOPTED: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class ConnectRequest(_message.Message):
     CHANGE_ROLE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     hello: Hello
@@ -70,7 +71,8 @@ class ConnectRequest(_message.Message):
     change_role: ChangeRole
     snapshot_request: _cache_pb2.SnapshotRequest
     adopt: Adopt
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ...) -> None: ...
+    want: Want
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot")
@@ -249,10 +251,20 @@ class ChangeRole(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("attempt_id",)
+    __slots__ = ("attempt_id", "keep_landed")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    KEEP_LANDED_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
-    def __init__(self, attempt_id: _Optional[int] = ...) -> None: ...
+    keep_landed: bool
+    def __init__(self, attempt_id: _Optional[int] = ..., keep_landed: bool = ...) -> None: ...
+
+class Want(_message.Message):
+    __slots__ = ("blocks", "slots")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    slots: int
+    def __init__(self, blocks: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("attempt_id", "offset", "logprobs", "top_token_ids", "top_logprobs")

@@ -3,7 +3,7 @@
 import sys
 
 from router.config import RouterConfig
-from router.process import RouterProcess
+from router.process import SWITCH_INTERVAL_S, RouterProcess
 from service.affinity import pin_process
 from service.config import read_config_or_exit
 from service.logs import configure_logging
@@ -21,4 +21,5 @@ if __name__ == "__main__":
     configure_logging("router", router_config.log_format, router_config.log_level)
     if router_config.cores is not None:
         pin_process(router_config.cores)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     sys.exit(run(main(router_config)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from router.shortlist import shortlist
 from router.worker import WorkerRole
@@ -16,17 +16,24 @@ class Named(Protocol):
     def role(self) -> WorkerRole: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Able:
-    """Endpoints of the workers that take work now; found out again when one comes, goes, or begins to drain."""
+Known = TypeVar("Known", bound=Named)
 
+
+@dataclass(frozen=True, slots=True)
+class Able(Generic[Known]):
+    """The workers that take work now; found out again when one comes, goes, or begins to drain."""
+
+    workers: tuple[Known, ...]
     roles: Mapping[str, WorkerRole]
     alike: Mapping[WorkerRole, tuple[str, ...]]
 
     @classmethod
-    def of(cls, workers: Iterable[Named]) -> "Able":
-        roles = {worker.endpoint: worker.role for worker in workers}
-        return cls(roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole})
+    def of(cls, workers: Iterable[Known]) -> "Able[Known]":
+        able = tuple(workers)
+        roles = {worker.endpoint: worker.role for worker in able}
+        return cls(
+            able, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
+        )
 
     def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
         known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from protos import admin_pb2
-from router.admin_wire import ROLES, worker_status
+from router.admin_wire import ROLES, router_status, worker_status
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
@@ -63,8 +63,13 @@ class AdminServicer:
             active_requests=self.dispatcher.active,
             queued_requests=self.queue.waiting,
             other_routers=self.replicas.others if self.replicas is not None else 0,
+            routers=self._routers(),
             planner=self._planner(),
         )
+
+    def _routers(self) -> list[admin_pb2.RouterStatus]:
+        decode = {worker.endpoint for worker in self.cluster.workers if worker.role is WorkerRole.DECODE}
+        return [router_status(share, decode) for share in (self.replicas.shares if self.replicas is not None else ())]
 
     async def Explain(
         self, message: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -1,10 +1,12 @@
 """A worker as an operator is shown it: plain values into protobuf."""
 
+from collections.abc import Collection
 from dataclasses import asdict
 
 from protos import admin_pb2, report_pb2, session_pb2
 from router.caches import CacheStatus
 from router.cluster import Worker
+from router.shared_view import Share
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
@@ -22,6 +24,17 @@ def worker_status(worker: Worker, cache: CacheStatus | None, deaths: int) -> adm
         in_flight_requests=len(worker.charges),
         deaths=deaths,
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+    )
+
+
+def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStatus:
+    """`decode`: endpoints of decode workers; every request has one."""
+    return admin_pb2.RouterStatus(
+        router_id=share.router_id,
+        address=share.address,
+        uptime_s=share.uptime_s,
+        requests=sum(load.requests for endpoint, load in share.loads.items() if endpoint in decode),
+        tokens=share.tokens,
     )
 
 

@@ -5,68 +5,21 @@ charged to the cluster the moment it is made; whoever gets it returns the charge
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from router.cluster import Cluster
 from router.fair_queue import Entry, FairQueue
 from router.placement import NoPrefillWorker, NoRoom, Placement, PlacementPolicy, PlacementRequest, WorkerView, place
+from router.prospects import Prospects
 from router.refusals import RETRY_AFTER_S, never_fits, no_workers
+from router.tickets import BEGUN_PRIORITY, NOBODY, AdmissionLimits, Admitted, Standing, Ticket
 from router.turns import Turns, charged_tokens
-from router.wait_estimate import WaitEstimate
-from service.errors import BatonError, ResourceExhausted, Unavailable
+from router.wanting import Unmet, Wanting
+from service.errors import BatonError, Unavailable
 
-PLANNED_SHARE = 0.8
-"""Of the time until a deadline: what may be planned for. The rest is for what estimates are wrong by."""
-SURE_SHARE = 0.8
-"""Of the time that such requests usually take: one that has less left does not go before others that wait."""
-BEGUN_PRIORITY = -1000
-"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    max_waiting: int = 1024
-    max_wait_s: float = 60.0
-    without_workers_s: float = 10.0  # a role may be absent this long for who comes, while its workers restart
-    max_waiting_per_tenant: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Who asks, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
-
-    tenant: str = ""
-    priority: int = 0
-    deadline_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """`route_began_s`: when its turn came, monotonic."""
-
-    placement: Placement
-    route_began_s: float
-    workers: Sequence[WorkerView] = ()  # as the placement saw them
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One that waits, or has just been settled."""
-
-    attempt_id: int
-    request: PlacementRequest
-    block_hashes: Sequence[bytes]
-    standing: Standing
-    overtaken_tokens: int = 0  # of those that went before it out of their turn
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    outcome: Admitted | BatonError | None = None
-
-    def settle(self, outcome: Admitted | BatonError) -> None:
-        self.outcome = outcome
-        self.settled.set()
+__all__ = ["AdmissionLimits", "AdmissionQueue", "Admitted", "Standing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +28,6 @@ class _Seen:
 
     ticket: Ticket
     views: Sequence[WorkerView]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stay:
-    """A request that was dispatched and has not ended."""
-
-    tokens: int
-    since_s: float
 
 
 class AdmissionQueue:
@@ -100,43 +45,20 @@ class AdmissionQueue:
         self._limits = limits
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
-        self._estimate = WaitEstimate()
-        self._stays: dict[int, _Stay] = {}  # by attempt id
+        self.prospects = Prospects(self._queue, limits, clock)
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
+        self.wanting = Wanting()
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
-
-    def retry_after_s(self) -> float:
-        """For a request that is not even queued."""
-        ahead = self._queue.tokens_ahead("", 0) + self._estimate.usual_tokens
-        return self._estimate.retry_after_s(ahead, self._clock())
-
-    def refuse_hopeless(self, standing: Standing, tokens: int | None = None) -> None:
-        """Raises: ResourceExhausted for a request that came now and could not be served in time.
-
-        `tokens`: what it is charged; left out before that is known.
-        """
-        if not self._queue or standing.priority == BEGUN_PRIORITY:
-            return
-        own = self._queue.waiting_of(standing.tenant)
-        if own >= self._limits.max_waiting_per_tenant:
-            raise self._refusal(f"{own} requests of this caller are waiting already", standing)
-        now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
-        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + tokens
-        wait_s = self._estimate.wait_s(ahead, now)
-        time_left_s = PLANNED_SHARE * (standing.deadline_s - now)
-        longest_s = min(self._limits.max_wait_s, time_left_s - self._estimate.stay_s(tokens))
-        if wait_s is not None and wait_s > longest_s:
-            raise self._refusal(f"the wait for room would be {wait_s:.1f} s; there is time for less", standing)
 
     async def admit(
         self,
         attempt_id: int,
         request: PlacementRequest,
         block_hashes: Sequence[bytes],
-        standing: Standing = Standing(),
+        standing: Standing = NOBODY,
     ) -> Admitted:
         """Waits for its turn and for room; the attempt is charged on its workers when this returns.
 
@@ -145,7 +67,7 @@ class AdmissionQueue:
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
-        self.refuse_hopeless(standing, tokens)
+        self.prospects.refuse_hopeless(standing, tokens)
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(standing)
         ticket = Ticket(attempt_id, request, block_hashes, standing)
@@ -159,7 +81,7 @@ class AdmissionQueue:
             absent = self._absent(ticket)
             if absent is not None:
                 raise absent from None
-            raise self._refusal(f"no room became free in {self._limits.max_wait_s:g} s", standing) from None
+            raise self.prospects.refusal(f"no room became free in {self._limits.max_wait_s:g} s", standing) from None
         except asyncio.CancelledError:
             self._withdraw(entry)
             raise
@@ -175,24 +97,23 @@ class AdmissionQueue:
         """An answer that its worker makes already goes on here: it waits for no turn."""
         self._cluster.charge(attempt_id, placement, request, block_hashes)
         tokens = charged_tokens(request, placement.decode_hit_tokens)
-        self._stays[attempt_id] = _Stay(tokens, self._clock())
-        self._estimate.dispatched(tokens)
+        self.prospects.dispatched(attempt_id, tokens, self._clock())
 
     def ended(self, attempt_id: int, answered: bool) -> None:
         """An admitted attempt takes up no room any more. `answered`: to its end."""
-        stay, now = self._stays.pop(attempt_id), self._clock()
-        self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
+        self.prospects.ended(attempt_id, answered)
 
     def pump(self) -> None:
         """Places those whose turn it is, until the next must wait."""
         self._pump(None)
 
     def _pump(self, seen: _Seen | None) -> None:
-        turns = Turns(self._queue)
+        turns, unmet = Turns(self._queue), None
         while (entry := turns.next()) is not None:
             ticket, began_s = entry.item, self._clock()
-            if self._is_hopeless(entry, began_s):
-                self._settle(entry, self._refusal("the deadline is too near by now", ticket.standing), served=False)
+            if self.prospects.is_hopeless(entry, began_s):
+                too_late = self.prospects.refusal("the deadline is too near by now", ticket.standing)
+                self._settle(entry, too_late, served=False)
                 continue
             current = seen is not None and seen.ticket is ticket
             views, outcome = self._place(ticket, seen.views if current and seen is not None else None)
@@ -209,9 +130,10 @@ class AdmissionQueue:
                     turns.without_workers(entry)
                 case _:
                     turns.without_room(entry)
+                    unmet = unmet or Unmet(ticket.request, views)
+        self.wanting.follow(unmet)
         self._be_patient(turns.some_without_workers)
-        # Without workers the wait says nothing of how fast they are.
-        self._estimate.some_wait(len(self._queue) > 0 and not turns.some_without_workers, self._clock())
+        self.prospects.some_wait(len(self._queue) > 0 and not turns.some_without_workers)
 
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
@@ -231,18 +153,12 @@ class AdmissionQueue:
         for entry in tuple(self._queue.order()):
             self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
 
-    def _is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
-        """Its deadline will pass before it is answered, and others wait who can be."""
-        needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
-        return len(self._queue) > 1 and now + needed_s > entry.item.standing.deadline_s
-
     def _dispatch(
         self, entry: Entry[Ticket], placement: Placement, began_s: float, workers: Sequence[WorkerView]
     ) -> None:
         ticket = entry.item
         self._cluster.charge(ticket.attempt_id, placement, ticket.request, ticket.block_hashes)
-        self._stays[ticket.attempt_id] = _Stay(entry.tokens, began_s)
-        self._estimate.dispatched(entry.tokens)
+        self.prospects.dispatched(ticket.attempt_id, entry.tokens, began_s)
         self._settle(entry, Admitted(placement, began_s, workers), served=True)
 
     def _settle(self, entry: Entry[Ticket], outcome: Admitted | BatonError, served: bool) -> None:
@@ -257,18 +173,13 @@ class AdmissionQueue:
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are waiting already"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
-            raise self._refusal(message, standing)
-        self._settle(newest, self._refusal(message, newest.item.standing), served=False)
-
-    def _refusal(self, message: str, standing: Standing) -> ResourceExhausted:
-        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + self._estimate.usual_tokens
-        return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()))
+            raise self.prospects.refusal(message, standing)
+        self._settle(newest, self.prospects.refusal(message, newest.item.standing), served=False)
 
     def _be_patient(self, some_without_workers: bool) -> None:
         """While workers that some wait for are absent, a timer runs."""
         if some_without_workers and self._patience is None:
-            loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(self._limits.without_workers_s, self._give_up)
+            self._patience = asyncio.get_running_loop().call_later(self._limits.without_workers_s, self._give_up)
         elif not some_without_workers and self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -291,7 +202,7 @@ class AdmissionQueue:
         if isinstance(ticket.outcome, Admitted):
             for endpoint in ticket.outcome.placement.endpoints:
                 self._cluster.release(ticket.attempt_id, endpoint)
-            self.ended(ticket.attempt_id, answered=False)
+            self.prospects.ended(ticket.attempt_id, answered=False)
         elif ticket.outcome is None:
             self._queue.withdraw(entry)
         self.pump()

@@ -8,7 +8,7 @@ from typing import Self
 from router import session_wire
 from router.cluster import Cluster
 from router.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
-from router.failures import AttemptFailed
+from router.failures import PREFILL_GONE, AttemptFailed
 from router.fleet import Fleet
 from router.inbox import Arrival
 from router.lifecycle import InconsistentOutput, Lifecycle, Released
@@ -60,12 +60,17 @@ class Attempt:
         self._fleet.close(self.attempt_id)
         self._lifecycle.leave(self.attempt_id)
         if self._decode_holds:
-            self._fleet.cancel(self.attempt_id, placement.decode)
+            self._fleet.cancel(self.attempt_id, placement.decode, keep_landed=self._prefill_is_gone(error))
         if self._prefill_holds and placement.prefill is not None:
             self._fleet.cancel(self.attempt_id, placement.prefill)
         for endpoint in placement.endpoints:
             self._cluster.release(self.attempt_id, endpoint)
         self._fleet.on_change()
+
+    def _prefill_is_gone(self, error: BaseException | None) -> bool:
+        if not isinstance(error, AttemptFailed) or error.failed.endpoint != self.placement.prefill:
+            return False
+        return error.failed.reason in PREFILL_GONE
 
     def dispatch(self, tag: session_wire.Tag) -> None:
         self._prefill_holds = self.placement.prefill is not None

@@ -70,31 +70,32 @@ class PlacementRequest:
     prefix: bytes = b""  # hash of an early block, equal for prompts that begin alike; empty where there is none
     session: str | None = None  # requests of one session go to the same workers, unless those are overloaded
 
+    charged_answer_tokens: int = field(init=False, repr=False, compare=False)
+    """Per choice."""
+    charged_blocks: int = field(init=False, repr=False, compare=False)
+    """Complete prompt blocks once, and for every choice what an answer of the charged length adds."""
+    longest_blocks: int = field(init=False, repr=False, compare=False)
+    """One choice at its longest: what a pool must hold at least."""
+    reusable_blocks: int = field(init=False, repr=False, compare=False)
+    """A hit ends before the block that holds the last prompt token, whose logits are needed."""
+
+    def __post_init__(self) -> None:
+        """Every decision asks for these many times, and a request that waits is decided upon many times."""
+        write, prompt_tokens, block_tokens = object.__setattr__, self.prompt_tokens, self.block_tokens
+        answer_tokens = min(self.max_tokens, CHARGED_ANSWER_TOKENS)
+        shared, each = prompt_tokens // block_tokens, -(-(prompt_tokens + answer_tokens) // block_tokens)
+        write(self, "charged_answer_tokens", answer_tokens)
+        write(self, "charged_blocks", shared + self.choices * (each - shared))
+        write(self, "longest_blocks", -(-(prompt_tokens + self.max_tokens) // block_tokens))
+        write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
+
     def suits(self, worker: WorkerView) -> bool:
         """Whether it has the model, and the adapter if one was chosen."""
         return worker.fingerprint == self.fingerprint and (self.adapter is None or self.adapter in worker.adapters)
 
-    @property
-    def charged_answer_tokens(self) -> int:
-        """Per choice."""
-        return min(self.max_tokens, CHARGED_ANSWER_TOKENS)
-
-    @property
-    def charged_blocks(self) -> int:
-        """Complete prompt blocks once, and for every choice what an answer of the charged length adds."""
-        shared = self.prompt_tokens // self.block_tokens
-        each = -(-(self.prompt_tokens + self.charged_answer_tokens) // self.block_tokens)
-        return shared + self.choices * (each - shared)
-
-    @property
-    def longest_blocks(self) -> int:
-        """One choice at its longest: what a pool must hold at least."""
-        return -(-(self.prompt_tokens + self.max_tokens) // self.block_tokens)
-
-    @property
-    def reusable_blocks(self) -> int:
-        """A hit ends before the block that holds the last prompt token, whose logits are needed."""
-        return (self.prompt_tokens - 1) // self.block_tokens
+    def charged_on(self, worker: WorkerView) -> int:
+        """Blocks of credit that it takes there: what is charged more than a whole worker's is not to be had."""
+        return min(self.charged_blocks, worker.total_blocks)
 
     def hit_tokens(self, worker: WorkerView) -> int:
         return self.block_tokens * min(worker.hit_blocks, self.reusable_blocks)

@@ -38,7 +38,7 @@ class Cluster:
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
         self.rates = RateLedger()
         """What is measured of the workers goes here."""
-        self._able: Able | None = None  # None: to be found out
+        self._able: Able[Worker] | None = None  # None: to be found out
         self._recent, self._branching = RecentWork(), Branching()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
         self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
@@ -72,7 +72,8 @@ class Cluster:
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
         worker.role = description.role
-        self._able = worker.view = None
+        self._able = None
+        worker.changed()
 
     def disconnected(self, endpoint: str) -> None:
         """The connection broke; the worker takes no new work until it is back."""
@@ -89,7 +90,8 @@ class Cluster:
             self.deaths[self.name_of(endpoint)] += died_s is not None
             self._able = None
             worker.connected = worker.held = False
-            worker.report = worker.view = None
+            worker.report = None
+            worker.changed()
             worker.charges.clear()
 
     def reported(self, endpoint: str, report: WorkerReport) -> None:
@@ -97,7 +99,7 @@ class Cluster:
         if worker.report is None or worker.report.draining != report.draining:
             self._able = None
         if worker.report != report:
-            worker.view = None
+            worker.changed()
         worker.report = report
 
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
@@ -126,10 +128,16 @@ class Cluster:
         """
         hits, able = self.caches.hits(block_hashes), self._find_able()
         self._forget_old_views()
-        names: Sequence[str] = tuple(able.roles)
-        if turn is not None and len(names) > ALL_UP_TO:
-            names = [name for role in WorkerRole for name in able.shortlist(role, hits.found, turn)]
-        return tuple([self._view(self._workers[name], hits, block_hashes) for name in names])
+        workers, found = able.workers, hits.found
+        if turn is not None and len(workers) > ALL_UP_TO:
+            names = [name for role in WorkerRole for name in able.shortlist(role, found, turn)]
+            workers = tuple([self._workers[name] for name in names])
+        views = [worker.view or self._view(worker) for worker in workers]
+        if found:
+            for place, worker in enumerate(workers):
+                if worker.endpoint in found:
+                    views[place] = self._view_with_hits(worker, hits, block_hashes)
+        return tuple(views)
 
     @property
     def able(self) -> int:
@@ -197,7 +205,7 @@ class Cluster:
         if worker is None:
             return
         worker.charges.give_back(attempt_id)
-        worker.view = None
+        worker.changed()
         missing = self.caches.settle(endpoint, attempt_id)
         if missing and worker.held and worker.description is not None:
             self.caches.assume(endpoint, missing, worker.description.total_blocks)
@@ -212,19 +220,19 @@ class Cluster:
     def _computes(self, endpoint: str, tokens: int) -> None:
         alike = self._find_able().alike[self._workers[endpoint].role]
         self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
-        self._workers[endpoint].view = None
+        self._workers[endpoint].changed()
 
     def _charge(self, endpoint: str, attempt_id: int, charge: Charge) -> None:
         worker = self._workers[endpoint]
         worker.charges.add(attempt_id, charge)
-        worker.view = None
+        worker.changed()
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
         """Whoever computes the prompt will have its blocks: those who come meanwhile wait for them."""
         self.caches.expect(endpoint, attempt_id, block_hashes)
         self.on_predicted(endpoint, block_hashes, computed_tokens)
 
-    def _find_able(self) -> Able:
+    def _find_able(self) -> Able[Worker]:
         if self._able is None:
             self._able = Able.of(worker for worker in self._workers.values() if worker.able)
         return self._able
@@ -237,23 +245,23 @@ class Cluster:
 
     def _forget_views(self) -> None:
         for worker in self._workers.values():
-            worker.view = None
+            worker.changed()
 
-    def _view(self, worker: Worker, hits: Hits, block_hashes: Sequence[bytes]) -> WorkerView:
-        """The last one if it is still right: most workers change little from one request to the next."""
-        view = worker.view
-        hit_blocks, ready_blocks = hits.found.get(worker.endpoint, 0), hits.ready.get(worker.endpoint, 0)
-        branches = self._branching.behind(block_hashes, hit_blocks) if hit_blocks else 0
-        if (
-            view is None
-            or view.hit_blocks != hit_blocks
-            or view.ready_blocks != ready_blocks
-            or view.branches != branches
-        ):
-            view = worker.view = self._make_view(worker, hit_blocks, ready_blocks, branches)
+    def _view(self, worker: Worker) -> WorkerView:
+        worker.view = self._make_view(worker)
+        return worker.view
+
+    def _view_with_hits(self, worker: Worker, hits: Hits, block_hashes: Sequence[bytes]) -> WorkerView:
+        """The last one if it is still right: prompts of one conversation or document come one after another."""
+        endpoint, view = worker.endpoint, worker.hit_view
+        hit_blocks, ready_blocks = hits.found[endpoint], hits.ready.get(endpoint, 0)
+        branches = self._branching.behind(block_hashes, hit_blocks)
+        seen = view is not None and (view.hit_blocks, view.ready_blocks, view.branches)
+        if view is None or seen != (hit_blocks, ready_blocks, branches):
+            view = worker.hit_view = self._make_view(worker, hit_blocks, ready_blocks, branches)
         return view
 
-    def _make_view(self, worker: Worker, hit_blocks: int, ready_blocks: int, branches: int) -> WorkerView:
+    def _make_view(self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0) -> WorkerView:
         elsewhere = self._elsewhere.get(worker.endpoint, NOTHING)
         recent_tokens, rates = self._recent.of(worker.endpoint), self.rates.of(worker.endpoint)
         return worker.seen(elsewhere, recent_tokens, rates, hit_blocks, ready_blocks, branches)

@@ -65,7 +65,7 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     planner_hold_s: float = Field(5.0, ge=0, le=3600, description="how long a change must seem worth it to the planner")
     planner_cool_down_s: float = Field(30.0, ge=0, le=86_400, description="least time between changes of the planner")
     session_grace_s: float = Field(1.0, gt=0, le=60, description="how long a broken session may take to come back")
-    session_silence_s: float = Field(1.5, gt=0.3, le=60, description="how long a connected worker may be silent")
+    session_silence_s: float = Field(1.2, gt=0.3, le=60, description="how long a connected worker may be silent")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long a drain may take")
 
     @model_validator(mode="after")

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from router.adapters import choose_adapter, served_adapters
-from router.admission import Standing
 from router.answer import ChoiceFinished, Delta
 from router.generation import Generation
 from router.key_limits import KeyMeters, Meter
@@ -20,6 +19,7 @@ from router.resuming import TOKEN_CHARACTERS, ResumeRequest, check_names, check_
 from router.scheduling import Scheduling
 from router.served_model import ChosenModel, ServedModel
 from router.streams import Beginning, Streams
+from router.tickets import Standing
 from router.timeline import stages
 from router.tracing import RequestRecord, Tracer
 from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
@@ -90,7 +90,7 @@ class Dispatcher:
         one is not to be resumed. Raises: BatonError.
         """
         if self.active >= self._limits.max_active:
-            retry_after_s = self._scheduling.queue.retry_after_s()
+            retry_after_s = self._scheduling.queue.prospects.retry_after_s()
             raise ResourceExhausted(f"{self.active} requests are active already", retry_after_s)
         if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
@@ -186,7 +186,7 @@ class Dispatcher:
         if isinstance(request, ResumeRequest):
             return await self._begin_again(request)
         # Before anything is spent on it, tokenising included.
-        self._scheduling.queue.refuse_hopeless(Standing(request.tenant, request.priority, deadline_s))
+        self._scheduling.queue.prospects.refuse_hopeless(Standing(request.tenant, request.priority, deadline_s))
         chosen = await self.choose(request.model)
         prepared = await self._prepare(request, chosen)
         return Beginning(prepared, chosen, request.tenant, secrets.token_hex(TOKEN_CHARACTERS // 2))

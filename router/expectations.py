@@ -5,6 +5,8 @@ from typing import NamedTuple
 from router.candidates import PlacementRequest, WorkerView
 from router.worker import WorkerRole
 
+_PREFILL = WorkerRole.PREFILL  # looked up for every decision
+
 
 class Expected(NamedTuple):
     """Of a prompt that this worker computes."""
@@ -19,7 +21,7 @@ class Expected(NamedTuple):
 
 def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     """A decode worker puts tokens of answers before those of prompts; its rate at prompts is measured among them."""
-    before_tokens = worker.tokens_in_flight if worker.role is WorkerRole.PREFILL else worker.pending_prompt_tokens
+    before_tokens = worker.tokens_in_flight if worker.role is _PREFILL else worker.pending_prompt_tokens
     per_token_ms = 1e3 / worker.rates.prefill_tokens_per_s
     own_tokens = request.prompt_tokens - request.hit_tokens(worker)
     return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 
 from protos import admin_pb2
 from router.admin_wire import ROLES
@@ -69,7 +69,7 @@ class Explainer:
             policy=placement.policy,
             reason=self._reason(note),
             queue_ms=(note.placed_s - note.began_s) * 1e3,
-            predicted=dict(_numbers(placement)),
+            predicted=dict(_numbers(placement._asdict())),
             actual=dict(_actual(note)),
             transport=note.landed.transport if note.landed else "",
             failure=f"{failed.reason.name}: {failed.message}" if failed else "",
@@ -86,7 +86,7 @@ class Explainer:
             chosen=view.endpoint in note.placement.endpoints,
             excluded=_excluded(note, view),
             terms={
-                **{n: value for n, value in _numbers(view) if value or n in ("tokens_in_flight", "hit_blocks")},
+                **{n: value for n, value in _numbers(asdict(view)) if value or n in ("tokens_in_flight", "hit_blocks")},
                 **weighed,
             },
         )
@@ -137,9 +137,8 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
         yield "decode_admission_ms", landed.admission_ms
 
 
-def _numbers(values: object) -> Iterator[tuple[str, float]]:
-    """The numeric fields of a dataclass, by name."""
-    for each in fields(values):  # type: ignore[arg-type]  # every caller has one
-        value = getattr(values, each.name)
-        if each.name not in _NO_TERMS | _IN_WORDS and isinstance(value, int | float):
-            yield each.name, float(value)
+def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    """The numeric ones, by name."""
+    for name, value in values.items():
+        if name not in _NO_TERMS | _IN_WORDS and isinstance(value, int | float):
+            yield name, float(value)

@@ -28,6 +28,10 @@ ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
 """Told by a decode worker of what it reads from its prefill worker, whose loss it may notice first."""
 
 
+PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
+"""Of a prefill worker: nothing is wrong with what it computed, and another one goes on."""
+
+
 class AttemptFailed(Exception):
     """One attempt at a request ended without an answer."""
 

@@ -22,6 +22,7 @@ from router.placement import Placement
 from router.request import PreparedRequest
 from router.role_change import endpoint_to_change
 from router.session import SessionTiming, WorkerSession
+from router.wanting import Want
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 from service.errors import Unavailable
 from service.internal_tls import InternalTls
@@ -93,8 +94,13 @@ class Fleet:
             failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
             self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
-    def cancel(self, attempt_id: int, endpoint: str) -> None:
-        self._send(endpoint, session_wire.cancel(attempt_id))
+    def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
+        """`keep_landed`: to a decode worker, what it has of the prompt is of use to the next attempt."""
+        self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
+
+    def want(self, wanted: Want) -> None:
+        """Tells a decode worker what to lend this router. One that was lost has forgotten what it was told."""
+        self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:
         """Tells a worker to drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""

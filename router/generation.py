@@ -7,32 +7,26 @@ strings and counts are those of the request, and know nothing of attempts.
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from types import MappingProxyType
 
-from router import session_wire
-from router.admission import BEGUN_PRIORITY, Standing
 from router.adoption import adopt, place_of, placed, within_reach
 from router.answer import Answer, AnswerEvent
-from router.attempt import Attempt
+from router.attempting import Attempting
 from router.best_of import BestOf
 from router.detokenizer import Detokenizer
 from router.events import PromptScores, TokenLogprob
-from router.explanation import AttemptNote, candidates_of
 from router.failures import AttemptFailed
 from router.journal import Entry, Place, journaled
 from router.lifecycle import InconsistentOutput, Lifecycle, NotRepeated, Released
 from router.merging import merged
-from router.placement import Placement
-from router.placing import placement_request
 from router.prompt_echo import PromptEcho, PromptPart
 from router.received import Making, ResumedAnswer
 from router.recovery import Recovery
 from router.refusals import RETRY_AFTER_S
-from router.replay import PROGRESS_TOKENS, Tries, end_of, replay, replays
+from router.replay import PROGRESS_TOKENS, Tries, end_of, replays
 from router.request import PreparedRequest
 from router.resuming import Resumption, adoptable
 from router.scheduling import Scheduling
@@ -42,8 +36,6 @@ from service.errors import DeadlineExceeded, Internal, Unavailable
 logger = logging.getLogger(__name__)
 
 _UNTOLD = TokenLogprob(float("nan"), ())  # of a token that somebody else gave out
-_TRANSFER_ID_BYTES = 16
-_MAX_TIME_LEFT_MS = 2**32 - 1
 
 
 class Generation:
@@ -81,8 +73,6 @@ class Generation:
         timeline.streams = valid.streams
         self._request = request
         self._scheduling = scheduling
-        self._deadline_s = deadline_s
-        self._traceparent = traceparent
         self._is_usual = is_usual
         self._lifecycle = Lifecycle(sampling.n)
         scored = sampling.prompt_logprobs is not None
@@ -90,6 +80,9 @@ class Generation:
         echo = PromptEcho(request.token_ids, request.echo_text, scored, told)
         self._echo = echo if scored or valid.echo else None
         self._recovery = Recovery(request, scheduling, deadline_s, may_be_poison=is_usual)
+        self._attempts = Attempting(
+            request, scheduling, timeline, self._lifecycle, self._recovery, deadline_s, traceparent, resumption
+        )
         self._received = received
 
     def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
@@ -194,11 +187,11 @@ class Generation:
     ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         events: Sequence[AnswerEvent | PromptPart] = ()
         shared = (self._scheduling, self.timeline, self._lifecycle)
-        attempt = await self._place(part) if place is None else adopt(place, part, *shared)
+        attempt = await self._attempts.place(part) if place is None else adopt(place, part, *shared)
         with attempt, journaled(self._entry, place_of(attempt, part, place)):
-            deadline = asyncio.get_running_loop().call_later(self._time_left_s(), attempt.expire)
+            deadline = asyncio.get_running_loop().call_later(self._attempts.time_left_s(), attempt.expire)
             try:
-                self._dispatch(attempt, place)
+                self._attempts.dispatch(attempt, place)
                 while not self._is_done(part):
                     events = self._take(await attempt.next())
                     if not self._is_done(part):
@@ -212,60 +205,13 @@ class Generation:
                 is_usual = self._is_usual and not part.answered_tokens
                 self._scheduling.queue.ended(attempt.attempt_id, is_usual and self._is_done(part))
             self.timeline.ended_s = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, part)
+            asyncio.get_running_loop().call_soon(self._attempts.record_answer, attempt.placement, part)
         for event in events:  # the last ones: the workers are free already, whether or not the client reads on
             yield event
 
     def _is_done(self, part: PreparedRequest) -> bool:
         """All of it, or the one choice of a part."""
         return self.answer.done or (part is not self._request and self.answer.has_finished(part.first_choice))
-
-    async def _place(self, request: PreparedRequest) -> Attempt:
-        scheduling, recovery = self._scheduling, self._recovery
-        attempt_id, began_s = next(scheduling.attempt_ids), time.monotonic()
-        apart = scheduling.cluster.pairs.apart(began_s)
-        wanted = placement_request(request, attempt_id, recovery.avoided_prefill, apart, recovery.preferred_decode)
-        try:
-            async with asyncio.timeout(self._time_left_s()):
-                # Who wants the prompt's log-probabilities has it computed: what is cached does not matter.
-                cacheable = request.block_hashes if request.sampling.prompt_logprobs is None else ()
-                admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._standing())
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed while the request waited for room") from None
-        candidates = candidates_of(admitted.placement, admitted.workers)
-        placed_s = time.monotonic()
-        note = AttemptNote(
-            wanted,
-            admitted.placement,
-            candidates,
-            began_s,
-            placed_s,
-            attempt_id=attempt_id,
-            choice=None if request is self._request else request.first_choice,
-            answered_tokens=request.answered_tokens,
-        )
-        self.timeline.begin_attempt(note, admitted.route_began_s)
-        cluster, fleet = scheduling.cluster, scheduling.fleet
-        return Attempt(attempt_id, admitted.placement, request, cluster, fleet, self.timeline, self._lifecycle)
-
-    def _standing(self) -> Standing:
-        valid = self._request.valid
-        priority = BEGUN_PRIORITY if self.timeline.attempts or self._resumption else valid.priority
-        return Standing(valid.tenant, priority, self._deadline_s)
-
-    def _dispatch(self, attempt: Attempt, place: Place | None) -> None:
-        tag = session_wire.Tag(
-            attempt_id=attempt.attempt_id,
-            transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
-            fetch_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
-            time_left_ms=max(1, min(round(self._time_left_s() * 1e3), _MAX_TIME_LEFT_MS)),
-            traceparent=self._traceparent,
-        )
-        if place is None or self._resumption is None:
-            attempt.dispatch(tag)
-        else:
-            attempt.adopt(tag, self._resumption.router_id, place.attempt_id)
-        self.timeline.dispatched(time.monotonic())
 
     def _take(self, arrived: PromptScores | tuple[Released, ...]) -> Sequence[AnswerEvent | PromptPart]:
         if isinstance(arrived, PromptScores):
@@ -278,18 +224,3 @@ class Generation:
         if self.timeline.first_token_s is None and events:
             self.timeline.first_token_s = now
         return [*parts, *events] if parts else events
-
-    def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:
-        """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
-
-        Most workers tell so themselves. The last token of a choice has no KV yet.
-        """
-        request = self._request
-        if self._scheduling.cluster.caches.follows(placement.decode):
-            return
-        for choice in part.choices:
-            made = replay(request, choice, self._lifecycle.answer(choice)[:-1])
-            self._scheduling.cluster.answered(placement.decode, made.block_hashes)
-
-    def _time_left_s(self) -> float:
-        return self._deadline_s - time.monotonic()

@@ -24,13 +24,18 @@ class Worker:
     died_s: float | None = None  # when its process was last noticed to be gone, monotonic
     progress: ForwardProgress = field(default_factory=ForwardProgress)
     stalled: bool = False  # it has work and takes no steps
-    view: WorkerView | None = None  # the last one, while nothing has changed; views are never changed themselves
+    view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
+    hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
 
     @property
     def able(self) -> bool:
         """It takes work now."""
         known = self.description is not None and self.report is not None and not self.report.draining
         return known and self.connected and not self.stalled
+
+    def changed(self) -> None:
+        """What placements saw of it is no longer right."""
+        self.view = self.hit_view = None
 
     def seen(
         self,

@@ -1,11 +1,12 @@
 """Bytes that are no message become INVALID_ARGUMENT naming the field, instead of gRPC's own INTERNAL.
 
 gRPC parses a request before any handler or interceptor of ours is called, and a parser that raises ends the call as a
-server error. So the parser here never raises: what it cannot parse it hands on, and the handler refuses it.
+server error. So the parser here never raises: what it cannot parse it hands on, and the handler refuses it. And parsing
+holds the event loop: with a `Vet`, what is large or broken is looked at by that first, elsewhere.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Never
 
@@ -18,6 +19,7 @@ from service.errors import InvalidArgument
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
+_MAX_FIELDS = 1 << 14  # that are looked through
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,40 @@ class Malformed:
         raise InvalidArgument(self.field, self.description)
 
 
-def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+@dataclass(frozen=True, slots=True)
+class Unvetted:
+    """Stands in for a request that has not been parsed yet."""
+
+    message_class: type[Message]
+    data: bytes
+
+
+SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
+Vet = Callable[[Unvetted], Awaitable[Message]]
+"""Raises InvalidArgument for what is no message, or one of too many parts."""
+
+
+def service_handler(service: ServiceDescriptor, servicer: object, vet: Vet | None = None) -> grpc.GenericRpcHandler:
     """Handlers of all methods of a service, as the generated `add_..._to_server` makes them, with parsers that never
     raise."""
     return grpc.method_handlers_generic_handler(
         service.full_name,
-        {method.name: _method_handler(method, getattr(servicer, method.name)) for method in service.methods},
+        {method.name: _method_handler(method, getattr(servicer, method.name), vet) for method in service.methods},
     )
+
+
+def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unvetted]:
+    """Of what is small and whole."""
+
+    def parse(data: bytes) -> Message | Unvetted:
+        if len(data) > SMALL_BYTES:
+            return Unvetted(message_class, data)
+        try:
+            return message_class.FromString(data)
+        except DecodeError:  # to say where takes a while
+            return Unvetted(message_class, data)
+
+    return parse
 
 
 def parser(message_class: type[Message]) -> Callable[[bytes], Message | Malformed]:
@@ -54,40 +83,46 @@ def parser(message_class: type[Message]) -> Callable[[bytes], Message | Malforme
 
 
 def invalid_text_field(data: bytes, descriptor: Any) -> str | None:
-    """Path of the first string field that is not UTF-8; None if there is none, or the wire format itself is broken."""
+    """Path of the first string field that is not UTF-8; None if there is none among the first ones, or the wire format
+    itself is broken.
+    """
     try:
-        return _search(memoryview(data), descriptor)
-    except (IndexError, ValueError):
+        return _search(memoryview(data), descriptor, iter(range(_MAX_FIELDS)))
+    except (IndexError, ValueError, StopIteration):
         return None
 
 
-def _method_handler(method: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
+def _method_handler(method: Any, behaviour: Callable[[Any, Any], Any], vet: Vet | None) -> Any:
     make_handler = (
         grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
     )
+    request_class = GetMessageClass(method.input_type)
     return make_handler(
-        _refusing(behaviour),
-        request_deserializer=parser(GetMessageClass(method.input_type)),
+        _refusing(behaviour, vet),
+        request_deserializer=parser(request_class) if vet is None else small_parser(request_class),
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )
 
 
-def _refusing(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _refusing(behaviour: Callable[[Any, Any], Any], vet: Vet | None) -> Callable[[Any, Any], Any]:
     if not inspect.iscoroutinefunction(behaviour):
         raise TypeError(f"{behaviour} must be a coroutine function; a stream is written with context.write()")
 
-    async def handle(request: Message | Malformed, context: Any) -> Any:
+    async def handle(request: Message | Malformed | Unvetted, context: Any) -> Any:
         if isinstance(request, Malformed):
             request.refuse()
+        if isinstance(request, Unvetted) and vet is not None:
+            request = await vet(request)
         return await behaviour(request, context)
 
     return handle
 
 
-def _search(data: memoryview, descriptor: Any) -> str | None:
+def _search(data: memoryview, descriptor: Any, left: Iterator[int]) -> str | None:
     position = 0
     seen: dict[int, int] = {}
     while position < len(data):
+        next(left)
         tag, position = _varint(data, position)
         number, wire_type = tag >> 3, tag & 7
         begin, position = _extent(data, position, wire_type)
@@ -95,16 +130,16 @@ def _search(data: memoryview, descriptor: Any) -> str | None:
         if field is None or wire_type != _LENGTH:
             continue
         index = seen[number] = seen.get(number, -1) + 1
-        found = _search_field(data[begin:position], field)
+        found = _search_field(data[begin:position], field, left)
         if found is not None:
             return f"{field.name}[{index}]{found}" if field.is_repeated else f"{field.name}{found}"
     return None
 
 
-def _search_field(value: memoryview, field: FieldDescriptor) -> str | None:
+def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]) -> str | None:
     """The rest of the path, "" for this field itself."""
     if field.message_type is not None:
-        inner = _search(value, field.message_type)
+        inner = _search(value, field.message_type, left)
         return None if inner is None else f".{inner}"
     if field.type != FieldDescriptor.TYPE_STRING:
         return None

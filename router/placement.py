@@ -7,12 +7,13 @@ worker for it, where so little of it is not cached there that the way over a pre
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from types import MappingProxyType
+from typing import NamedTuple
 
 from router.candidates import CHARGED_ANSWER_TOKENS, PlacementRequest, WorkerRates, WorkerView
-from router.expectations import expected_ttft_ms, token_gap_ms
+from router.expectations import expected_here, expected_ttft_ms, token_gap_ms
 from router.policies.cache_aware import CacheAware
 from router.policies.least_tokens import LeastTokens
 from router.policies.policy import Policy, cheapest
@@ -73,6 +74,13 @@ class PlacementPolicy:
     no_prefill_worker: NoPrefillWorker = NoPrefillWorker.LOCAL
     local_prefill_tokens: int = 0  # a decode worker that has the rest of a prompt computes so many tokens itself
     strategy: Strategy = Strategy.LEAST_TOKENS
+    weighing: Policy = field(init=False, repr=False, compare=False)
+    name: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Looked up once, and not for every request."""
+        object.__setattr__(self, "weighing", POLICIES[self.strategy])
+        object.__setattr__(self, "name", self.strategy.value)
 
 
 class LocalPrefill(StrEnum):
@@ -84,8 +92,7 @@ class LocalPrefill(StrEnum):
     PREFILL_WORKERS_BUSY = auto()  # the way over them would take much longer
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where to, and why. Workers are named by endpoint; the counts are of tokens unless named otherwise."""
 
     prefill: str | None  # None: the decode worker computes the prompt
@@ -143,26 +150,28 @@ def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: Plac
     decision = decide(request, workers, policy)
     if isinstance(decision, NoRoom):
         return decision
-    decode = decision.decode.worker
-    prefill = decision.prefill.worker if decision.prefill is not None and decision.local is None else None
+    computing, decode, local = decision.prefill, decision.decode.worker, decision.local
+    prefill = computing.worker if computing is not None and local is None else None
+    first = prefill or decode  # who makes the first token
+    expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
     source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
     return Placement(
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,
-        prefill_hit_tokens=request.hit_tokens(prefill) if prefill else 0,
+        prefill_hit_tokens=hit_tokens(prefill) if prefill else 0,
         # what lands is looked up at once, what is computed there waits for those that compute the same
-        decode_hit_tokens=request.ready_tokens(decode) if prefill else request.hit_tokens(decode),
+        decode_hit_tokens=ready_tokens(decode) if prefill else hit_tokens(decode),
         prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
         decode_tokens_in_flight=decode.tokens_in_flight,
-        prefill_candidates=len(decision.prefill.workers) if decision.prefill else 0,
+        prefill_candidates=len(computing.workers) if computing else 0,
         decode_candidates=len(decision.decode.workers),
-        local_prefill=decision.local,
+        local_prefill=local,
         fetch_from=source.endpoint if source else None,
-        fetch_tokens=request.ready_tokens(source) if source else 0,
-        expected_ttft_ms=round(expected_ttft_ms(request, prefill or decode), 3),
+        fetch_tokens=ready_tokens(source) if source else 0,
+        expected_ttft_ms=round(expected.ttft_ms, 3),
         expected_token_gap_ms=round(token_gap_ms(request, decode), 3),
-        policy=policy.strategy.value,
-        prefill_ready_tokens=request.ready_tokens(prefill) if prefill else 0,
+        policy=policy.name,
+        prefill_ready_tokens=ready_tokens(prefill) if prefill else 0,
     )
 
 
@@ -183,7 +192,7 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
     untried = [worker for worker in prefill if worker.endpoint not in avoided] if avoided else prefill
     if request.apart:
         untried = [worker for worker in untried if _together(request, worker, with_credit)]
-    weighing = POLICIES[policy.strategy]
+    weighing = policy.weighing
     computing = _weigh_prefill(request, untried or prefill, weighing) if prefill else None
     reachable = _together(request, computing.worker, with_credit) if computing and request.apart else with_credit
     if request.preferred_decode is not None:
@@ -228,10 +237,13 @@ def _fetch_source(
 ) -> WorkerView | None:
     """Who has most of the prompt ready, if that is more than the prefill worker has; it may fetch it from there."""
     reusable = request.reusable_blocks
+    known = min(prefill.hit_blocks, reusable)
+    if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:
+        return None
     others = [worker for worker in suited if worker is not prefill]
-    ready = [worker.ready_blocks if worker.ready_blocks < reusable else reusable for worker in others]
+    ready = [min(worker.ready_blocks, reusable) for worker in others]
     most = max(ready)
-    if most <= min(prefill.hit_blocks, reusable):
+    if most <= known:
         return None
     best = [worker for worker, blocks in zip(others, ready, strict=True) if blocks == most]
     return decode if decode in best else best[0]
@@ -255,7 +267,10 @@ def _why_local(
 
 
 def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) -> list[WorkerView]:
-    """A request that is charged more than our share of the pool gets it when we have nothing else there."""
+    """A request that is charged more than a whole worker has gets one that is all ours, with nothing else on it.
+
+    One that is charged more than our share is lent it (router/wanting.py).
+    """
     longest, charged, choices = request.longest_blocks, request.charged_blocks, request.choices
     return [
         worker
@@ -264,7 +279,8 @@ def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) 
         and choices <= worker.total_slots
         and worker.used_slots + choices <= worker.limit_slots
         and (
-            worker.used_blocks + charged <= worker.limit_blocks or (worker.used_blocks == 0 and worker.limit_blocks > 0)
+            worker.used_blocks + charged <= worker.limit_blocks
+            or (worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks)
         )
     ]
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import socket
 from collections.abc import Sequence
 
 from router import journal_wire
@@ -29,6 +30,9 @@ from router.service import SERVICE_NAME, BatonServicer
 from router.session import SessionTiming
 from router.streams import Streams
 from router.tracing import Tracer
+from router.vetting import Vetting
+from service.grpc_options import PUBLIC_SERVER_OPTIONS
+from service.helper import Helper
 from service.redis_journal import RedisJournal
 from service.redis_shares import RedisShares
 from service.registry import (
@@ -44,6 +48,7 @@ from service.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 PLANNER_LEASE_MS = 3000
+SWITCH_INTERVAL_S = 0.0005  # threads beside the event loop (tokenizer, large messages) must not keep it for 5 ms
 
 
 class RouterProcess:
@@ -69,6 +74,7 @@ class RouterProcess:
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
         self._fleet = Fleet(cluster, timing, self._on_change, router_id, config.internal_tls)
+        self._queue.wanting.on_want = self._fleet.want
         scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1), config.attempts)
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
@@ -78,7 +84,9 @@ class RouterProcess:
         self._replicas: Replicas | None = None
         meters = KeyMeters()
         if self._shares is not None:
-            self._replicas = Replicas(cluster, self._shares, router_id, self._end_stream, meters)
+            host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
+            address = f"{host}:{config.port}"
+            self._replicas = Replicas(cluster, self._shares, router_id, self._end_stream, meters, address=address)
         self._journal_store = _journal_store(config, router_id)
         self.journal: Journal | None = None
         """None without Redis."""
@@ -96,6 +104,7 @@ class RouterProcess:
             self.streams,
             meters,
         )
+        self.vetting = Vetting(Helper("router.vet_process"))
         self._admin = AdminServicer(
             cluster,
             self._queue,
@@ -128,7 +137,7 @@ class RouterProcess:
     @property
     def listeners(self) -> Sequence[Listener]:
         config = self._config
-        public = BatonServicer(self._dispatcher, self.access)
+        public = BatonServicer(self._dispatcher, self.access, self.vetting)
         guarded = self.access.is_guarded
         return (
             Listener(
@@ -139,6 +148,7 @@ class RouterProcess:
                 reflection=config.reflection and not guarded,
                 authorise=self.access.authorise if guarded else None,
                 tls=config.tls,
+                options=PUBLIC_SERVER_OPTIONS,
             ),
             Listener(
                 config.admin_host, config.admin_port, self._admin.register, (ADMIN_SERVICE_NAME,), config.reflection
@@ -173,6 +183,7 @@ class RouterProcess:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._membership.close()
+        self.vetting.close()
         if self._shares is not None:
             await self._shares.close()
         if self._journal_store is not None:

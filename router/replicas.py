@@ -51,6 +51,7 @@ class Replicas:
         meters: KeyMeters | None = None,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
+        address: str = "",
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -60,6 +61,7 @@ class Replicas:
         self._limits = SharedLimits()
         self._period_s = period_s
         self._clock = clock
+        self._address, self._began_s = address, clock()
         self._number = 0
         self._recent = RecentPredictions()
         self._takeovers = RecentTakeovers()
@@ -76,6 +78,11 @@ class Replicas:
         """Routers whose load is known now."""
         return self._view.routers
 
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What those have said last."""
+        return self._view.shares
+
     async def run(self) -> None:
         while not is_cancelled():
             heard = await self.exchange()
@@ -86,7 +93,8 @@ class Replicas:
         """Once: says ours and takes in the others'. Whether Redis answered."""
         self._number += 1
         loads, told = self._cluster.own_loads(), self._recent.take()
-        share = Share(self._router_id, self._number, loads, told, self._takeovers.take(), self._meters.uses())
+        taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s
+        share = Share(self._router_id, self._number, loads, told, taken, uses, self._address, uptime_s)
         message = share_to_wire(share).SerializeToString()
         try:
             answers = await self._store.exchange(message)
@@ -157,6 +165,8 @@ def share_to_wire(share: Share) -> replica_pb2.RouterShare:
             replica_pb2.SharedKey(name=name, active=use.active, requests=use.requests, tokens=use.tokens)
             for name, use in share.keys.items()
         ],
+        address=share.address,
+        uptime_s=share.uptime_s,
     )
 
 
@@ -171,6 +181,8 @@ def share_from_wire(share: replica_pb2.RouterShare) -> Share:
         ),
         tuple(Takeover(each.router_id, each.stream) for each in share.takeovers),
         {each.name: KeyUse(each.active, each.requests, each.tokens) for each in share.keys},
+        share.address,
+        share.uptime_s,
     )
 
 

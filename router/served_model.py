@@ -36,9 +36,9 @@ class ServedModel:
             await self.forms.check(valid.structured)
         context = self.max_context(max_context_tokens)
         try:
-            token_ids = await self.tokenizer.prompt_tokens(valid.prompt, context)
+            token_ids = await self.tokenizer.prompt_tokens(valid.prompt, context, self.vocab_size)
         except TextTooLong as error:
-            raise prompt_too_long(valid.prompt_field, error.least_tokens, context, or_more=True) from None
+            raise prompt_too_long(valid.prompt_field, error.least_tokens, context, or_more=not error.counted) from None
         max_tokens = fit_to_context(len(token_ids), valid, context)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
         check_something_is_left(sampling.rules, sampling.stop_token_ids)

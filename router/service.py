@@ -10,9 +10,8 @@ import grpc
 from protos import baton_pb2
 from router import public_wire
 from router.access import Access, Need
-from router.checks import check_token_ids
 from router.dispatcher import Dispatcher
-from router.malformed import service_handler
+from router.malformed import Vet, service_handler
 from router.request import GenerationRequest
 from router.resuming import ResumeRequest
 from router.session_header import session_of
@@ -20,7 +19,7 @@ from service.errors import Aborted, InvalidArgument
 from service.trace_context import current_trace
 
 SERVICE_NAME = "baton.v1.BatonService"
-MAX_DETOKENIZE_TOKENS = 1 << 20
+MAX_DETOKENIZE_TOKENS = 1 << 17
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -32,13 +31,15 @@ class BatonServicer:
     freed at once.
     """
 
-    def __init__(self, dispatcher: Dispatcher, access: Access) -> None:
+    def __init__(self, dispatcher: Dispatcher, access: Access, vet: Vet | None = None) -> None:
+        """`vet` looks at large messages before they are parsed; None: nobody does."""
+        self._vet = vet
         self._dispatcher = dispatcher
         self._access = access
 
     def register(self, server: grpc.aio.Server) -> None:
         service = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
-        server.add_generic_rpc_handlers((service_handler(service, self),))
+        server.add_generic_rpc_handlers((service_handler(service, self, self._vet),))
 
     async def Generate(self, message: baton_pb2.GenerateRequest, context: Context) -> None:
         await self._answer(public_wire.generate_request(message), context, baton_pb2.GenerateResponse)
@@ -60,7 +61,7 @@ class BatonServicer:
         served = (await self._dispatcher.choose(message.model)).served
         if len(message.token_ids) > MAX_DETOKENIZE_TOKENS:
             raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.token_ids)}")
-        token_ids = check_token_ids("token_ids", message.token_ids, served.vocab_size)
+        token_ids = await served.tokenizer.checked("token_ids", message.token_ids, served.vocab_size)
         text = await served.tokenizer.decode(token_ids, message.skip_special_tokens)
         return baton_pb2.DetokenizeResponse(text=text)
 

@@ -8,9 +8,9 @@ requests are told, once
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -39,8 +39,9 @@ class SessionTiming:
     """Together they bound how long a dead worker goes unnoticed: under 2 s."""
 
     grace_s: float = 1.0  # for a broken connection to come back
-    silence_s: float = 1.5  # of a connected worker, which reports at least every 0.25 s
+    silence_s: float = 1.2  # of a connected worker, which reports every 0.2 s: six reports that did not come
     watch_s: float = 0.1
+    greet_s: float = 1.5  # until Welcome; longer than silence, since processes that start have other things to do
 
 
 class SessionListener(Protocol):
@@ -130,20 +131,17 @@ class WorkerSession:
             async with open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls) as channel:
                 call = session_pb2_grpc.SessionServiceStub(channel).Connect()
                 try:
-                    async with asyncio.timeout(self._timing.silence_s):
+                    async with asyncio.timeout(self._timing.greet_s):
                         await self._greet(call)
                     welcomed = True
-                    async with asyncio.TaskGroup() as tasks:
-                        tasks.create_task(self._read(call))
-                        tasks.create_task(self._write(call, self._open_outbox()))
-                        tasks.create_task(self._watch())
+                    await _until_one_ends(self._read(call), self._write(call, self._open_outbox()), self._watch())
                 finally:
                     self._outbox = None
                     call.cancel()
-        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as group:
-            self._broken(welcomed, group)
-        except* (_WorkerSilent, SessionViolation) as group:
-            self._lose(str(group.exceptions[0]))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as error:
+            self._broken(welcomed, error)
+        except (_WorkerSilent, SessionViolation) as error:
+            self._lose(str(error))
         return welcomed
 
     async def _greet(self, call: Call) -> None:
@@ -226,10 +224,10 @@ class WorkerSession:
                 raise _WorkerSilent(f"nothing heard for {now - self._heard_at:.1f} s")
             self._acknowledge()
 
-    def _broken(self, welcomed: bool, group: BaseExceptionGroup[Exception]) -> None:
+    def _broken(self, welcomed: bool, error: Exception) -> None:
         """The connection ended. A held session waits for the next one, for the grace."""
         if welcomed:
-            logger.info("connection with %s ended: %s", self.endpoint, _first_line(group.exceptions[0]))
+            logger.info("connection with %s ended: %s", self.endpoint, _first_line(error))
             self._listener.on_disconnected(self.endpoint)
         if self._epoch and self._grace is None:
             loop = asyncio.get_running_loop()
@@ -248,6 +246,25 @@ class WorkerSession:
         self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._listener.on_disconnected(self.endpoint)
         self._listener.on_lost(self.endpoint, why, died)
+
+
+async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Raises what ended it, and has ended the others by then.
+
+    A TaskGroup that fails just as it is cancelled would tell of the failure alone, before Python 3.13.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.cancelled():
+                raise _SessionBroken("the call was cancelled")
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -118,8 +118,12 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> s
     )
 
 
-def cancel(attempt_id: int) -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id))
+def want(blocks: int, slots: int) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(want=session_pb2.Want(blocks=blocks, slots=slots))
+
+
+def cancel(attempt_id: int, keep_landed: bool = False) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id, keep_landed=keep_landed))
 
 
 def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectRequest:

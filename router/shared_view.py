@@ -61,6 +61,13 @@ class Share:
     predictions: Sequence[Prediction]
     takeovers: Sequence[Takeover] = ()
     keys: Mapping[str, KeyUse] = field(default_factory=dict)  # with limits, by name
+    address: str = ""  # host:port of its public gRPC
+    uptime_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """What it has on the workers, counted from dispatch."""
+        return sum(load.tokens for load in self.loads.values())
 
 
 @dataclass(slots=True)
@@ -79,6 +86,11 @@ class SharedView:
     @property
     def routers(self) -> int:
         return len(self._others)
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The newest one of each."""
+        return tuple(other.share for other in self._others.values())
 
     @property
     def router_ids(self) -> tuple[bytes, ...]:

@@ -1,7 +1,7 @@
 """The served model's tokenizer. Its work is done on a thread: the event loop never computes. Knows no torch."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
@@ -10,10 +10,12 @@ from tokenizers import Tokenizer
 
 from router.block_hashing import block_hashes
 from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
+from router.checks import PIECE_TOKENS, check_long_prompt
 from router.defaults import ModelFolderError
 from router.detokenizer import Detokenizer, silent_token_ids
 from router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.token_bytes import TokenBytes
+from router.validation import TOKEN_IDS
 from service.errors import InvalidArgument
 
 Arguments = TypeVarTuple("Arguments")
@@ -27,11 +29,13 @@ CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole
 
 
 class TextTooLong(Exception):
-    """Known before all of it was looked at: it has at least so many tokens."""
+    """Known before anything was made of its tokens: there are at least so many."""
 
-    def __init__(self, least_tokens: int) -> None:
-        super().__init__(f"at least {least_tokens} tokens")
+    def __init__(self, least_tokens: int, counted: bool = False) -> None:
+        """`counted`: it has no more either."""
+        super().__init__(f"{least_tokens} tokens" if counted else f"at least {least_tokens} tokens")
         self.least_tokens = least_tokens
+        self.counted = counted
 
 
 class TokenizerWorker:
@@ -52,21 +56,32 @@ class TokenizerWorker:
         """Raises: TextTooLong, early, for a text of far more tokens than `most_tokens`."""
         if most_tokens is not None and len(text) > CHARACTERS_PER_TOKEN * most_tokens:
             await self._check_length(text, most_tokens)
-        return await self._on_thread(self._encode, text, add_special_tokens)
+        return await self._on_thread(self._encode, text, add_special_tokens, most_tokens)
 
     async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
         return await self._on_thread(self._tokenizer.decode, list(token_ids), skip_special_tokens)
 
-    async def prompt_tokens(self, prompt: Prompt, most_tokens: int | None = None) -> tuple[int, ...]:
-        """The tokens of any prompt. Raises: InvalidArgument for messages that the template refuses; TextTooLong."""
+    async def prompt_tokens(
+        self, prompt: Prompt, most_tokens: int | None = None, vocab_size: int | None = None
+    ) -> tuple[int, ...]:
+        """The tokens of any prompt; of a long one of tokens, they are checked only here, where a vocabulary is given.
+
+        Raises: InvalidArgument for messages that the template refuses, and for ids out of range; TextTooLong.
+        """
         match prompt:
             case TokenPrompt(token_ids):
-                return tuple(token_ids)
+                if vocab_size is None or len(token_ids) <= PIECE_TOKENS:
+                    return tuple(token_ids)
+                return await self.checked(TOKEN_IDS, token_ids, vocab_size)
             case TextPrompt(text):
                 return await self.encode(text, True, most_tokens)
             case ChatPrompt():
                 # A template writes its special tokens itself.
                 return await self.encode(await self._on_thread(self._render, prompt), False, most_tokens)
+
+    async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+        """However many there are. Raises: InvalidArgument that names the first one out of range."""
+        return await self._on_thread(check_long_prompt, field, token_ids, vocab_size)
 
     async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The tokens of texts that are never to come: each as it stands, and as a word after a space.
@@ -87,8 +102,12 @@ class TokenizerWorker:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+    def _encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
+        """Raises: TextTooLong."""
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if most_tokens is not None and len(encoding) > most_tokens:
+            raise TextTooLong(len(encoding), counted=True)  # to make numbers of them keeps the GIL
+        return tuple(encoding.ids)
 
     def _words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))

@@ -209,7 +209,7 @@ def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
 def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     if timeline.placement is None:
         return {}
-    attributes = {f"baton.route.{name}": value for name, value in asdict(timeline.placement).items()}
+    attributes = {f"baton.route.{name}": value for name, value in timeline.placement._asdict().items()}
     # What was predicted is in the placement: *_hit_tokens.
     # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
     measured = timeline.notes[-1] if timeline.notes else timeline

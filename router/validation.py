@@ -6,7 +6,7 @@ Pure. Lengths of repeated fields are checked before their elements are read: a m
 from dataclasses import dataclass
 
 from router.chat_checks import check_chat
-from router.checks import check_count, check_number, check_texts, check_token_ids
+from router.checks import PIECE_TOKENS, check_count, check_number, check_texts, check_token_ids
 from router.choosing import beam_search, best_of, choices
 from router.defaults import GenerationDefaults
 from router.logit_rules import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, logit_rules, min_tokens_too_many
@@ -23,6 +23,7 @@ from router.session_header import MAX_SESSION_CHARACTERS
 from router.structured import structured_output
 from service.errors import InvalidArgument
 
+TOKEN_IDS = "token_ids.ids"
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -138,7 +139,9 @@ def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Promp
                 raise InvalidArgument("token_ids", "the prompt is empty")
             if len(token_ids) >= max_model_len:
                 raise prompt_too_long("token_ids", len(token_ids), max_model_len)
-            return TokenPrompt(check_token_ids("token_ids.ids", token_ids, vocab_size))
+            if len(token_ids) > PIECE_TOKENS:
+                return prompt  # its ids are checked on a thread, by ServedModel.prepare
+            return TokenPrompt(check_token_ids(TOKEN_IDS, token_ids, vocab_size))
         case ChatPrompt():
             return check_chat(prompt, MAX_TEXT_BYTES)
 

@@ -2,6 +2,9 @@
 
 A long call that writes nothing lets a client's keepalive pings count as strikes, and past two strikes the server cuts
 the whole connection (GOAWAY too_many_pings) with every call on it. So servers never count strikes.
+
+Whoever sends keepalive pings must say how long an answer may take: left out, `ping_timeout_ms` is a minute, whatever
+the keepalive timeout says, which itself bounds only how long TCP may leave data unacknowledged.
 """
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -19,19 +22,33 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+
+PUBLIC_MESSAGE_BYTES = 4 * 1024 * 1024
+PUBLIC_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
+    ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
+)
+"""For strangers: as much as HTTP takes; what is larger is refused before it is parsed (RESOURCE_EXHAUSTED)."""
+
+_INTERNAL_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),
 )
 
 INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    *(option for option in SERVER_OPTIONS if not option[0].startswith("grpc.keepalive_time")),
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
+    *(option for option in SERVER_OPTIONS if option[0] not in dict(_INTERNAL_KEEPALIVE)),
+    *_INTERNAL_KEEPALIVE,
 )
-"""For sessions and transfers: a peer whose machine vanished is noticed within two seconds."""
+"""For sessions and transfers. A peer whose machine has vanished is noticed within two seconds while something is sent
+to it, and one that is stopped, or whose connection somebody else keeps open, within five. Sessions outlive that.
+"""
 
 INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
+    *_INTERNAL_KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),  # sessions resume by themselves

@@ -96,7 +96,7 @@ def free_port() -> int:
 
 
 def start_redis_server(
-    port: int | None = None, timeout_s: float = 5.0, preexec: Callable[[], None] | None = None
+    port: int | None = None, timeout_s: float = 15.0, preexec: Callable[[], None] | None = None
 ) -> RedisServer:
     """Start a server and wait until it answers. `preexec` runs in the child (to tie its life to ours, for example).
 

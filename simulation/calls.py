@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from simulation.loop import CURRENT, SimulatedLoop, SimulatedProcess, State
+from simulation.loop import CURRENT, Planned, SimulatedLoop, SimulatedProcess, State
 from simulation.network import Network, Pipe
 from simulation.served import END, Served, SimulatedServer, failure
 
@@ -42,9 +42,24 @@ class Internet:
     def unlisten(self, server: SimulatedServer) -> None:
         self._listening = {at: each for at, each in self._listening.items() if each is not server}
 
+    async def connect(self, host: str, port: int) -> tuple[None, "_Closable"]:
+        """In place of asyncio.open_connection, which is how our code finds out whether anybody listens."""
+        here = current_process().name
+        if self.network.silent(here, host):
+            await asyncio.sleep(60.0)  # nobody waits for so long
+        await asyncio.sleep(self.network.draw.random() * 0.002)
+        if self.at(f"{host}:{port}") is None:
+            raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+        return None, _Closable()
+
     def at(self, endpoint: str) -> SimulatedServer | None:
         server = self._listening.get(endpoint)
         return None if server is None or server.process.state is State.DEAD else server
+
+
+class _Closable:
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def current_process() -> SimulatedProcess:
@@ -142,10 +157,10 @@ class Call:
         loop = internet.loop
         if timeout_s is not None:
             late = failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-            self._deadline: asyncio.TimerHandle | None = loop.call_later(max(0.0, timeout_s), self._end_here, late)
+            self._deadline: Planned | None = loop.call_later(max(0.0, timeout_s), self._end_here, late)
         else:
             self._deadline = None
-        if self._there.cut or self.back.cut:  # it cannot connect
+        if network.silent(self._process.name, host_of(endpoint)):  # it cannot connect
             patience_s = network.draw.uniform(0.1, 2.2)
             loop.call_later(patience_s, self._give_up_connecting, context=network.process.context)
 
@@ -224,7 +239,7 @@ class Call:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # What arrives, in the caller's process.
+    # What arrives: who waits for it is woken in his own context.
 
     def take(self, data: bytes) -> None:
         if self._ended is None:
@@ -260,6 +275,8 @@ class Call:
         if self._ended is not None:
             return
         server = self._internet.at(endpoint)
+        if server is None and host_of(endpoint) in self._internet.network.gone:
+            return  # nobody answers, not even to refuse
         if server is None:
             refused = failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
             self.back.send(lambda: self.finish(refused))

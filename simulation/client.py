@@ -75,7 +75,7 @@ def _wrong_choice(history: History, choice: int) -> str | None:
     deltas = [event for event in history.events if isinstance(event, Delta) and event.index == choice]
     tokens = [token_id for delta in deltas for token_id in delta.token_ids]
     offsets = [delta.offset for delta in deltas]
-    expected = _cut(expected_answer(request.asked, choice), request)
+    expected = _expected(request, choice)
     wanted = list(expected.token_ids)
     begins, at = [], 0
     for delta in deltas:
@@ -101,12 +101,23 @@ def _wrong_choice(history: History, choice: int) -> str | None:
     return None if finished.reason is reason else f"ended by {finished.reason}"
 
 
+def _expected(request: SimulatedRequest, choice: int) -> "_Cut":
+    if not request.best_of:
+        return _cut(expected_answer(request.asked, choice), request)
+    made = [_cut(expected_answer(request.asked, each), request) for each in range(request.best_of)]
+    return sorted(made, key=lambda each: -each.mean_logprob)[choice]  # of equals the first
+
+
 @dataclass(frozen=True, slots=True)
 class _Cut:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     stopped: bool
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else -float("inf")
 
 
 def _cut(expected: Expected, request: SimulatedRequest) -> _Cut:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 import grpc
+import numpy as np
 
 from kvtransfer.checksum import BlockChecksum, Checksums
 from kvtransfer.description import SharedMemoryHandle
@@ -21,10 +22,14 @@ from worker.peers import READ_TIMEOUT_S
 class SimulatedPullThread:
     """In place of the PullThread: one copy at a time, and a cancelled one ends before the caller goes on."""
 
-    def __init__(self, draw: random.Random, block_s: float) -> None:
+    def __init__(self, draw: random.Random, block_s: float, numbers: KvNumbers | None = None) -> None:
+        """`numbers`: the pool that is copied into, where bits are to flip."""
         self._draw = draw
         self._block_s = block_s
+        self._numbers = numbers
         self._turn = asyncio.Lock()
+        self.flips = 0  # so many more copied blocks get a bit wrong; armed by a fault
+        self.flipped = 0
 
     async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
         async with self._turn:
@@ -60,6 +65,10 @@ class SimulatedPullThread:
             if isinstance(link, SimulatedLink):
                 await link.fetch(transfer_id, pair.logical)
             copied += transport.copy(transfer_id, [pair])
+            if self.flips and self._numbers is not None:
+                self.flips -= 1
+                self.flipped += 1
+                self._numbers[pair.destination, 0] ^= np.uint64(1 << self._draw.randrange(64))
             seconds += block_s
         return CopyResult(copied, seconds)
 

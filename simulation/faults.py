@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from simulation.exercised import has_work
+
 if TYPE_CHECKING:
     from simulation.processes import Machine
     from simulation.world import World
@@ -21,11 +23,12 @@ class Kind(Enum):
     FLAP = auto()  # cut and mended, again and again
     RESET = auto()  # connections between two processes end
     SLOW = auto()  # a link
+    FLIP = auto()  # a bit of a block that a worker copies, where all copies are compared
     POISON = auto()  # the next computations of a worker are not finite
     DRAIN = auto()  # as SIGTERM; it comes back
     DAWDLE = auto()  # an engine takes far longer for its steps
-    JOURNAL_GONE = auto()  # what Redis would hold cannot be had
-    JOURNAL_EMPTY = auto()  # and is lost
+    REDIS_GONE = auto()  # for a while it does not answer
+    REDIS_EMPTY = auto()  # it has lost everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +48,25 @@ _BETWEEN = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.FLAP, Kind.RESET, Kind.SL
 
 _OFTEN = (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.DRAIN)
 _OF_WORKERS = frozenset({Kind.POISON, Kind.DAWDLE, Kind.VANISH})
+_OF_DECODE = frozenset({Kind.FLIP})
 
 
-def draw_faults(draw: random.Random, world: "World", count: int | None) -> list[Fault]:
-    """None: as many as come up."""
+def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: Sequence[Kind]) -> list[Fault]:
+    """Count None: as many as come up. Kinds empty: of all."""
     count = draw.choice((0, 1, 1, 2, 2, 3, 4)) if count is None else count
-    return [_fault(draw, world) for _ in range(count)]
+    possible = kinds or _possible(world)
+    return [_fault(draw, world, draw.choice(possible)) for _ in range(count)]
 
 
-def _fault(draw: random.Random, world: "World") -> Fault:
-    kind = draw.choice((*Kind, *_OFTEN))
-    target = draw.choice(world.workers if kind in _OF_WORKERS else world.machines).name
+def _possible(world: "World") -> list[Kind]:
+    """Bits flip only where all is compared: otherwise nobody promises to see every one."""
+    flips = [Kind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
+    return [*(kind for kind in Kind if kind is not Kind.FLIP), *_OFTEN, *flips]
+
+
+def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
+    some = world.decode if kind in _OF_DECODE else world.workers if kind in _OF_WORKERS else world.machines
+    target = draw.choice(some).name
     other = ""
     if kind in _BETWEEN:
         other = draw.choice([machine.name for machine in world.machines if machine.name != target])
@@ -82,6 +93,8 @@ class Injector:
         await asyncio.sleep(fault.at_s)
         self._world.trace.note("fault", str(fault))
         machine = self._by_name[fault.target]
+        if has_work(machine):
+            self._world.exercised[f"{fault.kind.name.lower()} of one with work"] += 1
         match fault.kind:
             case Kind.KILL | Kind.VANISH:
                 machine.kill(told=fault.kind is Kind.KILL)
@@ -100,12 +113,15 @@ class Injector:
             case Kind.POISON:
                 if machine.life is not None and machine.life.host is not None:
                     machine.life.host.runner.poison.steps += 1
-            case Kind.JOURNAL_GONE:
-                self._world.journal.gone = True
+            case Kind.FLIP:
+                if machine.life is not None and machine.life.pulls is not None:
+                    machine.life.pulls.flips += 1
+            case Kind.REDIS_GONE:
+                self._world.redis.gone = True
                 await asyncio.sleep(fault.lasts_s)
-                self._world.journal.gone = False
-            case Kind.JOURNAL_EMPTY:
-                self._world.journal.flush()
+                self._world.redis.gone = False
+            case Kind.REDIS_EMPTY:
+                self._world.redis.flush()
             case Kind.DAWDLE:
                 await self._dawdle(machine, fault.lasts_s)
             case _:
@@ -114,7 +130,7 @@ class Injector:
 
     def _mend(self) -> None:
         self._world.mended_s = self._world.loop.time()
-        self._world.journal.gone = False
+        self._world.redis.gone = False
         self._world.network.heal_all()
         for machine in self._world.machines:
             machine.go_on()
@@ -122,6 +138,8 @@ class Injector:
             life = machine.life
             if life is not None and life.host is not None:
                 life.host.runner.poison.steps = 0
+            if life is not None and life.pulls is not None:
+                life.pulls.flips = 0
 
     async def _dawdle(self, machine: "Machine", lasts_s: float) -> None:
         host = None if machine.life is None else machine.life.host

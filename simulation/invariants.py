@@ -1,5 +1,6 @@
 """What must hold in every world: of what clients saw, of pages, of the content of caches, of books at the end."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
 HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
+_SAYS_CORRUPT = re.compile(r"a reader's checksum differs|the KV read from \S+ is corrupt")
 LATE_S = 3.0  # after its deadline, within which a request must have ended
 
 
@@ -69,6 +71,12 @@ def check_pages(world: "World") -> None:
                 host.blocks.check_conservation()
             except AssertionError as error:
                 raise Violation(f"{machine.name}: {error}") from error
+
+
+def unexpected_shouts(world: "World") -> list[str]:
+    """What was logged as an error; where bits flip, whoever sees it says so."""
+    flips = any(fault.kind is Kind.FLIP for fault in world.faults)
+    return [shout for shout in world.trace.shouts if not (flips and _SAYS_CORRUPT.search(shout))]
 
 
 def check_quiet(world: "World") -> str | None:
@@ -138,7 +146,7 @@ def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, l
     for history in histories:
         request = history.request
         root = root_hash(FINGERPRINT, "float32", "", request.salt)
-        for choice in range(request.choices):
+        for choice in range(request.made):
             tokens = (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
             numbers = kv_numbers(tokens)
             for index, block_hash in enumerate(block_hashes(root, tokens, size)):

@@ -6,13 +6,13 @@ would do on its way out; one that hangs runs nothing until it goes on.
 """
 
 import asyncio
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from enum import Enum, auto
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -26,13 +26,16 @@ class State(Enum):
     DEAD = auto()
 
 
+RUNS, DEAD = State.RUNS, State.DEAD  # members of an Enum are found slowly, and these are asked for at every callback
+
+
 class SimulatedProcess:
     """What runs together and dies together. `context` is that of all its callbacks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = State.RUNS
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Planned] = deque()
         self.listed = False  # among those whose turn it may be
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
@@ -40,6 +43,39 @@ class SimulatedProcess:
 
 CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", default=None)
 """The process that the running callback belongs to; None: the harness."""
+_CURRENT: ContextVar[Any] = CURRENT  # as contexts are asked for it
+
+
+class Planned:
+    """What is to be called, and for which process: a handle as asyncio knows them, without what is not needed here."""
+
+    __slots__ = ("arguments", "callback", "context", "process", "when_s")
+
+    def __init__(
+        self,
+        process: SimulatedProcess,
+        context: Context,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        when_s: float,
+    ) -> None:
+        self.process = process
+        self.context = context
+        self.callback: Callable[..., object] | None = callback
+        self.arguments = arguments
+        self.when_s = when_s
+
+    def cancel(self) -> None:
+        self.callback, self.arguments = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.when_s
+
+    def __repr__(self) -> str:
+        return f"{self.process.name}: {self.callback}"
 
 
 class SimulatedTask(asyncio.Task[Any]):
@@ -68,7 +104,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._draw = draw
         self._harness = SimulatedProcess("harness")
         self._turns: list[SimulatedProcess] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Planned]] = []
         self._timer_number = 0
         self._task_number = 0
         self._at_once = 0
@@ -102,14 +138,25 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # What asyncio asks of a loop.
 
+    get_debug = staticmethod(bool)  # asked for every future: no frame of Python for a no
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> Planned:
         if self.ahead_s:
-            return self.call_at(self.time(), callback, *args, context=context)
-        handle = asyncio.Handle(callback, args, self, context)
-        self._enqueue(handle)
-        return handle
+            return self.call_at(self.now_s + self.ahead_s, callback, *args, context=context)
+        if context is None:
+            context = copy_context()
+        process = context.get(_CURRENT) or self._harness
+        planned = Planned(process, context, callback, args, 0.0)
+        if process.state is not DEAD:
+            process.ready.append(planned)
+            if not process.listed:
+                process.listed = True
+                self._turns.append(process)
+        else:
+            self._kept.append(planned)
+        return planned
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Result], *, name: str | None = None, context: Context | None = None
@@ -121,16 +168,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    ) -> Planned:
+        return self.call_at(self.now_s + self.ahead_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> Planned:
+        if context is None:
+            context = copy_context()
+        planned = Planned(context.get(_CURRENT) or self._harness, context, callback, args, when)
         self._timer_number += 1
-        heapq.heappush(self._timers, (when, self._timer_number, timer))
-        return timer
+        heappush(self._timers, (when, self._timer_number, planned))
+        return planned
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Result], *args: Any
@@ -148,9 +197,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def remove_signal_handler(self, sig: int) -> bool:
         return False
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
-
     def _process_events(self, event_list: object) -> None:
         """There are none."""
 
@@ -158,50 +204,48 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Nobody waits in a selector."""
 
     def _run_once(self) -> None:
+        turns, draw = self._turns, self._draw.random
         while not self._stopping:  # type: ignore[attr-defined]
-            handle = self._next()
-            if handle is None:
+            if not turns:
                 self._advance()
-            elif not handle.cancelled():
+                continue
+            place = int(draw() * len(turns)) if len(turns) > 1 else 0
+            process = turns[place]
+            if not process.ready or process.state is not RUNS:
+                process.listed = False
+                turns[place] = turns[-1]
+                turns.pop()
+                continue
+            planned = process.ready.popleft()
+            callback = planned.callback
+            if callback is not None:
                 self.callbacks += 1
                 self._at_once += 1
                 if self._at_once > MOST_CALLBACKS_AT_ONCE:
-                    raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {handle}")
-                handle._run()
-
-    def _next(self) -> asyncio.Handle | None:
-        """Of a process whose turn is drawn."""
-        turns = self._turns
-        while turns:
-            place = int(self._draw.random() * len(turns)) if len(turns) > 1 else 0
-            process = turns[place]
-            if process.ready and process.state is State.RUNS:
-                return process.ready.popleft()
-            process.listed = False
-            turns[place] = turns[-1]
-            turns.pop()
-        return None
+                    raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {planned}")
+                try:
+                    planned.context.run(callback, *planned.arguments)
+                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it says so and goes on
+                    self.call_exception_handler({"message": f"Exception in callback of {planned}", "exception": error})
 
     def _advance(self) -> None:
         """To the next timer that is still wanted."""
-        while self._timers:
-            when, _, timer = heapq.heappop(self._timers)
-            if timer.cancelled():
+        timers = self._timers
+        while timers:
+            when_s, _, planned = heappop(timers)
+            if planned.callback is None:
                 continue
-            if when > self.now_s:
-                self.now_s, self._at_once = when, 0
-            self._enqueue(timer)
-            return
-        raise OutOfTurns("nothing is left that could ever happen")
-
-    def _enqueue(self, handle: asyncio.Handle) -> None:
-        process = handle._context.get(CURRENT) or self._harness  # type: ignore[attr-defined]
-        if process.state is State.DEAD:
-            self._kept.append(handle)
-            return
-        process.ready.append(handle)
-        if not process.listed:
+            if when_s > self.now_s:
+                self.now_s, self._at_once = when_s, 0
+            process = planned.process
+            if process.state is DEAD:
+                self._kept.append(planned)
+                continue
+            process.ready.append(planned)
             self._list(process)
+            if self._turns:
+                return
+        raise OutOfTurns("nothing is left that could ever happen")
 
     def _list(self, process: SimulatedProcess) -> None:
         if not process.listed:

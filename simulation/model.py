@@ -37,7 +37,7 @@ _WEIGHTS: KvNumbers = np.array(WEIGHTS, dtype=np.uint64)
 
 def attend(numbers: KvNumbers) -> int:
     """The weighted sum over the KV of positions [0, len(numbers))."""
-    return int((numbers * _WEIGHTS[: len(numbers)]).sum(dtype=np.uint64))
+    return int(np.dot(numbers, _WEIGHTS[: len(numbers)]))  # modulo 2**64
 
 
 def kv_number(attended: int, token_id: int, position: int) -> int:
@@ -109,6 +109,7 @@ class Expected:
     stopped: bool  # by the end token, which is its last
 
 
+@lru_cache(maxsize=256)
 def expected_answer(asked: Asked, choice: int) -> Expected:
     attended, tokens = prompt_attended(asked.token_ids), list(asked.token_ids)
     logprobs: list[float] = []

@@ -79,6 +79,8 @@ class Network:
         self._base_s, self._jitter_s = base_s, jitter_s
         self._links: dict[tuple[str, str], Link] = {}
         self._connections: dict[Connection, None] = {}  # in their order
+        self.gone: set[str] = set()
+        """Hosts that have vanished: no kernel answers for them."""
         self.cuts_felt = 0
         """Messages that a cut link held back."""
 
@@ -87,6 +89,10 @@ class Network:
         if link is None:
             link = self._links[sender, receiver] = Link(self._base_s, self._jitter_s)
         return link
+
+    def silent(self, one: str, other: str) -> bool:
+        """Whether neither can hear the other answer."""
+        return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
 
     def opened(self, connection: Connection) -> None:
         self._connections[connection] = None
@@ -127,6 +133,8 @@ class Network:
 
     def process_died(self, process: SimulatedProcess, told: bool) -> None:
         """`told`: its kernel ends its connections; otherwise the machine is gone, and the others find out."""
+        if not told:
+            self.gone.add(process.name)
         for connection in self._of(process):
             if told:
                 connection.peer_died(process)

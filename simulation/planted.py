@@ -1,15 +1,21 @@
 """Bugs to be found: each is one that could be in our code, put there for the time of a run."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
+import worker.transfer_reader
 from decode_worker.answer import Answer
 from engine.mixed_state import TokenMade
 from engine.prefill_scheduler import PrefillScheduler
 from router import session_wire
+from router.best_of import BestOf
+from service.registry import Registration
 from simulation.calls import current_process
+from worker.pull import Certain, Progress
+from worker.transfer_reader import TransferReader
 
 
 def dropped_pin() -> AbstractContextManager[Any]:
@@ -47,10 +53,53 @@ def off_by_one_offset() -> AbstractContextManager[Any]:
     return patch.object(Answer, "take", take)
 
 
+def unseen_flip() -> AbstractContextManager[Any]:
+    """A worker does not compare what it has copied with what the source says it had."""
+
+    async def check(self: TransferReader, *what: object) -> None:
+        """Looks at nothing."""
+
+    return patch.object(TransferReader, "_check", check)
+
+
+def announced_once() -> AbstractContextManager[Any]:
+    """A worker tells Redis once that it is there, and does not say so again when that has expired."""
+    real = Registration._renew
+
+    async def renew(self: Registration) -> bool:
+        return not (await real(self) and self.connected)
+
+    return patch.object(Registration, "_renew", renew)
+
+
+def best_by_sum() -> AbstractContextManager[Any]:
+    """Of several choices the one whose tokens are likeliest together goes out, which favours the shortest."""
+
+    def summed(self: BestOf, index: int) -> float:
+        return sum(token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs)
+
+    return patch.object(BestOf, "_mean_logprob", summed)
+
+
+def kept_unconfirmed() -> AbstractContextManager[Any]:
+    """A reader takes for certain what its source has told of, whether or not that has landed and was confirmed."""
+
+    async def confirm(stub: object, transfer_id: bytes, progress: Progress, certain: Certain, period_s: float) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            certain.blocks = len(progress.source_blocks)
+
+    return patch.object(worker.transfer_reader, "keep_confirming", confirm)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dropped-pin": dropped_pin,
     "reused-transfer-id": reused_transfer_id,
     "off-by-one-offset": off_by_one_offset,
+    "unseen-flip": unseen_flip,
+    "announced-once": announced_once,
+    "best-by-sum": best_by_sum,
+    "kept-unconfirmed": kept_unconfirmed,
 }
 
 

@@ -1,11 +1,12 @@
 """Simulated routers and workers: the real processes, started, killed, hung, drained and started again."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from decode_worker.config import DecodeConfig
 from decode_worker.worker import DecodeWorker
@@ -16,17 +17,20 @@ from router.process import RouterProcess
 from service.config import read_config
 from service.server import Running, serve
 from service.telemetry import NoTelemetry
-from service.worker_process import WorkerProcess
+from service.worker_config import WorkerConfig
+from service.worker_process import WorkerProcess, take_worker_epoch
 from service.worker_record import WorkerRecord, WorkerRole
 from simulation.calls import Internet
 from simulation.copying import SharedMemories, SimulatedPullThread
 from simulation.host import FOLDER, SimulatedHost, prepared_model
 from simulation.loop import SimulatedLoop, SimulatedProcess, spawn
 from simulation.model import KvNumbers
+from simulation.redis import URL
 from simulation.runner import Pace, SimulatedRunner
 
 PORT = 1
 DRAIN_S = 8.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class WorkerShape:
     pace: Pace
     copy_s: float  # of a block
     transport: str  # as workers are told
+    checksum_share: float  # of the blocks that are read elsewhere
+    announced: bool  # workers tell Redis where they are; else routers are told by hand
 
 
 @dataclass(eq=False)
@@ -52,6 +58,7 @@ class Life:
     running: Running | None = None
     worker: PrefillWorker | DecodeWorker | None = None
     host: SimulatedHost | None = None
+    pulls: SimulatedPullThread | None = None
     router: RouterProcess | None = None
 
 
@@ -80,6 +87,7 @@ class Machine:
         if self.is_up:
             return
         process = SimulatedProcess(self.name)
+        self.internet.network.gone.discard(self.name)
         task = spawn(self.loop, process, self.begin(self), self.name)
         self.life = Life(process, task)
         self.lives.append(self.life)
@@ -110,6 +118,8 @@ class Machine:
     def _ended(self, task: "asyncio.Task[int]") -> None:
         """By itself: after a drain, or because of a fault."""
         error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("%s ended with %r", self.name, error)
         self.exits.append(error or (task.result() if not task.cancelled() else 1))
         if self.life is not None and self.life.task is task:
             self.loop.kill(self.life.process)
@@ -134,28 +144,20 @@ class Factory:
         return Machine(name, begin, self._loop, self._internet)
 
     async def prefill(self, machine: Machine) -> int:
-        shape = self._shape
-        config = _prefill_config(machine.name, shape.block_tokens, shape.transport, shape.chunk_tokens)
+        config = _prefill_config(machine.name, self._shape)
         host = self._host()
-        epoch = self._epoch()
+        epoch = await self._epoch(config)
         worker = PrefillWorker(config, host.prepared, epoch, host.as_host())
         return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
 
     async def decode(self, machine: Machine) -> int:
-        shape = self._shape
-        block_bytes = 8 * shape.block_tokens
-        config = _decode_config(
-            machine.name,
-            shape.block_tokens,
-            shape.transport,
-            shape.chunk_tokens,
-            shape.max_sequences,
-            shape.swap_blocks * block_bytes,
-        )
+        config = _decode_config(machine.name, self._shape)
         host = self._host()
-        epoch = self._epoch()
-        pulls: Any = SimulatedPullThread(self._draw, shape.copy_s)
-        worker = DecodeWorker(config, host.prepared, epoch, pulls, host.as_host())
+        epoch = await self._epoch(config)
+        pulls = SimulatedPullThread(self._draw, self._shape.copy_s, host.numbers)
+        if machine.life is not None:
+            machine.life.pulls = pulls
+        worker = DecodeWorker(config, host.prepared, epoch, cast(Any, pulls), host.as_host())
         return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
 
     async def _serve(
@@ -172,7 +174,8 @@ class Factory:
             life = machine.life
             if life is None:
                 raise RuntimeError("nobody lives here")
-            life.router = RouterProcess(_router_config(machine.name, workers), NoTelemetry())
+            config = _router_config(machine.name, () if self._shape.announced else workers)
+            life.router = RouterProcess(config, NoTelemetry())
             return await serve(_Observed(life.router, life), DRAIN_S)
 
         return begin
@@ -184,7 +187,9 @@ class Factory:
     def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
         return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace)
 
-    def _epoch(self) -> int:
+    async def _epoch(self, config: WorkerConfig) -> int:
+        if config.redis_url is not None:
+            return await take_worker_epoch(config)
         self._epochs += 1
         return self._epochs
 
@@ -206,35 +211,46 @@ class _Observed:
         await self._process.start(running)
 
 
-_prepared = lru_cache(maxsize=64)(prepared_model)
+_prepared = cache(prepared_model)
 
 
-@lru_cache(maxsize=64)
-def _prefill_config(name: str, block_tokens: int, transport: str, chunk_tokens: int) -> PrefillConfig:
-    chunks = ("--chunk-tokens", str(chunk_tokens), "--tail-tokens", str(block_tokens))
-    return read_config(PrefillConfig, (*_worker_flags(name, block_tokens, transport), *chunks))
+@cache
+def _base_config(config_type: type[Any], transport: str) -> Any:
+    """Reading flags takes as long as a good part of a world: what differs is put in afterwards."""
+    model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
+    return read_config(config_type, ("--worker-id", "named-later", *model))
 
 
-@lru_cache(maxsize=64)
-def _decode_config(
-    name: str, block_tokens: int, transport: str, chunk_tokens: int, max_sequences: int, swap_bytes: int
-) -> DecodeConfig:
-    sizes = ("--chunk-tokens", str(chunk_tokens), "--max-sequences", str(max_sequences))
-    return read_config(
-        DecodeConfig, (*_worker_flags(name, block_tokens, transport), *sizes, "--swap-memory", str(swap_bytes))
-    )
+def _prefill_config(name: str, shape: WorkerShape) -> PrefillConfig:
+    differs = _differs(name, shape) | {"tail_tokens": shape.block_tokens}
+    base: PrefillConfig = _base_config(PrefillConfig, shape.transport)
+    return base.model_copy(update=differs)
 
 
-def _worker_flags(name: str, block_tokens: int, transport: str) -> tuple[str, ...]:
-    model = ("--model", str(FOLDER), "--model-name", "simulated", "--block-size", str(block_tokens))
-    return ("--worker-id", name, "--host", name, "--port", str(PORT), "--transport", transport, *model)
+def _decode_config(name: str, shape: WorkerShape) -> DecodeConfig:
+    swap_bytes = shape.swap_blocks * 8 * shape.block_tokens
+    differs = _differs(name, shape) | {"max_sequences": shape.max_sequences, "swap_memory": swap_bytes}
+    base: DecodeConfig = _base_config(DecodeConfig, shape.transport)
+    return base.model_copy(update=differs)
 
 
-@lru_cache(maxsize=64)
+def _differs(name: str, shape: WorkerShape) -> dict[str, object]:
+    return {
+        "worker_id": name,
+        "host": name,
+        "block_size": shape.block_tokens,
+        "chunk_tokens": shape.chunk_tokens,
+        "checksum_share": shape.checksum_share,
+        "redis_url": URL if shape.announced else None,
+    }
+
+
+@cache
 def _router_config(name: str, workers: tuple[WorkerRecord, ...]) -> RouterConfig:
     listed = ",".join(f"{worker.role}@{worker.endpoint}" for worker in workers)
     ports = ("--host", name, "--port", str(PORT), "--admin-port", str(PORT + 1))
-    return read_config(RouterConfig, (*ports, "--workers", listed, "--insecure", "--no-reflection", "--planner", "off"))
+    told = ("--workers", listed) if workers else ("--redis-url", URL)
+    return read_config(RouterConfig, (*ports, *told, "--insecure", "--no-reflection", "--planner", "off"))
 
 
 def worker_record(name: str, role: WorkerRole) -> WorkerRecord:

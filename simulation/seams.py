@@ -4,6 +4,7 @@ Clock, randomness, gRPC's channels and servers, threads, shared memory, Redis, t
 of garbage at the start of a process. (And what `processes.py` hands to a worker in place of a checkpoint and a pool.)
 """
 
+import asyncio
 import random
 import secrets
 import time
@@ -21,20 +22,28 @@ import prefill_worker.worker
 import router.process
 import router.readiness
 import service.server
+import service.worker_process
 import worker.peers
+import worker.transfer_reader
+import worker.transfer_source
+from kvtransfer.checksum import SampledChecksums
 from prefill_worker.pace import Pace
 from router.admission import AdmissionQueue
 from router.explaining import Explainer
 from router.journal import Journal
+from router.replicas import Replicas
 from simulation.calls import Internet
 from simulation.copying import SharedMemories, SimulatedLink, SimulatedPullThread
 from simulation.engine_thread import SimulatedEngineThread
-from simulation.journal import SharedJournal
+from simulation.journal import SimulatedJournal
 from simulation.loop import SimulatedLoop
+from simulation.redis import SimulatedRedis
 from simulation.text import served_model
 from simulation.watchdog import SimulatedWatchdog
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
+CONFIRM_PERIOD_S = 0.004
+"""Prompts are short here: with the usual one hardly any would be pulled for so long."""
 
 
 @contextmanager
@@ -42,7 +51,7 @@ def installed(
     loop: SimulatedLoop,
     internet: Internet,
     memories: SharedMemories,
-    journal: SharedJournal,
+    redis: SimulatedRedis,
     draw: random.Random,
     copy_s: float,
     on_stall: Callable[[str, float], None],
@@ -62,11 +71,18 @@ def installed(
         (secrets, "randbits", draw.getrandbits),
         (grpc.aio, "insecure_channel", internet.channel),
         (grpc.aio, "server", internet.server),
+        (asyncio, "open_connection", internet.connect),
         (engine.engine_loop, "EngineThread", SimulatedEngineThread),
         (worker.peers, "open_peer", memories.open),
         (worker.peers, "GrpcLink", SimulatedLink),
+        (worker.transfer_reader, "CONFIRM_PERIOD_S", CONFIRM_PERIOD_S),
+        (worker.transfer_source, "SampledChecksums", partial(SampledChecksums, draws=random.Random(draw.random()))),
         (prefill_worker.worker, "PullThread", lambda cores: SimulatedPullThread(draw, copy_s)),
-        (router.process, "_journal_store", lambda config, router_id: journal.hand(router_id)),
+        (router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
+        (router.process, "_shares", redis.shares),
+        (router.process, "open_registry", redis.registry),
+        (service.worker_process, "open_registry", redis.registry),
+        (router.process, "Replicas", partial(Replicas, clock=loop.time)),
         (router.process, "Journal", partial(Journal, clock=loop.time)),
         (router.process, "AdmissionQueue", partial(AdmissionQueue, clock=loop.time)),
         (router.process, "Explainer", partial(Explainer, clock=loop.time)),

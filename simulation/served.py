@@ -63,7 +63,7 @@ class Served:
 
     def take(self, data: object) -> None:
         """From the network."""
-        self._loop.call_soon(self._requests.put_nowait, data, context=self.process.context)
+        self._requests.put_nowait(data)  # who waits for it is woken in his own context
 
     def cancel(self) -> None:
         """From the network, or by a server that stops: the caller has gone."""
@@ -100,7 +100,7 @@ class Served:
 
     def _send(self, response: Any) -> None:
         data = self._handler.response_serializer(response)
-        self._call.back.send(lambda: self._call.in_caller(self._call.take, data))
+        self._call.back.send(lambda: self._call.take(data))
 
     async def _stream(self) -> AsyncIterator[Any]:
         while (data := await self._requests.get()) is not END:

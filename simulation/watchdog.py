@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from service.watchdog import Watchdog
-from simulation.loop import SimulatedLoop
+from simulation.loop import Planned, SimulatedLoop
 
 
 class SimulatedWatchdog(Watchdog):
@@ -16,7 +16,7 @@ class SimulatedWatchdog(Watchdog):
             raise TypeError("a simulated watchdog needs a simulated loop")
         super().__init__(bound_s, end_process, loop.time)
         self._loop = loop
-        self._next: asyncio.TimerHandle | None = None
+        self._next: Planned | None = None
 
     def start(self) -> None:
         self._next = self._loop.call_later(self._period_s, self._look_again)

@@ -21,6 +21,12 @@ class SimulatedRequest:
     cancel_after_s: float | None
     salt: str = ""
     stop: str | None = None
+    best_of: int = 0  # so many are made and the likeliest choices given out, all at the end; 0: all that are made
+
+    @property
+    def made(self) -> int:
+        """Choices that are computed."""
+        return max(self.best_of, self.choices)
 
     @property
     def options(self) -> GenerateOptions:
@@ -39,6 +45,8 @@ class SimulatedRequest:
             options["frequency_penalty"] = 0.5
         if self.logprobs:
             options["logprobs"] = 1
+        if self.best_of:
+            options["best_of"] = self.best_of
         if self.stop is not None:
             options["stop"] = self.stop
         return options
@@ -74,11 +82,13 @@ def _request(
         ignores_end=draw.random() < 0.5,
         looks_back=draw.random() < 0.15,
     )
+    choices = draw.choice((1, 1, 1, 1, 2, 3)) if sampled else 1
     return SimulatedRequest(
         number,
         at_s,
         asked,
-        choices=draw.choice((1, 1, 1, 1, 2, 3)) if sampled else 1,
+        choices=choices,
+        best_of=min(4, choices + draw.choice((1, 2))) if sampled and draw.random() < 0.15 else 0,
         logprobs=draw.random() < 0.2,
         deadline_s=draw.uniform(0.02, 2.0) if draw.random() < 0.05 else draw.uniform(20.0, 40.0),
         cancel_after_s=draw.random() ** 2 * 2.0 if draw.random() < 0.12 else None,

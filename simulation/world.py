@@ -5,6 +5,7 @@ import gc
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,13 +16,21 @@ from service.worker_record import WorkerRole
 from simulation.calls import Internet
 from simulation.client import History, ask
 from simulation.copying import SharedMemories
-from simulation.faults import Fault, Injector, draw_faults
-from simulation.invariants import Violation, check_all, check_cache_contents, check_pages, check_quiet
-from simulation.journal import SharedJournal
+from simulation.exercised import count_at_end, counting
+from simulation.faults import Fault, Injector, Kind, draw_faults
+from simulation.invariants import (
+    Violation,
+    check_all,
+    check_cache_contents,
+    check_pages,
+    check_quiet,
+    unexpected_shouts,
+)
 from simulation.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
 from simulation.model import CONTEXT_TOKENS
 from simulation.network import Network
 from simulation.processes import Factory, Machine, WorkerShape, worker_record
+from simulation.redis import SimulatedRedis
 from simulation.runner import Pace
 from simulation.seams import installed
 from simulation.trace import Trace, TraceHandler
@@ -29,17 +38,18 @@ from simulation.workload import SimulatedRequest, draw_requests
 
 START_S = 10.0  # longest until the routers are ready
 QUIET_S = 16.0  # longest until nothing is held any more, once all is over: the grace of a session, and a lease
-WATCH_S = 0.1
+WATCH_S = 0.25
 LONGEST_DRAIN_S = 60.0  # hung or cut off for a while, a process takes no longer to end
 LONGEST_S = 400.0  # of virtual time
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`faults` None: as many as the seed says."""
+    """`faults` None: as many as the seed says. `kinds`: of these alone, where there are any."""
 
     requests: int = 6
     faults: int | None = None
+    kinds: tuple[Kind, ...] = ()
 
 
 @dataclass(slots=True)
@@ -52,6 +62,7 @@ class Result:
     virtual_s: float = 0.0
     callbacks: int = 0
     trace: Trace | None = None
+    exercised: Counter[str] = field(default_factory=Counter)
 
 
 class World:
@@ -64,7 +75,7 @@ class World:
         self.network = Network(loop, random.Random(draw.random()), draw.choice((2e-4, 1e-3)), draw.choice((1e-3, 0.02)))
         self.internet = Internet(loop, self.network)
         self.memories = SharedMemories()
-        self.journal = SharedJournal(loop, random.Random(draw.random()))
+        self.redis = SimulatedRedis(loop, random.Random(draw.random()))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
         self.shape = WorkerShape(
             # What a router may have of a worker must be enough for the largest request: nobody gets it otherwise.
@@ -76,6 +87,8 @@ class World:
             pace=Pace(draw.choice((0.002, 0.01, 0.03)), draw.choice((2e-5, 5e-4)), draw.choice((0.1, 1.0))),
             copy_s=draw.choice((1e-4, 1e-3, 5e-3)),
             transport=draw.choice(("auto", "auto", "grpc")),
+            announced=draw.random() < 0.5,
+            checksum_share=1.0 if Kind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
         )
         self.factory = Factory(loop, self.internet, self.memories, random.Random(draw.random()), self.shape)
         prefill = [f"prefill-{index}" for index in range(draw.choice((1, 1, 2)))]
@@ -92,8 +105,9 @@ class World:
         self.mended_s = 0.0  # when the last fault was over, monotonic
         self.span_s = draw.choice((0.3, 1.0, 3.0))
         self.requests = draw_requests(draw, options.requests, self.span_s, CONTEXT_TOKENS // 2)
-        self.faults = draw_faults(draw, self, options.faults)
+        self.faults = draw_faults(draw, self, options.faults, options.kinds)
         self.injector = Injector(self)
+        self.exercised: Counter[str] = Counter()
 
     @property
     def workers(self) -> list[Machine]:
@@ -166,25 +180,26 @@ def run_seed(seed: int, options: Options, show: Callable[[str], None] | None = N
 
 
 def _run(world: World, seed: int) -> Result:
-    result = Result(seed, faults=world.faults, trace=world.trace)
+    result = Result(seed, faults=world.faults, trace=world.trace, exercised=world.exercised)
     surroundings = installed(
         world.loop,
         world.internet,
         world.memories,
-        world.journal,
+        world.redis,
         random.Random(world.draw.random()),
         world.shape.copy_s,
         world.stalled,
     )
-    with _logging_to(world), surroundings:
+    with _logging_to(world), surroundings, counting(world.exercised):
         try:
             world.loop.run_until_complete(live(world, result))
-            if world.trace.shouts:
-                result.violation = f"an error was logged: {world.trace.shouts[0]}"
+            if shouts := unexpected_shouts(world):
+                result.violation = f"an error was logged: {shouts[0]}"
         except Violation as violation:
-            result.violation = str(violation)
+            result.violation = "; ".join((str(violation), *world.trace.shouts[:1]))
         except OutOfTurns as error:
             result.violation = f"unbounded: {error}"
+    count_at_end(world, world.exercised)
     result.resumed = world.internet.made["Resume"]
     result.virtual_s, result.callbacks = world.loop.now_s - 1000.0, world.loop.callbacks
     world.loop.set_exception_handler(lambda loop, context: None)

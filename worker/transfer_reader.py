@@ -9,58 +9,36 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 
-from engine.sequence import FirstToken
 from kvtransfer.checksum import BlockChecksum
 from kvtransfer.errors import ChecksumDiffers
 from kvtransfer.transport import BlockPair
 from protos import kv_transfer_pb2
 from worker.peers import Peer, PeerFailed, PeerLink, Peers
+from worker.pull import (
+    BlocksCorrupt,
+    Certain,
+    Destination,
+    PoolReplaced,
+    Progress,
+    Pull,
+    SourceLost,
+    TransferFailed,
+    keep_confirming,
+)
 from worker.transfer_wire import first_token_from_wire
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 2.0
-
-
-class TransferFailed(Exception):
-    """The KV could not be read, or what was read may not be used."""
-
-
-class BlocksCorrupt(TransferFailed):
-    """A checksum differs: what was read is not what the source had. The source has been told."""
-
-
-class PoolReplaced(TransferFailed):
-    """The process that we paired with is gone and another has its address: what we mapped is not its pool."""
-
-
-class Destination(Protocol):
-    """Pages of our own for the blocks of a transfer."""
-
-    @property
-    def blocks(self) -> Sequence[int]:
-        """In logical order. Nobody else writes them, or reads those that are pulled, before the pull has ended."""
-
-    @property
-    def cached_blocks(self) -> int:
-        """The first so many have their KV already: they are left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """What has landed, validated."""
-
-    first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
-    blocks: int  # how many the source had; those of the destination up to there have their KV
-    bytes: int
-    copy_ms: float
-    exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
-    late_ms: float  # from the first token's sampling to the Open: the request was waiting for pages
-    transport: str
+CONFIRM_PERIOD_S = 0.1
+TAKEN_BACK = frozenset(
+    {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
+)
+"""What a source says that is still there."""
 
 
 @dataclass(slots=True)
@@ -71,29 +49,6 @@ class Integrity:
     checksum_mismatches: int = 0  # of those
 
 
-@dataclass(slots=True)
-class Progress:
-    """What one pull has seen and copied so far."""
-
-    opened: float  # monotonic seconds
-
-    source_blocks: list[int] = field(default_factory=list)  # physical, in logical order
-    copied_bytes: int = 0
-    copy_s: float = 0.0
-    last_watermark: float = 0.0  # when it arrived, monotonic seconds
-    round_trip_s: float = 0.0  # of the call that confirmed the copy
-    last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
-
-    def timings_ms(self, validated: float) -> tuple[float, float]:
-        """(exposed, late). What the first token waited before the Open is not the transfer's.
-
-        The last watermark's own way here cannot be timed across two clocks: it is taken as half of a round trip.
-        """
-        late_s = max(0.0, self.last_age_s - (self.last_watermark - self.opened))
-        exposed_s = validated - self.last_watermark + self.last_age_s - late_s + self.round_trip_s / 2
-        return exposed_s * 1e3, late_s * 1e3
-
-
 class Arrival(NamedTuple):
     message: kv_transfer_pb2.OpenResponse
     at: float  # monotonic seconds
@@ -102,9 +57,16 @@ class Arrival(NamedTuple):
 class TransferReader:
     """Pulls into the pool that `peers` was made for."""
 
-    def __init__(self, peers: Peers, gpu: str = "", slow_down: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        gpu: str = "",
+        slow_down: Callable[[], float] = lambda: 0.0,
+        confirm_period_s: float | None = None,
+    ) -> None:
         """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources are told of both."""
         self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
+        self._confirm_period_s = confirm_period_s or CONFIRM_PERIOD_S
         self._closing: set[asyncio.Task[None]] = set()
         self.integrity = Integrity()
 
@@ -113,20 +75,35 @@ class TransferReader:
         return self._peers.links
 
     async def pull(
-        self, endpoint: str, transfer_id: bytes, destination: Destination, block_hashes: Sequence[bytes] = ()
+        self,
+        endpoint: str,
+        transfer_id: bytes,
+        destination: Destination,
+        block_hashes: Sequence[bytes] = (),
+        certain: Certain | None = None,
     ) -> Pull:
         """Copies the blocks that `destination` lacks. Raises: TransferFailed.
 
         With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
-        them, which may be empty. Otherwise all, of a prompt that the source computes.
+        them, which may be empty. Otherwise all, of a prompt that the source computes; where the source is then lost, or
+        this is cancelled, `certain` says what is worth keeping.
         """
         request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes)
         try:
-            return await self._pull_once(endpoint, request, destination)
-        except PoolReplaced:
-            return await self._pull_once(endpoint, request, destination)
+            try:
+                return await self._pull_once(endpoint, request, destination, certain)
+            except PoolReplaced:
+                _doubt(certain)  # they are written anew
+                return await self._pull_once(endpoint, request, destination, certain)
+        except SourceLost:
+            raise
+        except TransferFailed:
+            _doubt(certain)  # the source may have had a reason to take them back
+            raise
 
-    async def _pull_once(self, endpoint: str, request: kv_transfer_pb2.OpenRequest, destination: Destination) -> Pull:
+    async def _pull_once(
+        self, endpoint: str, request: kv_transfer_pb2.OpenRequest, destination: Destination, certain: Certain | None
+    ) -> Pull:
         try:
             peer = await self._peers.borrow(endpoint)
         except PeerFailed as error:
@@ -135,6 +112,10 @@ class TransferReader:
         confirmed = replaced = False
         transfer_id, request.pool_id = request.transfer_id, peer.pool_id
         stream = peer.stub.Open(request)
+        confirming: asyncio.Task[None] | None = None
+        if certain is not None:
+            asking = keep_confirming(peer.stub, transfer_id, progress, certain, self._confirm_period_s)
+            confirming = asyncio.create_task(asking, name="confirm")
         try:
             end = await self._follow(peer, stream, transfer_id, destination, progress)
             if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
@@ -148,12 +129,13 @@ class TransferReader:
                 self._peers.forget(peer)
             if replaced:
                 raise PoolReplaced(f"another process has come to {endpoint}") from error
-            raise TransferFailed(
-                f"the transfer from {endpoint} broke: {error.code().name} {error.details()}"
-            ) from error
+            kind = TransferFailed if error.code() in TAKEN_BACK else SourceLost
+            raise kind(f"the transfer from {endpoint} broke: {error.code().name} {error.details()}") from error
         except PeerFailed as error:
-            raise TransferFailed(str(error)) from error
+            raise SourceLost(str(error)) from error
         finally:
+            if confirming is not None:
+                confirming.cancel()
             stream.cancel()
             if confirmed or replaced:
                 self._peers.give_back(peer)
@@ -227,6 +209,7 @@ class TransferReader:
         ]
         if wanted:
             await self._check(peer, transfer_id, wanted)
+        progress.landed_blocks = len(progress.source_blocks)
 
     async def _check(self, peer: Peer, transfer_id: bytes, wanted: Sequence[BlockChecksum]) -> None:
         """Compares what has landed with what the source says it had.
@@ -267,6 +250,11 @@ class TransferReader:
         task = asyncio.get_running_loop().create_task(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _doubt(certain: Certain | None) -> None:
+    if certain is not None:
+        certain.blocks = 0
 
 
 async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "asyncio.Queue[Arrival | None]") -> None:

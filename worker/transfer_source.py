@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import Protocol
 
 import grpc
 
@@ -27,6 +26,7 @@ from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from worker.group_host import GroupHost
 from worker.transfer_wire import description_from_wire, description_to_wire, watermark_to_wire
+from worker.watched_cache import Owner, WatchedCache, is_overwritten
 
 logger = logging.getLogger(__name__)
 SWEEP_PERIOD_S = 0.25
@@ -34,20 +34,6 @@ MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
 TRANSFER_ID_BYTES = 16
 STOPPING_RETRY_S = 0.5
-Owner = int | Watch
-"""What a transfer keeps: the request whose pages are pinned, or the watch on blocks of the cache."""
-
-
-class WatchedCache(Protocol):
-    """The engine's prefix cache as an event loop reaches it."""
-
-    def watch(self, hashes: Sequence[bytes]) -> "Future[Watch]":
-        """See `BlockPool.watch`. Raises, at once or by the future: EngineStopped."""
-
-    def unwatch(self, watch: Watch) -> None: ...
-
-    def distrust(self, blocks: Sequence[int]) -> None:
-        """Nobody finds these blocks again, nor what was computed from them."""
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
@@ -273,7 +259,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             self._on_slow_down(request.gpu, request.slow_down)
         blocks = self._table.snapshot(request.transfer_id).blocks
         verdict = self._table.close(request.transfer_id, request.complete, time.monotonic())
-        overwritten = isinstance(verdict.owner, Watch) and verdict.owner.broken
+        overwritten = is_overwritten(verdict.owner)
         valid = verdict.valid and not overwritten
         if request.corrupt:
             valid = verdict.owner is not None and not overwritten  # else what was read was stale, and no wonder
@@ -284,6 +270,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             self._release(verdict.owner)
         self._wake(request.transfer_id)
         return kv_transfer_pb2.CloseResponse(valid=valid)
+
+    async def Confirm(
+        self,
+        request: kv_transfer_pb2.ConfirmRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.ConfirmRequest, kv_transfer_pb2.ConfirmResponse]",
+    ) -> kv_transfer_pb2.ConfirmResponse:
+        verdict = self._table.confirm(request.transfer_id)
+        return kv_transfer_pb2.ConfirmResponse(pinned=verdict.valid and not is_overwritten(verdict.owner))
 
     def _wake(self, transfer_id: bytes) -> None:
         changed = self._changes.get(transfer_id)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,11 @@ class PeerProcess:
             except OSError as error:
                 raise PeerFailed(str(error)) from error
         self._unread = b""
-        try:
+        with ExitStack() as unless_it_loads:
+            unless_it_loads.callback(self.close)
             self.version = str(self._answer(LOADING_S)["version"])
             self._signal(signal.SIGSTOP)
-        except BaseException:
-            self.close()
-            raise
+            unless_it_loads.pop_all()
 
     def measure(self, work: Work, limit_s: float = ROUND_S) -> Measured:
         """Raises: PeerFailed."""

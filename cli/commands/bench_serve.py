@@ -11,6 +11,33 @@ from cli.options import DEFAULT_TARGET
 GOODPUT_HELP = "What a good request keeps to, in milliseconds: ttft:500 tpot:50, also e2el."
 ADDRESSES = "grpc://host:port of a router, or the URL before /completions of any other server; may be repeated."
 
+TraceFile = Annotated[
+    Path | None, typer.Option(help="Open loop: arrivals and lengths of Azure's .csv or Mooncake's .jsonl.")
+]
+AsTable = Annotated[
+    bool, typer.Option("--table", help="Instead: prefill and decode tokens per second at --streams at once.")
+]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens of prompts: mean, default 1024 (--table: 512); of a trace: most."),
+]
+AnswerTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of answers: the mean, default 128; of a trace: the most.")
+]
+RangeRatio = Annotated[
+    float, typer.Option(min=0.0, max=0.99, help="Lengths are drawn from the mean * (1 - this) to * (1 + this).")
+]
+Burstiness = Annotated[
+    float, typer.Option(min=0.01, help="Of --rate; 1: a Poisson process, below: bunched, above: even.")
+]
+VocabSize = Annotated[
+    int | None, typer.Option(min=8, help="Prompts are random ids below it; default: the server's, or 1000.")
+]
+TokenizerFolder = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a tokenizer.json: HTTP servers get text instead of token ids."),
+]
+
 
 def read_objectives(parts: Sequence[str]) -> dict[str, float]:
     """Each like `ttft:500`. Raises: typer.BadParameter."""
@@ -40,40 +67,22 @@ def serve(
     target: Annotated[list[str], typer.Option(help=ADDRESSES)] = [f"grpc://{DEFAULT_TARGET}"],  # noqa: B006
     model: Annotated[list[str], typer.Option(help="As requests name it: for all targets, or one for each.")] = [],  # noqa: B006
     rate: Annotated[float | None, typer.Option(help="Open loop: requests per second; inf sends all at once.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Open loop: arrivals and lengths of Azure's .csv or Mooncake's .jsonl.")
-    ] = None,
+    trace: TraceFile = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")] = None,
-    table: Annotated[
-        bool, typer.Option("--table", help="Instead: prefill and decode tokens per second at --streams at once.")
-    ] = False,
+    table: AsTable = False,
     requests: Annotated[int | None, typer.Option(min=1, help="How many; default: 100, or the whole trace.")] = None,
-    input_len: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of prompts: mean, default 1024 (--table: 512); of a trace: most."),
-    ] = None,
-    output_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of answers: the mean, default 128; of a trace: the most.")
-    ] = None,
+    input_len: PromptTokens = None,
+    output_len: AnswerTokens = None,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens that all prompts begin with, beside --input-len.")] = 0,
-    range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=0.99, help="Lengths are drawn from the mean * (1 - this) to * (1 + this).")
-    ] = 0.0,
-    burstiness: Annotated[
-        float, typer.Option(min=0.01, help="Of --rate; 1: a Poisson process, below: bunched, above: even.")
-    ] = 1.0,
+    range_ratio: RangeRatio = 0.0,
+    burstiness: Burstiness = 1.0,
     speed: Annotated[float, typer.Option(min=0.001, help="How much faster than recorded the trace is sent.")] = 1.0,
     goodput: Annotated[list[str], typer.Option(help=GOODPUT_HELP)] = [],  # noqa: B006
     more_goodput: Annotated[list[str], typer.Argument(metavar="[GOODPUT]...", help="More of them.")] = [],  # noqa: B006
     streams: Annotated[str, typer.Option(help="Of --table: requests at once; several numbers: 1,16.")] = "1,16",
     rounds: Annotated[int, typer.Option(min=1, help="Of --table: how often; medians are shown.")] = 3,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=8, help="Prompts are random ids below it; default: the server's, or 1000.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a tokenizer.json: HTTP servers get text instead of token ids."),
-    ] = None,
+    vocab_size: VocabSize = None,
+    tokenizer: TokenizerFolder = None,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="For HTTP servers.")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each request.")] = 600.0,
     seed: Annotated[int, typer.Option(help="The same seed makes the same requests.")] = 0,

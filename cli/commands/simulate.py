@@ -8,7 +8,15 @@ import typer
 if TYPE_CHECKING:
     from simulation.campaign import Found
 
-PLANTS = ("dropped-pin", "off-by-one-offset", "reused-transfer-id")
+PLANTS = (
+    "announced-once",
+    "best-by-sum",
+    "dropped-pin",
+    "kept-unconfirmed",
+    "off-by-one-offset",
+    "reused-transfer-id",
+    "unseen-flip",
+)
 
 
 def simulate(

@@ -50,7 +50,10 @@ class AllLayers(Protocol):
     """The layers of a decoder in one call, where a device has that."""
 
     def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
-        """Computes them in place: `x` float32 `[tokens, hidden]`. False, with nothing done, where it cannot."""
+        """Computes them in place: `x` float32 `[tokens, hidden]`. False, with nothing done, where it cannot.
+
+        Calls `batch.meanwhile` before, where it can.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class DecoderModel:
             if self.native.take(wide, angles, batch, kv):
                 return wide
         x, angles = x.to(self.dtype), rotation(self.frequencies, batch.positions, self.dtype)
+        batch.meanwhile()
         following = [layer.attention_norm for layer in self.layers[1:]]
         normal = self.layers[0].attention_norm(x)
         for index, layer in enumerate(self.layers):

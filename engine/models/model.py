@@ -24,6 +24,7 @@ class Model(Protocol):
         """Residual stream after the last layer, `[tokens, hidden]`, one row per token of `batch`, in its order.
 
         Writes the keys and values of these tokens into the pool `kv`, and reads from it those that precede them.
+        Calls `batch.meanwhile` before its layers, once.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

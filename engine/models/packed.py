@@ -163,7 +163,7 @@ class NativeLayers:
         self._layers: DecoderLayers | None = None
 
     def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
-        """Computes all layers, in place: `x` float32 `[tokens, hidden]`. False, with nothing done, where it cannot."""
+        """As in AllLayers: `x` float32 `[tokens, hidden]`."""
         if self._too_many_rows is not None and len(x) >= self._too_many_rows:
             return False
         if kv is not self._pool:
@@ -171,6 +171,7 @@ class NativeLayers:
             self._layers = DecoderLayers(self._decoder, kv) if runs_natively(self._decoder, kv) else None
         if self._layers is None:
             return False
+        batch.meanwhile()
         self._layers(x, *angles, batch)
         return True
 

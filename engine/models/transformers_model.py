@@ -44,6 +44,7 @@ class TransformersModel:
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
         """As in `Model`. To transformers the batch is one sequence, in which positions begin anew."""
+        batch.meanwhile()
         output = self._causal.base_model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],

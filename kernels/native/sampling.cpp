@@ -168,15 +168,16 @@ void sample_row(const SampleArguments& asked, int64_t row) {
     asked.logprobs[row] = static_cast<float>(logits[token_id] - surveyed.most - std::log(surveyed.total));
 }
 
+constexpr float banned = -std::numeric_limits<float>::infinity();
+constexpr int64_t WORD = 64;
+
 // Masks are mostly all or nothing: so are most of their words.
-void keep_allowed(float* logits, int64_t size, const uint8_t* allowed, int64_t tokens) {
-    constexpr float banned = -std::numeric_limits<float>::infinity();
-    constexpr int64_t WORD = 64;
-    tokens = std::min(tokens, size);
+void keep_allowed(float* logits, int64_t size, const AllowedTokens& allowed) {
+    const int64_t tokens = std::min(8 * allowed.bytes, size);
     int64_t id = 0;
     for (; id + WORD <= tokens; id += WORD) {
         uint64_t word;
-        std::memcpy(&word, allowed + id / 8, sizeof(word));
+        std::memcpy(&word, allowed.bits + id / 8, sizeof(word));
         if (word == 0) {
             std::fill_n(logits + id, WORD, banned);
         } else if (~word != 0) {
@@ -184,8 +185,27 @@ void keep_allowed(float* logits, int64_t size, const uint8_t* allowed, int64_t t
         }
     }
     for (; id < tokens; ++id)
-        if (!((allowed[id / 8] >> (id % 8)) & 1)) logits[id] = banned;
+        if (!((allowed.bits[id / 8] >> (id % 8)) & 1)) logits[id] = banned;
     std::fill(logits + tokens, logits + size, banned);
+}
+
+// The likeliest token that is allowed, the first of several; 0 where none is.
+int64_t best_allowed(const float* logits, int64_t size, const AllowedTokens& allowed) {
+    const int64_t tokens = std::min(8 * allowed.bytes, size);
+    float most = banned, part[WORD];
+    int64_t best = 0;
+    for (int64_t begin = 0; begin < tokens; begin += WORD) {
+        const int64_t count = std::min(WORD, tokens - begin);
+        uint64_t word = 0;
+        std::memcpy(&word, allowed.bits + begin / 8, (count + 7) / 8);
+        if (word == 0) continue;
+        for (int64_t bit = 0; bit < count; ++bit) part[bit] = (word >> bit) & 1 ? logits[begin + bit] : banned;
+        const float largest = survey_block(part, count).most;
+        if (!(largest > most)) continue;
+        most = largest;
+        best = begin + (std::find(part, part + count, largest) - part);
+    }
+    return best;
 }
 
 }  // namespace
@@ -193,8 +213,10 @@ void keep_allowed(float* logits, int64_t size, const uint8_t* allowed, int64_t t
 
 extern "C" void baton_survey_rows(const baton::SurveyArguments* asked) {
     baton::share(asked->rows, asked->threads, [&](int64_t row) {
-        const baton::Survey found = baton::survey(asked->logits + row * asked->stride, asked->size);
-        asked->best[row] = found.best;
+        const float* logits = asked->logits + row * asked->stride;
+        const baton::Survey found = baton::survey(logits, asked->size);
+        const bool is_any = asked->allowed == nullptr || asked->allowed[row].bits == nullptr;
+        asked->best[row] = is_any ? found.best : baton::best_allowed(logits, asked->size, asked->allowed[row]);
         asked->log_totals[row] = static_cast<float>(found.most + std::log(found.total));
         asked->finite[row] = found.finite;
     });
@@ -209,6 +231,6 @@ extern "C" void baton_take_rows(const baton::TakeArguments* asked) {
         const baton::TakenRow& row = asked->rows[index];
         float* taken = asked->taken + index * asked->size;
         std::copy_n(asked->logits + row.place * asked->stride, asked->size, taken);
-        if (row.allowed != nullptr) baton::keep_allowed(taken, asked->size, row.allowed, 8 * row.bytes);
+        if (row.allowed.bits != nullptr) baton::keep_allowed(taken, asked->size, row.allowed);
     }
 }

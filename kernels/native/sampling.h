@@ -5,10 +5,16 @@
 
 namespace baton {
 
+struct AllowedTokens {
+    const uint8_t* bits;  // [bytes], one bit per token, the least significant first; none: all are
+    int64_t bytes;        // tokens beyond are not allowed
+};
+
 // Rows of logits, [rows][size], `stride` apart.
 struct SurveyArguments {
     const float* logits;
-    int64_t* best;      // [rows], the first of several
+    const AllowedTokens* allowed;  // [rows]; none: all tokens are
+    int64_t* best;                 // [rows], the first of several, of those that are allowed
     float* log_totals;  // [rows], log of the sum of e^logit
     uint8_t* finite;    // [rows], whether all of it is; the two others mean nothing where it is not
     int64_t rows, size, stride;
@@ -28,9 +34,8 @@ struct SampleArguments {
 };
 
 struct TakenRow {
-    int64_t place;           // among those of logits
-    const uint8_t* allowed;  // [bytes], one bit per token, the least significant first; none: all are
-    int64_t bytes;           // tokens beyond are not allowed
+    int64_t place;  // among those of logits
+    AllowedTokens allowed;
 };
 
 struct TakeArguments {

@@ -13,7 +13,7 @@ from kernels.sampled import Sampled, Survey
 
 class _Survey(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("logits", "best", "log_totals", "finite")),
+        *((name, c_void_p) for name in ("logits", "allowed", "best", "log_totals", "finite")),
         *((name, c_int64) for name in ("rows", "size", "stride")),
         ("threads", c_int32),
     )
@@ -42,10 +42,16 @@ class NativeSampling:
         for function, arguments in ((self._survey, _Survey), (self._sample, _Sample), (self._take, _Take)):
             function.argtypes, function.restype = (POINTER(arguments),), None
 
-    def survey_rows(self, logits: torch.Tensor) -> Survey:
+    def survey_rows(self, logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> Survey:
         rows, size = logits.shape
         found = Survey(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool))
-        self._survey(_Survey(*pointers((logits, *found)), rows, size, logits.stride(0), torch.get_num_threads()))
+        masks = array("q")  # of each row where its bits are, and their bytes
+        for bits in allowed or ():
+            masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
+        address = masks.buffer_info()[0] if allowed else None
+        self._survey(
+            _Survey(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), torch.get_num_threads())
+        )
         return found
 
     def sample_tokens(

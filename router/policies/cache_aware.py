@@ -93,23 +93,23 @@ def _prompt_costs(
     request: PlacementRequest, workers: Sequence[WorkerView], waiting_tokens: Sequence[int]
 ) -> list[float]:
     """The sums of `prefill_terms`, written for speed: this runs for every worker and request."""
-    hits = _hit_tokens(request, workers)
-    prompt_tokens, best_tokens = request.prompt_tokens, max(hits)
-    paces = [1e3 / worker.rates.prefill_tokens_per_s for worker in workers]  # milliseconds per token
-    longest_ms = PATIENCE_MS + min(map(mul, waiting_tokens, paces))
-    costs = [
-        (waiting + prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace
-        for worker, waiting, hit_tokens, pace in zip(workers, waiting_tokens, hits, paces, strict=True)
-    ]
-    extra = _keep(workers) - 1.0 if best_tokens else 0.0
-    if extra and best_tokens != min(hits):
-        premiums = [extra * (best_tokens - hit_tokens) * pace for hit_tokens, pace in zip(hits, paces, strict=True)]
-        costs = [cost + (more if more < longest_ms else longest_ms) for cost, more in zip(costs, premiums, strict=True)]
-    if request.session is None:
+    prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
+    costs, hits, paces = [], [], []
+    for worker, waiting in zip(workers, waiting_tokens, strict=True):
+        pace, blocks = 1e3 / worker.rates.prefill_tokens_per_s, worker.hit_blocks  # milliseconds per token
+        hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
+        costs.append((waiting + prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace)
+        hits.append(hit_tokens)
+        paces.append(pace)
+    best_tokens = max(hits)
+    if best_tokens == min(hits) and request.session is None:
         return costs
-    again = [min(extra * (best_tokens - hit) * pace, longest_ms) for hit, pace in zip(hits, paces, strict=True)]
-    homes = _homes(request, workers)
-    return [cost - each + longest_ms * home for cost, each, home in zip(costs, again, homes, strict=True)]
+    longest_ms = PATIENCE_MS + min(map(mul, waiting_tokens, paces))
+    if request.session is not None:
+        return [cost + longest_ms * home for cost, home in zip(costs, _homes(request, workers), strict=True)]
+    extra = _keep(workers) - 1.0
+    premiums = [extra * (best_tokens - hit_tokens) * pace for hit_tokens, pace in zip(hits, paces, strict=True)]
+    return [cost + (more if more < longest_ms else longest_ms) for cost, more in zip(costs, premiums, strict=True)]
 
 
 def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView) -> list[float]:
@@ -117,11 +117,13 @@ def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], pref
     expected, source = expected_here(request, prefill), prefill.endpoint
     first_ms, hidden_ms = expected.ttft_ms, expected.compute_ms
     prompt_tokens, answer_tokens = request.prompt_tokens, request.charged_answer_tokens
+    reusable, block_tokens = request.reusable_blocks, request.block_tokens
     costs = []
-    for worker, hit_tokens in zip(workers, _hit_tokens(request, workers), strict=True):
-        rates = worker.rates
+    for worker in workers:
+        rates, blocks = worker.rates, worker.hit_blocks
+        missing_tokens = prompt_tokens - (blocks if blocks < reusable else reusable) * block_tokens
         bytes_per_ms = 1e6 * rates.links_gb_per_s.get(source, rates.link_gb_per_s)
-        exposed_ms = (prompt_tokens - hit_tokens) * rates.kv_bytes_per_token / bytes_per_ms - hidden_ms
+        exposed_ms = missing_tokens * rates.kv_bytes_per_token / bytes_per_ms - hidden_ms
         gap_ms = rates.token_gap_ms + rates.token_gap_ms_per_token * (worker.tokens_in_flight + prompt_tokens)
         costs.append(first_ms + answer_tokens * gap_ms + (exposed_ms if exposed_ms > 0.0 else 0.0))
     if request.session is None:
@@ -133,11 +135,6 @@ def _keep(workers: Sequence[WorkerView]) -> float:
     """The less, the more prompts go on from where this one leaves what is known of it."""
     best = max(workers, key=_HIT_BLOCKS)
     return max(KEEP_SHARED, KEEP / (1 + best.branches))
-
-
-def _hit_tokens(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[int]:
-    reusable, block_tokens = request.reusable_blocks, request.block_tokens
-    return [(worker.hit_blocks if worker.hit_blocks < reusable else reusable) * block_tokens for worker in workers]
 
 
 def _homes(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[int]:

@@ -115,12 +115,35 @@ async def test_a_process_behind_the_proxy_that_is_gone_looks_gone(port: int) -> 
     proxy = proxy_for(port)
     await proxy.start()
     try:
-        line = await Line.open(port)
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await line.says(b"hello")
-        line.close()
+        with pytest.raises(ConnectionRefusedError):
+            await Line.open(port)
     finally:
         await proxy.close()
+
+
+async def test_a_process_that_comes_back_is_reached_again_and_one_that_goes_refuses(port: int) -> None:
+    proxy = proxy_for(port)
+    await proxy.start()
+    for _ in range(2):
+        async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port):
+            await until(port, is_open=True)
+        await until(port, is_open=False)
+    await proxy.close()
+
+
+async def until(port: int, is_open: bool) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                line = await Line.open(port)
+            except ConnectionRefusedError:
+                if not is_open:
+                    return
+            else:
+                line.close()
+                if is_open:
+                    return
+            await asyncio.sleep(0.01)
 
 
 async def test_the_owner_of_a_connection_is_the_process_that_made_it(port: int) -> None:

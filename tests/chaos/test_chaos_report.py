@@ -1,19 +1,22 @@
 """The report says what was, its pictures are well-formed, and a run is good only where everything held."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from chaos.campaign import Unmade
 from chaos.checker import Finding, Kind
 from chaos.faults import Fault, FaultKind
 from chaos.gaps import Injected
+from chaos.growth import growth
 from chaos.history import Attempt, Behaviour, End, History, Piece
 from chaos.report import summary, write
 from chaos.run import Options, Outcome
-from chaos.watch import Look, growth
+from chaos.watch import Look
 
 
 def outcome() -> Outcome:
@@ -22,7 +25,7 @@ def outcome() -> Outcome:
     stream = History(0, "greedy 0", Behaviour.READS, "chaos-0", 100.5, 1, pieces, [End(106.0, 0, "length")], 106.1)
     stream.attempts = attempts
     killed = Injected(Fault(FaultKind.KILL, "decode-0"), 103.2, 104.0, "pid 5 is gone")
-    looks = [Look(100.0 + at, "decode-1", 6, 2**27 + at * 2**20, 30, 8) for at in range(120)]
+    looks = life(range(120))
     return Outcome(Options(1.0, 7, 2, ()), 100.0, 107.0, {}, [killed], [stream], [], looks, pages_free_after_s=0.2)
 
 
@@ -51,6 +54,14 @@ def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
         {"left_in_shared_memory": ("x",)},
         {"left_processes": (9,)},
         {"crashes": ["decode-0 ended with exit code 1; starting it again in 0.2 s"]},
+        {"unmade": [Unmade(Fault(FaultKind.CUT, "decode-0"), 1.0, "")] * 4},
+        {
+            "injected": [
+                Injected(Fault(FaultKind.KILL, "decode-0"), 1.0, 2.0, "gone", "after 60 s: decode-0 is not there")
+            ]
+        },
+        {"missing": "decode-0 not running"},
+        {"options": Options(1.0, 7, 2, (), wanted=2)},
     ],
 )
 def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
@@ -63,7 +74,28 @@ def test_a_close_place_is_told_and_breaks_nothing() -> None:
     assert summary(close)["findings"]["close"] == 1
 
 
-def test_growth_is_of_settled_lives_alone() -> None:
-    [grown] = growth(outcome().looks)
-    assert grown.rss_per_minute == pytest.approx(60 * 2**20)
-    assert growth(outcome().looks[:60]) == []
+def test_growth_is_of_lives_that_lasted_and_after_their_warm_up() -> None:
+    warming = [80 * 2**20 if at < 30 else 160 * 2**20 for at in range(120)]
+    [grown] = growth(life(range(120), warming))
+    assert (grown.grown_bytes, grown.seconds) == (0, 89)
+    assert grown.is_flat
+    assert growth(life(range(80))) == []
+
+
+@pytest.mark.parametrize(
+    ("mib_per_minute", "descriptors", "flat"), [(0.5, 0, True), (6, 0, True), (12, 0, False), (0, 0.5, False)]
+)
+def test_what_grows_with_time_is_not_flat(mib_per_minute: float, descriptors: float, flat: bool) -> None:
+    private = [round(2**27 + mib_per_minute * 2**20 * at / 60) for at in range(150)]
+    [grown] = growth(life(range(150), private, descriptors))
+    assert grown.per_minute == pytest.approx(mib_per_minute * 2**20, rel=0.05, abs=1)
+    assert grown.is_flat is flat
+    assert replace(outcome(), looks=life(range(150), private, descriptors)).is_good is flat
+
+
+def life(times: range, private: Sequence[int] = (), descriptors: float = 0) -> list[Look]:
+    """`descriptors`: more, by second."""
+    return [
+        Look(100.0 + at, "decode-1", 6, 2**28, 30 + int(descriptors * at), 8, private[at] if private else 2**27)
+        for at in times
+    ]

@@ -16,8 +16,8 @@ import pytest
 from chaos import corruption, injection
 from chaos.corruption import FlippedOnTheWay
 from chaos.faults import Fault, FaultKind
-from chaos.injecting import injection_of
-from chaos.injection import Cut, Flushed, NotProven, Ruled, Signalled, Stopped
+from chaos.injecting import Scene, injection_of
+from chaos.injection import Cut, Flushed, NotMade, NotProven, Ruled, Signalled, Stopped
 from chaos.procfs import Life, is_alive, life_of, pool_range, read_memory, state_of
 from chaos.proxy import Proxy, Rule, Way
 from chaos.stack import Place
@@ -98,13 +98,14 @@ class Transfers(OneProcess):
     source: Life | None = None
     mismatches: int = 0
     notices: bool = True
+    unread: int = 3
     workers: tuple[Place, ...] = (Place("decode-0", 1, ""),)
 
     def life(self, name: str) -> Life | None:
         return self.source
 
     async def statuses(self) -> list[object]:
-        pages = SimpleNamespace(held_by_transfers=3)
+        pages = SimpleNamespace(held_by_transfers=self.unread)
         load = SimpleNamespace(pages=pages, checksum_mismatches=self.mismatches)
         self.mismatches += self.notices
         return [SimpleNamespace(workers=[SimpleNamespace(worker_id="prefill-0", load=load)])]
@@ -119,6 +120,18 @@ async def test_bits_on_their_way_are_turned_over_found_out_and_turned_back(life:
     assert f"{len(pool) // 4096} bits turned over" in await flip.prove()
     assert read_memory(life.pid, pool.start, len(pool)) == before
     assert state_of(life.pid) != "T"
+
+
+async def test_bits_of_nothing_that_is_being_read_are_not_turned_over(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corruption, "TRIES", 2)
+    asked: list[int] = []
+    stack = Transfers(source=life, unread=0)
+    flip = FlippedOnTheWay(stack, "prefill-0", random.Random(1), asked.append)  # type: ignore[arg-type]
+    with pytest.raises(NotMade, match="on its way"):
+        await flip.inject()
+    assert asked == [corruption.PROMPTS] * 2
 
 
 async def test_bits_that_nobody_found_out_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +166,34 @@ async def test_a_flush_is_proved_by_the_keys_that_are_gone() -> None:
         await flush.inject()
 
 
-async def test_a_cut_and_a_partition_where_nothing_flows_are_found_out() -> None:
+async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
-    cut = Cut(proxy, "router-0")
-    await cut.inject()
-    with pytest.raises(NotProven):
-        await cut.prove()
+    with pytest.raises(NotMade):
+        await Cut(proxy, "router-0").inject()
     rule = Rule(held=frozenset(Way))
     partition = Ruled([(proxy, "router-0")], rule, 0.0, lambda counts: counts.held, "held")
     await partition.inject()
-    with pytest.raises(NotProven):
+    with pytest.raises(NotMade):
+        await partition.prove()
+
+
+@pytest.mark.parametrize("way", list(Way))
+async def test_a_partition_through_which_something_passes_is_found_out(way: Way) -> None:
+    proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
+    partition = Ruled([(proxy, "router-0")], Rule(held=frozenset({way})), 0.0, lambda counts: counts.held, "held")
+    await partition.inject()
+    proxy.counts("router-0").there += way is Way.THERE
+    proxy.counts("router-0").back += way is Way.BACK
+    with pytest.raises(NotProven, match="1 pieces went by"):
+        await partition.prove()
+
+
+async def test_what_passes_the_open_way_of_a_one_way_partition_is_no_sign_of_it() -> None:
+    proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
+    partition = Ruled([(proxy, "router-0")], Rule(held=frozenset({Way.BACK})), 0.0, lambda counts: counts.held, "held")
+    await partition.inject()
+    proxy.counts("router-0").there += 1
+    with pytest.raises(NotMade):
         await partition.prove()
 
 
@@ -184,5 +215,5 @@ async def test_the_wall_clock_of_a_process_jumps_and_its_monotonic_one_does_not(
 
 
 async def test_a_clock_without_a_shim_is_no_fault() -> None:
-    with pytest.raises(NotProven):
-        injection_of(Fault(FaultKind.CLOCK, "", amount=5), OneProcess(), None, random.Random(1))  # type: ignore[arg-type]
+    with pytest.raises(NotMade):
+        injection_of(Fault(FaultKind.CLOCK, "", amount=5), Scene(OneProcess(), None, random.Random(1)))  # type: ignore[arg-type]

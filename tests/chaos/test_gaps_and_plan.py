@@ -12,8 +12,8 @@ from chaos.corruption import FlippedOnTheWay
 from chaos.faults import WORKERS, Fault, FaultKind, plan_faults
 from chaos.gaps import Injected, gap_around, gaps_at
 from chaos.history import Attempt, Behaviour, History, Piece
-from chaos.injecting import injection_of
-from chaos.injection import Cut, Flushed, NotProven, Ruled, Signalled, Stopped
+from chaos.injecting import Scene, injection_of
+from chaos.injection import Cut, Flushed, NotMade, Ruled, Signalled, Stopped
 from chaos.procfs import life_of
 from chaos.stack import Stack
 
@@ -67,7 +67,7 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
     made = {}
     with patch.object(stack, "life", lambda name: own):
         for planned in plan_faults(1, 200, without=frozenset({FaultKind.CLOCK})):
-            made[planned.fault.kind] = type(injection_of(planned.fault, stack, None, random.Random(1)))
+            made[planned.fault.kind] = type(injection_of(planned.fault, Scene(stack, None, random.Random(1))))
     assert made == {
         FaultKind.KILL: Signalled,
         FaultKind.STOP: Stopped,
@@ -82,5 +82,5 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
 
 
 def test_a_process_that_is_not_there_cannot_be_killed(tmp_path: Path) -> None:
-    with pytest.raises(NotProven, match="not running"):
-        injection_of(Fault(FaultKind.KILL, "decode-0"), Stack(tmp_path, tmp_path, None), None, random.Random(1))
+    with pytest.raises(NotMade, match="not running"):
+        injection_of(Fault(FaultKind.KILL, "decode-0"), Scene(Stack(tmp_path, tmp_path, None), None, random.Random(1)))

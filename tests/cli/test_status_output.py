@@ -9,8 +9,8 @@ import pytest
 
 import cli.status
 from cli.errors import CommandFailed
-from cli.status import headline, link_lines, row, show_status
-from client import ClusterStatus, Link, Load, Model, PageCounts, WorkerStatus
+from cli.status import cluster_lines, headline, link_lines, row, show_status
+from client import ClusterStatus, Link, Load, Model, PageCounts, RouterStatus, WorkerStatus
 from client.responses import cluster_status_from
 from router.admin_service import AdminServicer
 from router.caches import Caches
@@ -50,6 +50,13 @@ def test_a_row_shows_load_and_who_holds_pages() -> None:
         *("100", "60", "10", "20", "10"),
         *("75%", "7", "55"),
     )
+
+
+def test_other_routers_are_told_one_by_one() -> None:
+    other = RouterStatus("0a1b2c3d4e5f", "127.0.0.1:50053", 3661.2, 2, 900)
+    assert cluster_lines(replace(status(), other_routers=1, routers=(other,))) == [
+        "other router 0a1b2c3d at 127.0.0.1:50053, up 1:01:01: 2 requests on the workers, 900 tokens"
+    ]
 
 
 def test_a_cache_that_was_never_asked_has_no_hit_rate() -> None:

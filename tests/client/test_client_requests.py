@@ -11,77 +11,82 @@ from protos import baton_pb2
 OTHER_FORMS = {"json_schema", "json_object", "grammar", "choice"}  # of the answer: one at most
 
 
+OPTIONS: GenerateOptions = {
+    "max_tokens": 7,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 0.5,
+    "min_p": 0.25,
+    "seed": 2**64 - 1,
+    "stop": ["a", "b"],
+    "stop_token_ids": [2, 3],
+    "ignore_eos": True,
+    "n": 2,
+    "typical_p": 0.5,
+    "repetition_penalty": 1.5,
+    "presence_penalty": -2.0,
+    "frequency_penalty": 0.25,
+    "logit_bias": {5: -100.0},
+    "min_tokens": 3,
+    "allowed_token_ids": [5, 6],
+    "bad_words": ["no", [7, 8]],
+    "logprobs": 0,
+    "prompt_logprobs": 5,
+    "echo": True,
+    "best_of": 4,
+    "beam_width": 3,
+    "length_penalty": -0.5,
+    "early_stopping": "never",
+    "regex": "a+",
+    "model": "tiny",
+    "request_id": "r",
+    "cache_salt": "s",
+    "priority": -5,
+    "api_key": "k",
+    "timeout_s": 1.0,
+    "traceparent": "00-0-0-00",
+}
+"""Every one there is, but the other forms."""
+
+SAMPLING = baton_pb2.SamplingParams(
+    max_tokens=7,
+    temperature=0.0,
+    top_k=0,
+    top_p=0.5,
+    min_p=0.25,
+    seed=2**64 - 1,
+    stop=["a", "b"],
+    stop_token_ids=[2, 3],
+    ignore_eos=True,
+    n=2,
+    typical_p=0.5,
+    repetition_penalty=1.5,
+    presence_penalty=-2.0,
+    frequency_penalty=0.25,
+    logit_bias={5: -100.0},
+    min_tokens=3,
+    allowed_token_ids=[5, 6],
+    bad_words=["no"],
+    bad_word_token_ids=[baton_pb2.TokenIds(ids=[7, 8])],
+    logprobs=0,
+    prompt_logprobs=5,
+    best_of=4,
+    beam_width=3,
+    length_penalty=-0.5,
+    early_stopping=baton_pb2.EARLY_STOPPING_NEVER,
+    regex="a+",
+)
+"""What becomes of them."""
+
+
 def test_a_text_and_every_option_arrive_in_their_fields() -> None:
-    options: GenerateOptions = {
-        "max_tokens": 7,
-        "temperature": 0.0,
-        "top_k": 0,
-        "top_p": 0.5,
-        "min_p": 0.25,
-        "seed": 2**64 - 1,
-        "stop": ["a", "b"],
-        "stop_token_ids": [2, 3],
-        "ignore_eos": True,
-        "n": 2,
-        "typical_p": 0.5,
-        "repetition_penalty": 1.5,
-        "presence_penalty": -2.0,
-        "frequency_penalty": 0.25,
-        "logit_bias": {5: -100.0},
-        "min_tokens": 3,
-        "allowed_token_ids": [5, 6],
-        "bad_words": ["no", [7, 8]],
-        "logprobs": 0,
-        "prompt_logprobs": 5,
-        "echo": True,
-        "best_of": 4,
-        "beam_width": 3,
-        "length_penalty": -0.5,
-        "early_stopping": "never",
-        "regex": "a+",
-        "model": "tiny",
-        "request_id": "r",
-        "cache_salt": "s",
-        "priority": -5,
-        "api_key": "k",
-        "timeout_s": 1.0,
-        "traceparent": "00-0-0-00",
-    }
-    assert set(options) | OTHER_FORMS == set(get_type_hints(GenerateOptions))
-    sampling = baton_pb2.SamplingParams(
-        max_tokens=7,
-        temperature=0.0,
-        top_k=0,
-        top_p=0.5,
-        min_p=0.25,
-        seed=2**64 - 1,
-        stop=["a", "b"],
-        stop_token_ids=[2, 3],
-        ignore_eos=True,
-        n=2,
-        typical_p=0.5,
-        repetition_penalty=1.5,
-        presence_penalty=-2.0,
-        frequency_penalty=0.25,
-        logit_bias={5: -100.0},
-        min_tokens=3,
-        allowed_token_ids=[5, 6],
-        bad_words=["no"],
-        bad_word_token_ids=[baton_pb2.TokenIds(ids=[7, 8])],
-        logprobs=0,
-        prompt_logprobs=5,
-        best_of=4,
-        beam_width=3,
-        length_penalty=-0.5,
-        early_stopping=baton_pb2.EARLY_STOPPING_NEVER,
-        regex="a+",
-    )
+    assert set(OPTIONS) | OTHER_FORMS == set(get_type_hints(GenerateOptions))
     expected = baton_pb2.GenerateRequest(
-        text="hi", model="tiny", request_id="r", cache_salt="s", sampling=sampling, echo=True, priority=-5
+        text="hi", model="tiny", request_id="r", cache_salt="s", sampling=SAMPLING, echo=True, priority=-5
     )
-    assert generate_request("hi", options) == expected
-    by_option = set(sampling.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"} - OTHER_FORMS  # bad_words too
-    assert by_option <= set(options), "a sampling parameter has no option"
+    assert generate_request("hi", OPTIONS) == expected
+    by_option = set(SAMPLING.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"} - OTHER_FORMS  # bad_words too
+    assert by_option <= set(OPTIONS), "a sampling parameter has no option"
     assert not set(CALL_OPTIONS) & set(expected.DESCRIPTOR.fields_by_name)
 
 

@@ -48,7 +48,8 @@ def test_routers_that_keep_to_their_limits_never_have_more_than_there_is(total: 
     used = dict.fromkeys(names, 0)
     heard = dict.fromkeys(names, 0)
     for _ in range(40):
-        limits = credits.deal({name: count for name, count in used.items() if count}, names)
+        lent = {chance.choice(sorted(names)): chance.randint(0, 2 * total)} if chance.random() < 0.5 else {}
+        limits = credits.deal({name: count for name, count in used.items() if count}, names, lent)
         assert sum(limits.values()) <= total
         for name in names:
             used[name] = max(used[name], chance.randint(0, heard[name]))  # dispatched before this report came
@@ -57,3 +58,35 @@ def test_routers_that_keep_to_their_limits_never_have_more_than_there_is(total: 
         for name in names:
             used[name] = chance.choice((used[name], max(used[name], heard[name]), chance.randint(0, used[name])))
         assert sum(used.values()) <= total
+
+
+def test_a_router_is_lent_what_the_others_do_not_use() -> None:
+    credits = Credits[str](10)
+    credits.deal({}, BOTH)
+    assert credits.deal({}, BOTH, {"a": 8}) == {"a": 5, "b": 2}, "b may still use what it was told before"
+    assert credits.deal({}, BOTH, {"a": 8}) == {"a": 8, "b": 2}
+    assert credits.deal({"a": 8}, BOTH) == {"a": 8, "b": 1}, "what is used stays, and the rest is shared as ever"
+    for _ in range(3):
+        limits = credits.deal({}, BOTH)
+    assert limits == {"a": 5, "b": 5}
+
+
+def test_what_others_use_is_lent_as_they_give_it_back() -> None:
+    credits = Credits[str](10)
+    credits.deal({"b": 5}, BOTH)
+    for used, limit in ((5, 3), (5, 5), (3, 5), (3, 7), (1, 7), (1, 9)):
+        assert credits.deal({"b": used}, BOTH, {"a": 9})["a"] == limit
+
+
+def test_no_more_is_lent_than_there_is() -> None:
+    credits = Credits[str](10)
+    for _ in range(3):
+        limits = credits.deal({"a": 2}, BOTH, {"a": 30})
+    assert limits == {"a": 10, "b": 0}
+
+
+def test_who_has_more_than_it_wants_keeps_it() -> None:
+    credits = Credits[str](10)
+    for _ in range(3):
+        limits = credits.deal({}, BOTH, {"a": 3})
+    assert limits == {"a": 5, "b": 5}

@@ -16,6 +16,7 @@ from service.redis_server import RedisServer, free_port, start_redis_server
 READY_S = 90.0
 STOP_S = 15.0
 POLL_S = 0.05
+SILENCE_S = "3"  # until a router holds a worker for lost
 
 
 @dataclass
@@ -198,9 +199,15 @@ def make_stack(
     command = [sys.executable, "-m", "gateway", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
     command += ["--http-port", str(stack.http_port)]
     command += registry or ["--workers", ",".join(members)]
-    command += ["--trace-file", str(stack.trace_file), *router_flags]
+    command += ["--trace-file", str(stack.trace_file), *_patient(router_flags)]
     stack.processes["router"] = StackProcess("router", command, folder / "router.log")
     return stack
+
+
+def _patient(router_flags: Sequence[str]) -> list[str]:
+    """On a machine that is busy with other tests a worker may have nothing to say for longer than usual."""
+    told = "--session-silence-s" in router_flags
+    return [*router_flags, *([] if told else ["--session-silence-s", SILENCE_S])]
 
 
 def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags: Sequence[str] = ()) -> Stack:
@@ -213,7 +220,7 @@ def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags
         for name, command in commands.items()
     )
     command = [sys.executable, "-m", "router", "--port", str(beside.port), "--admin-port", str(beside.admin_port)]
-    command += ["--workers", ",".join(members), "--trace-file", str(beside.trace_file), *router_flags]
+    command += ["--workers", ",".join(members), "--trace-file", str(beside.trace_file), *_patient(router_flags)]
     beside.processes["router"] = StackProcess("router", command, folder / "router.log")
     return beside
 

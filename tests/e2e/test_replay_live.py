@@ -19,6 +19,7 @@ from tests.fixtures.crashing_worker import DEADLY
 
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 TOKENS = 150
+DRAIN_S = 0.1  # of one decode worker: less than any of these answers takes
 LONGEST_GAP_S = 6.0  # of a client on a busy machine; what is promised is measured elsewhere
 SEEDED = {"temperature": 1.5, "seed": 3}
 LIST = {"type": "array", "items": {"const": "ba"}, "minItems": 120}
@@ -67,6 +68,7 @@ def twofold(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         role, command = name.partition("-")[0], stack.processes[name].command
         place = command.index(f"{role}_worker")
         command[place : place + 1] = ["tests.fixtures.crashing_worker", role]
+    stack.processes["decode-1"].command += ["--drain-s", str(DRAIN_S)]
     yield from run(stack)
 
 
@@ -130,6 +132,25 @@ async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_ot
     killed.start()
     await asyncio.to_thread(twofold.wait_ready)
     await asyncio.to_thread(twofold.wait_idle, 5.0)
+
+
+async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
+    drained, router = twofold.processes["decode-1"], twofold.processes["router"]
+    handed_over = "another attempt: DRAINING"
+    before = router.text().count(handed_over)
+
+    async def disturb(readers: Sequence[Reader]) -> None:
+        await until_tokens(readers, 60)
+        drained.terminate()
+
+    for _ in range(3):  # where this process was held up, nothing was left over
+        assert_equal(await all_streams(twofold, disturb), undisturbed)
+        assert await asyncio.to_thread(drained.ended) == 0
+        drained.start()
+        await asyncio.to_thread(twofold.wait_ready)
+        if router.text().count(handed_over) > before:
+            return
+    raise AssertionError("nothing was handed over")
 
 
 async def test_a_deadly_request_is_given_up_and_what_stands_beside_it_is_served(

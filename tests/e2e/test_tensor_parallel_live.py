@@ -20,7 +20,7 @@ from benchmarks.random_schemas import random_schema
 from client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, generate, make_asked
-from tests.e2e.stack import Stack, make_stack
+from tests.e2e.stack import Stack, make_router, make_stack
 
 TOGETHER = 12
 LONGEST = 5  # of the oracle's prompts: its blocks, and those of its answer, are what is fetched
@@ -83,6 +83,32 @@ async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
     for choice in answer.choices:
         jsonschema.validate(json.loads(choice.text), schema)
     await asyncio.to_thread(stack.wait_idle, 2.0)
+
+
+async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_worker(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """What was given out is computed again on prefill's one rank, and copied to the two of a new process."""
+    router = make_router(tmp_path, stack, ("prefill-0", "decode-0"), ("--local-prefill-tokens", "0"))
+    worker, asked = stack.processes["decode-0"], {"max_tokens": 700, "temperature": 0.0, "ignore_eos": True}
+    first, [follower] = worker.pid, followers_of(worker.pid)
+    router.start()
+    await asyncio.to_thread(router.wait_ready, 2)
+    tokens: list[int] = []
+    async with AsyncBatonClient(router.target, retry=RetryPolicy(attempts=1), timeout_s=120) as client:
+        undisturbed = await client.complete(QUESTION, **asked)
+        async for event in client.generate(QUESTION, **asked):
+            if isinstance(event, Delta):
+                assert event.offset == len(tokens)
+                tokens += event.token_ids
+                if worker.pid == first:
+                    worker.kill()
+                    worker.start()
+    assert tokens == list(undisturbed.choices[0].token_ids)
+    assert "another attempt: WORKER_" in router.processes["router"].text()
+    assert not Path(f"/proc/{follower}").exists()
+    router.stop()
+    await asyncio.to_thread(stack.wait_ready)
 
 
 async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stack) -> None:

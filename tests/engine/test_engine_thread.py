@@ -9,7 +9,7 @@ import pytest
 
 from engine.engine_thread import EngineStopped, EngineThread, StepTiming
 
-WAIT_S = 5.0
+WAIT_S = 10.0
 
 
 class FakeEngine:

@@ -145,4 +145,4 @@ def test_the_package_alone_loads_nothing_heavy() -> None:
     import sys
 
     code = "import engine, sys; assert not {'torch', 'transformers'} & sys.modules.keys(); engine.LLM; engine.AsyncLLM"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=300)

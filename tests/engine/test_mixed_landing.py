@@ -257,3 +257,23 @@ def test_even_the_oldest_gives_way_to_a_reservation_until_that_has_landed(host_s
     while scheduler.has_work:
         made += step(scheduler)
     assert [token.offset for token in made] == list(range(1, 16)), "it went on where it was"
+
+
+def test_a_prompt_that_lands_in_part_leaves_its_complete_blocks_in_the_cache(scheduler):
+    prompt = request(1, 18, 4)
+    scheduler.reserve(prompt)
+    assert scheduler.abort(1, landed_blocks=3)
+    assert scheduler.pool.counts == PageCounts(total=8, free=5, cached=3, held=0)
+    assert scheduler.reserve(request(2, 18, 4)).cached_blocks == 3
+
+
+def test_of_a_prompt_that_lands_in_part_no_block_that_is_part_full_is_kept(scheduler):
+    scheduler.reserve(request(1, 18, 4))
+    scheduler.abort(1, landed_blocks=5)
+    assert scheduler.pool.counts.cached == 4
+
+
+def test_what_landed_of_a_prompt_without_hashes_is_free(scheduler):
+    scheduler.reserve(Request(1, tuple(range(10)), SamplingParams(max_tokens=4), ()))
+    scheduler.abort(1, landed_blocks=2)
+    assert scheduler.pool.counts.free == 8

@@ -22,6 +22,7 @@ from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
 
 WAIT_S = 10.0
+CLIENT_S = 60.0  # a large body waits for a process to start
 HERMES_TEMPLATE = (
     "{% if tools %}[tools]{{ tools | tojson }}{# <tool_call> #}{% endif %}"
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}"
@@ -129,7 +130,7 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
     if config.tls is not None:
         trusted = ssl.create_default_context(cafile=config.tls.certificate.with_name("ca.pem"))
     url = f"{'http' if config.tls is None else 'https'}://127.0.0.1:{process.http_port}"
-    async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False, verify=trusted) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=CLIENT_S, trust_env=False, verify=trusted) as client:
         await client.get("/v1/models")  # waits until it is ready
         yield Gateway(process, pair, client)
     process.running.stop()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.body import parse
 from gateway.json_size import MAX_CONTAINERS, MAX_TEXTS, MAX_VALUES, JsonSize, json_size
 from gateway.messages.chat import ChatRequest
+from gateway.parsing import parse
 from gateway.problem import Problem
 
 HOSTILE_TEXTS = st.text(alphabet='"\\[]{},:a', max_size=12)

@@ -102,3 +102,26 @@ def test_rows_that_are_taken_keep_what_their_masks_allow(native: NativeLibrary, 
         kept = [id for id in range(size) if id // 8 < len(packed) and packed[id // 8] >> id % 8 & 1]
         assert row.isfinite().nonzero().flatten().tolist() == kept
         assert torch.equal(row[kept], logits[place, kept])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_likeliest_token_is_of_those_that_a_mask_allows(native: NativeLibrary, seed: int) -> None:
+    """Masks of all sizes, some of one token; ties; nothing else that is known of a row depends on its mask."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    logits = logits_of(draw, 6).nan_to_num(neginf=-9.0)
+    if draw.random() < 0.5:
+        logits = logits.round()  # ties
+    size = logits.shape[1]
+    masks: list[torch.Tensor | None] = [None]
+    for dense in (0.0, 0.03, 0.5, 0.97, 1.0):
+        bits = torch.rand(max(8, -(-size // 8) * 8 + draw.choice([-8, 0, 24]))) < dense
+        bits[draw.randrange(min(size, len(bits)))] = True
+        masks.append((bits.view(-1, 8) << torch.arange(8)).sum(-1).to(torch.uint8))
+    draw.shuffle(masks)
+    found, free = native.sampling.survey_rows(logits, masks), native.sampling.survey_rows(logits)
+    taken = reference.take_rows(logits, range(6), masks)
+    assert found.best.tolist() == [row.index(max(row)) for row in taken.tolist()]
+    among = reference.survey_rows(logits, masks).best
+    assert torch.equal(taken[range(6), among], taken[range(6), found.best])
+    assert torch.equal(found.log_totals, free.log_totals) and torch.equal(found.finite, free.finite)

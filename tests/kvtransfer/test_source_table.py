@@ -77,6 +77,16 @@ def test_what_was_dropped_while_it_was_read_is_stale(table):
     assert table.counters.stale == 1
 
 
+def test_a_reader_is_told_that_its_blocks_are_pinned_until_they_are_not(table):
+    table.open(A, 0.0)
+    assert not table.confirm(A).valid, "it is parked: there are no blocks"
+    table.announce(A, REQUEST, 0.0)
+    table.advance(A, (4, 2), 1.0)
+    assert table.confirm(A) == CloseVerdict(True, REQUEST)
+    table.drop(A, 2.0)
+    assert table.confirm(A) == CloseVerdict(False, None)
+
+
 def test_an_id_is_used_once(table):
     table.announce(A, REQUEST, 0.0)
     assert not table.announce(A, 8, 0.0)

@@ -103,6 +103,11 @@ class Transfers(RuleBasedStateMachine):
             assert self.table.snapshot(transfer_id).dropped
 
     @invariant()
+    def what_is_pinned_and_nothing_else_is_confirmed(self) -> None:
+        for transfer_id in self.ended | self.reading | set(self.pinned):
+            assert self.table.confirm(transfer_id).valid == (transfer_id in self.pinned)
+
+    @invariant()
     def a_pinned_transfer_shows_all_its_blocks(self) -> None:
         for transfer_id in self.pinned:
             state = self.table.snapshot(transfer_id)

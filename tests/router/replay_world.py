@@ -113,7 +113,7 @@ class World:
     def close(self, attempt_id: int) -> None:
         del self.inboxes[attempt_id]
 
-    def cancel(self, attempt_id: int, endpoint: str) -> None:
+    def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
         self.cancelled.append(attempt_id)
 
     def drains(self, endpoint: str) -> None:

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
-from router.admission import BEGUN_PRIORITY, PLANNED_SHARE, AdmissionLimits, AdmissionQueue, Standing
+from router.admission import AdmissionLimits, AdmissionQueue, Standing
 from router.cluster import Cluster
 from router.placement import NoPrefillWorker, PlacementPolicy, PlacementRequest
+from router.prospects import PLANNED_SHARE
+from router.tickets import BEGUN_PRIORITY
 from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
 from service.errors import InvalidArgument, ResourceExhausted, Unavailable
 

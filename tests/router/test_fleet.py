@@ -3,18 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
+
 from router.cluster import Cluster
 from router.events import Failed, FailureReason
 from router.fleet import Fleet
 from router.placement import Placement
 from router.request import PreparedRequest, Sampling
-from router.session import SessionTiming
+from router.session import SessionTiming, WorkerSession
 from router.session_wire import Tag
 from service.worker_record import WorkerRecord, WorkerRole
 from tests.router.fake_worker import FakePair
 
 TIMING = SessionTiming(grace_s=0.05)
-WAIT_S = 5.0
+WAIT_S = 10.0
 
 
 class ChangingMembership:
@@ -66,7 +68,8 @@ class Followed:
 
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def connected(self, *wanted: bool) -> None:
         """Waits until the workers are connected as wanted, in order."""
@@ -94,6 +97,26 @@ async def test_a_worker_that_comes_later_is_connected(pair: FakePair) -> None:
         await followed.connected(True)
         await membership.change(prefill, decode)
         await followed.connected(True, True)
+
+
+def test_no_silence_and_no_broken_connection_is_borne_for_two_seconds() -> None:
+    timing = SessionTiming()
+    assert timing.grace_s < 2.0 and timing.silence_s + timing.watch_s < 2.0
+
+
+async def test_sessions_whose_connections_break_just_as_they_are_ended_end(
+    pair: FakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = asyncio.Event()
+
+    async def read(session: WorkerSession, call: object) -> None:
+        await breaks.wait()
+        raise asyncio.InvalidStateError("the connection broke")
+
+    monkeypatch.setattr(WorkerSession, "_read", read)
+    async with Followed(ChangingMembership(*records(pair))) as followed:
+        await followed.connected(True, True)
+        breaks.set()
 
 
 async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pair: FakePair) -> None:

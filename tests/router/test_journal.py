@@ -261,7 +261,7 @@ async def test_the_writing_task_writes_what_comes_and_ends_with_its_cancellation
     world = World()
     running = asyncio.create_task(world.journal.run())
     world.journal.open("k", 1, request(), "tiny", 130.0).placed(Place("a:1", 1))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while not world.store.written:
             await asyncio.sleep(0)
     running.cancel()

@@ -113,9 +113,9 @@ async def test_a_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, mon
     encoded: list[int] = []
     encode = tokenizer._encode
 
-    def noted(text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def noted(text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
         encoded.append(len(text))
-        return encode(text, add_special_tokens)
+        return encode(text, add_special_tokens, most_tokens)
 
     monkeypatch.setattr(tokenizer, "_encode", noted)
 
@@ -124,7 +124,14 @@ async def test_a_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, mon
             await tokenizer.prompt_tokens(prompt, most_tokens=20_000)
         assert refused.value.least_tokens > 20_000
     assert sum(encoded) < 100_000
-    assert len(await tokenizer.prompt_tokens(TextPrompt("x" * 100), most_tokens=20)) == 100, "for others to refuse"
+    tokenizer.close()
+
+
+async def test_a_text_a_little_too_long_is_counted_whole(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    with pytest.raises(TextTooLong, match=r"^100 tokens$"):
+        await tokenizer.prompt_tokens(TextPrompt("x" * 100), most_tokens=20)
+    assert len(await tokenizer.prompt_tokens(TextPrompt("x" * 20), most_tokens=20)) == 20
     tokenizer.close()
 
 

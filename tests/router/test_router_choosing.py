@@ -130,6 +130,8 @@ async def test_a_beam_search_is_told_to_workers_and_answered_at_its_end(stack: S
         assert (told.n, told.beam_width, told.length_penalty) == (2, 4, 0.5)
         assert (told.beam_stop, told.temperature) == (sampling_pb2.BEAM_STOP_FULL, 0.0)
     stack.pair.first_step(attempt_id, [])
+    # Its timings are prefill's: decode, over another session, is not to end the answer before they are in.
+    await stack.until(lambda status: sum(worker.in_flight_requests for worker in status.workers) == 1)
     stack.pair.landed(attempt_id)
     for choice in range(2):
         stack.pair.step(attempt_id, 0, [65 + choice, 75 + choice], LENGTH, choice)

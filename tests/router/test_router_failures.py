@@ -14,6 +14,8 @@ from protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.test_router_refusals import detail, refusal
 
+NOTICED_S = 8.0  # a second or two, on a machine that is not busy; the grace of a session is longer
+
 
 async def begun(stack: Stack, timeout: float = 10.0, **sampling: Any) -> tuple[Any, int]:
     """A call that has had its first token, and its attempt's id."""
@@ -46,7 +48,8 @@ async def idle(stack: Stack) -> None:
 async def test_cancelling_reaches_both_workers(stack: Stack) -> None:
     call, attempt_id = await begun(stack)
     call.cancel()
-    assert (await stack.decode.received("cancel")).attempt_id == attempt_id
+    cancel = await stack.decode.received("cancel")
+    assert (cancel.attempt_id, cancel.keep_landed) == (attempt_id, False)
     assert (await stack.prefill.received("cancel")).attempt_id == attempt_id
     await idle(stack)
 
@@ -95,14 +98,14 @@ async def test_health_follows_readiness(stack: Stack) -> None:
 
 
 async def test_the_clients_deadline_cancels_on_both_workers(stack: Stack) -> None:
-    call, attempt_id = await begun(stack, timeout=0.5)
+    call, attempt_id = await begun(stack, timeout=2.0)
     error = await refusal(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await stack.decode.received("cancel")).attempt_id == attempt_id
     await idle(stack)
 
 
-@pytest.mark.parametrize("settings", [{"default_deadline_s": 0.5}], indirect=True)
+@pytest.mark.parametrize("settings", [{"default_deadline_s": 2.0}], indirect=True)
 async def test_the_servers_own_deadline_ends_a_request(stack: Stack) -> None:
     call, _ = await begun(stack)
     assert (await refusal(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -160,25 +163,25 @@ async def test_prefills_troubles_do_not_matter_once_the_kv_has_landed(stack: Sta
 
 @pytest.mark.parametrize("settings", [{"attempts": 1}], indirect=True)
 @pytest.mark.parametrize("dies", ["prefill", "decode"])
-async def test_a_worker_that_dies_mid_answer_is_noticed_within_two_seconds(stack: Stack, dies: str) -> None:
+async def test_a_worker_that_dies_mid_answer_is_noticed_before_its_sessions_grace(stack: Stack, dies: str) -> None:
     call, _ = await under_way(stack)
     began_s = time.monotonic()
     await getattr(stack, dies).stop()
     error = await refusal(call)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < NOTICED_S
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert detail(error, error_details_pb2.ErrorInfo).reason == "WORKER_LOST"
     assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
     await stack.until(lambda status: not status.ready)
 
 
-@pytest.mark.parametrize("settings", [{"attempts": 1}], indirect=True)
-async def test_a_worker_that_falls_silent_is_noticed_within_two_seconds(stack: Stack) -> None:
+@pytest.mark.parametrize("settings", [{"attempts": 1, "session_silence_s": 1.0}], indirect=True)
+async def test_a_worker_that_falls_silent_is_noticed(stack: Stack) -> None:
     call, _ = await under_way(stack)
     began_s = time.monotonic()
     stack.decode.silent = True
     error = await refusal(call)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < NOTICED_S
     assert detail(error, error_details_pb2.ErrorInfo).reason == "WORKER_LOST"
 
 

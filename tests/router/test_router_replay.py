@@ -12,7 +12,7 @@ from tests.router.conftest import READY_S, Stack, echo, encode, text_of, tokens_
 from tests.router.test_router_failures import begun
 from tests.router.test_router_refusals import refusal
 
-NOTICED_S = 0.9  # less than the grace of a session: nobody listens there any more
+NOTICED_S = 9.0  # less than the grace of a session: nobody listens there any more
 
 
 async def cut(stack: Stack, at: int, **sampling: Any) -> tuple["asyncio.Task[list[Any]]", Any]:
@@ -59,7 +59,7 @@ async def test_an_answer_goes_on_where_its_decode_worker_died(stack: Stack) -> N
     began_s = time.monotonic()
     await restart(stack)
     again = await replayed(stack)
-    assert time.monotonic() - began_s < NOTICED_S + 1.0
+    assert time.monotonic() - began_s < NOTICED_S
     assert again.attempt_id != start.attempt_id and again.transfer_id != start.transfer_id
     assert (again.answered_tokens, again.first_choice, again.sampling.max_tokens) == (5, 0, 17)
     assert list(again.token_ids) == encode("hello") + echo(encode("hello"), 0)[:5]
@@ -87,6 +87,7 @@ async def test_a_worker_that_nobody_listens_for_any_more_is_lost_at_once(stack: 
     assert time.monotonic() - began_s < NOTICED_S
 
 
+@pytest.mark.parametrize("settings", [{"session_silence_s": 1.0}], indirect=True)
 async def test_an_answer_of_a_worker_that_hangs_goes_on_and_its_late_output_is_dropped(stack: Stack) -> None:
     answer, start = await cut(stack, 4, max_tokens=8)
     stack.decode.silent = True
@@ -115,6 +116,7 @@ async def test_where_prefill_died_decode_computes_the_prompt_itself(stack: Stack
     await stack.prefill.stop()
     again = await replayed(stack)
     assert (again.prefill_endpoint, again.answered_tokens) == ("", 1)
+    assert (await stack.decode.received("cancel")).keep_landed, "what has landed of it is thrown away"
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)
@@ -141,7 +143,7 @@ async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unav
     began_s = time.monotonic()
     error = await refusal(call)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert 0.9 < time.monotonic() - began_s < 3.0
+    assert 0.9 < time.monotonic() - began_s < 9.0
     await stack.decode.start(stack.decode.port)
 
 

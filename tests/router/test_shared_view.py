@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from router.admin_wire import router_status
 from router.cluster import Cluster
 from router.placement import Placement, PlacementRequest, WorkerView
 from router.replicas import Replicas
@@ -55,7 +56,12 @@ class Router:
             self.cluster.reported(endpoint, WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
         self.taken_over: list[int] = []
         self.replicas = Replicas(
-            self.cluster, redis.store(number), bytes([number]) * 16, self.taken_over.append, clock=clock
+            self.cluster,
+            redis.store(number),
+            bytes([number]) * 16,
+            self.taken_over.append,
+            clock=clock,
+            address=f"host-{number}:1",
         )
 
     def view(self, endpoint: str) -> WorkerView:
@@ -96,6 +102,18 @@ async def test_a_router_counts_what_another_has_charged_and_expects_what_it_pred
     assert second.view("d0").elsewhere_slots == 1
     assert second.view("d0").used_slots == 0, "another router's credit was taken for its own"
     assert second.view("p0").hit_blocks == 4
+
+
+async def test_a_router_says_where_and_how_long_it_has_been_there(two: tuple[Router, Router], clock: Clock) -> None:
+    first, second = two
+    first.cluster.charge(1, PLACED, REQUEST, CHAIN)
+    clock.now += 61.0
+    await first.replicas.exchange()
+    await second.replicas.exchange()
+    [share] = second.replicas.shares
+    told = router_status(share, decode={"d0"})
+    assert (told.router_id, told.address, told.uptime_s) == (bytes(16), "host-0:1", 61.0)
+    assert (told.requests, told.tokens) == (1, first.view("p0").tokens_in_flight + first.view("d0").tokens_in_flight)
 
 
 async def test_a_router_hears_which_of_its_streams_another_one_resumed(two: tuple[Router, Router]) -> None:

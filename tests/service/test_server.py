@@ -58,7 +58,7 @@ class ExampleProcess:
 
 
 async def _eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 

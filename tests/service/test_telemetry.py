@@ -135,7 +135,7 @@ def test_an_absent_collector_costs_nothing_and_is_reported_once(mute: bool, capl
             telemetry.span(FinishedSpan("root", 1, 2))
         assert time.monotonic() - started < 2  # less than one export that is waited for
         telemetry.close()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 1
 
 

@@ -2,17 +2,26 @@
 
 import asyncio
 import gc
+import json
 import random
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from cli.commands import simulate
+from service.redis_registry import TTL_MS, Announced
+from service.registry import RegistryUnavailable
+from service.worker_record import WorkerRecord, WorkerRole
 from simulation.client import End
+from simulation.faults import Kind
 from simulation.loop import SimulatedLoop, SimulatedProcess
 from simulation.network import Network, Pipe
 from simulation.planted import PLANTS, planted
-from simulation.world import Options, run_seed
+from simulation.redis import SimulatedRedis, SimulatedRegistry
+from simulation.tally import Tally
+from simulation.world import Options, Result, run_seed
 
 SEEDS = range(40, 52)
 
@@ -39,10 +48,62 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert len(digests) == 2 and digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("plant, seed", [("dropped-pin", 1), ("reused-transfer-id", 1), ("off-by-one-offset", 3)])
-def test_a_planted_bug_is_found(plant: str, seed: int) -> None:
+WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so that no one seed is sure to show it
+
+
+@pytest.mark.parametrize(
+    "plant, options",
+    [
+        ("dropped-pin", Options(requests=6)),
+        ("reused-transfer-id", Options(requests=6)),
+        ("off-by-one-offset", Options(requests=6, faults=4, kinds=(Kind.KILL,))),
+        ("unseen-flip", Options(requests=4, faults=4, kinds=(Kind.FLIP,))),
+        ("announced-once", Options(requests=1, faults=5, kinds=(Kind.KILL,))),
+        ("best-by-sum", Options(requests=20, faults=0)),
+    ],
+)
+def test_a_planted_bug_is_found(plant: str, options: Options) -> None:
     with planted(plant):
-        assert any(run_seed(each, Options(requests=6)).violation is not None for each in range(seed, seed + 8))
+        assert any(run_seed(seed, options).violation is not None for seed in range(WORLDS_TO_LOOK_IN))
+
+
+def test_flipped_bits_are_seen_and_counted_and_change_no_answer() -> None:
+    results = [run_seed(seed, Options(requests=4, faults=4, kinds=(Kind.FLIP,))) for seed in range(6)]
+    assert [result.violation for result in results if result.violation is not None] == []
+    exercised = sum((result.exercised for result in results), Counter[str]())
+    assert exercised["bits flipped"] > 0 and exercised["checksums that differed"] > 0
+
+
+def test_all_that_was_exercised_is_summed_and_printed() -> None:
+    tally = Tally()
+    for _ in range(2):
+        tally.add(Result(0, exercised=Counter({"bits flipped": 2})))
+    merged = Tally()
+    merged.merge(Tally.from_plain(json.loads(json.dumps(tally.to_plain()))))
+    assert merged.seeds == 2 and "4  bits flipped" in "\n".join(merged.lines())
+
+
+def test_what_redis_holds_expires_and_can_be_lost() -> None:
+    loop = SimulatedLoop(random.Random(1))
+    redis = SimulatedRedis(loop, random.Random(2))
+    registry = SimulatedRegistry(redis)
+    record = WorkerRecord("w", WorkerRole.DECODE, "w:1", 7, "")
+
+    async def scenario() -> None:
+        assert await registry.announce(record) is Announced.ACCEPTED
+        assert await registry.announce(replace(record, epoch=6)) is Announced.FENCED
+        assert await registry.workers() == (record,)
+        await asyncio.sleep(TTL_MS / 1e3)
+        assert await registry.workers() == () and await registry.take_epoch(1) == 8
+        redis.flush()
+        assert await registry.take_epoch(1) == 1
+        redis.gone = True
+        with pytest.raises(RegistryUnavailable):
+            await registry.workers()
+
+    loop.run_until_complete(scenario())
+    loop.forget()
+    loop.close()
 
 
 def test_every_plant_is_known_to_the_command() -> None:

@@ -42,7 +42,7 @@ def test_a_form_that_takes_too_long_is_killed_and_the_next_is_served(checker: Ch
     [first] = processes(checker)
     started = time.monotonic()
     assert checker.check(SLOW) == "takes more than 1 s to compile"
-    assert time.monotonic() - started < LIMIT_S + 2
+    assert time.monotonic() - started < LIMIT_S + 8
     assert processes(checker) == []
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)

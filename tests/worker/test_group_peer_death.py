@@ -19,7 +19,8 @@ from tests.fixtures.sockets import tcp_sockets
 from worker.peers import PeerFailed, Peers
 
 PAIRS = [BlockPair(block, block, BLOCKS - 1 - block) for block in range(BLOCKS)]
-NOTICED_S = 3.0  # at once, on a machine that may be busy
+TIMEOUT_S = 10.0  # of a group; gloo holds what is cut off in the middle of a message for so long
+NOTICED_S = 8.0  # at once, on a machine that is not busy
 
 
 class Source:
@@ -64,13 +65,14 @@ async def test_a_source_killed_in_mid_transfer_is_named_and_the_next_one_is_pair
 ) -> None:
     dying, living = sources
     expected = pool_bytes().view(BLOCKS, BLOCK_BYTES).flip(0)
-    async with reading(timeout_s=10.0) as (peers, pool):
+    async with reading(TIMEOUT_S) as (peers, pool):
         before = len(tcp_sockets(os.getpid()))
         peer = await peers.borrow(dying.endpoint)
         started = time.monotonic()
-        with pytest.raises(PeerFailed, match="copying failed"):
+        with pytest.raises(PeerFailed, match="copying failed") as failed:
             await peers.copy(peer, ID, PAIRS)
         assert time.monotonic() - started < NOTICED_S
+        assert "Timed out" not in str(failed.value)
         assert dying.process.wait(10) == -9
         assert peer.forgotten
         peers.give_back(peer)

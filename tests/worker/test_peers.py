@@ -8,7 +8,7 @@ from engine.sequence import Reservation
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running
 from worker.peers import PeerFailed
-from worker.transfer_reader import TransferFailed
+from worker.pull import TransferFailed
 
 
 async def test_a_forgotten_peer_stays_usable_until_it_is_given_back() -> None:

@@ -2,26 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from client import AsyncBatonClient, Delta, Finished
+from client import Delta, Finished
 from kvtransfer.puller import CopyResult, PullThread
 from kvtransfer.transport import BlockPair, Transport
-from router.config import RouterConfig
-from router.process import RouterProcess
-from service.server import Running, serve
-from service.telemetry import NoTelemetry
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
-from tests.fixtures.real_workers import RealPair, real_pair
+from tests.fixtures.real_workers import real_pair
+from tests.fixtures.routed import WAIT_S, reporting, routed
 
 ANSWER_TOKENS = 5
-WAIT_S = 20.0
-REPORT_PERIOD_S = 0.1
 
 
 class HeldPulls(PullThread):
@@ -37,51 +30,6 @@ class HeldPulls(PullThread):
         self.held += not self.let_go.is_set()
         await self.let_go.wait()
         return await super().copy(transport, transfer_id, pairs)
-
-
-class ListeningRouter(RouterProcess):
-    """Tells the test when it listens."""
-
-    async def start(self, running: Running) -> None:
-        self.running = running
-        await super().start(running)
-        self.started.set()
-
-    started: asyncio.Event
-
-
-@asynccontextmanager
-async def reporting(pair: RealPair) -> AsyncIterator[None]:
-    """As the processes of workers do: a router takes silence for death."""
-
-    async def report() -> None:
-        while True:
-            pair.prefill.report()
-            pair.decode.report()
-            await asyncio.sleep(REPORT_PERIOD_S)
-
-    task = asyncio.create_task(report())
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-@asynccontextmanager
-async def routed(*workers: str) -> AsyncIterator[AsyncBatonClient]:
-    """A client of a router in front of them, every prompt of which is computed by prefill."""
-    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": ",".join(workers), "drain_s": 0.2}
-    config = RouterConfig(**fields, local_prefill_tokens=0)
-    router = ListeningRouter(config, NoTelemetry())
-    router.started = asyncio.Event()
-    serving = asyncio.create_task(serve(router, grace_s=config.drain_s))
-    await router.started.wait()
-    try:
-        async with AsyncBatonClient(f"127.0.0.1:{router.running.ports[0]}", timeout_s=WAIT_S) as client:
-            yield client
-    finally:
-        router.running.stop()
-        assert await serving == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,58 @@
+"""One who waits for room: who it is, what it asks for, and what came of it."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.placement import Placement, PlacementRequest, WorkerView
+from service.errors import BatonError
+
+BEGUN_PRIORITY = -1000
+"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    max_waiting: int = 1024
+    max_wait_s: float = 60.0
+    without_workers_s: float = 10.0  # a role may be absent this long for who comes, while its workers restart
+    max_waiting_per_tenant: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who asks, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
+
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float = math.inf
+
+
+NOBODY = Standing()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """`route_began_s`: when its turn came, monotonic."""
+
+    placement: Placement
+    route_began_s: float
+    workers: Sequence[WorkerView] = ()  # as the placement saw them
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One that waits, or has just been settled."""
+
+    attempt_id: int
+    request: PlacementRequest
+    block_hashes: Sequence[bytes]
+    standing: Standing
+    overtaken_tokens: int = 0  # of those that went before it out of their turn
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    outcome: Admitted | BatonError | None = None
+
+    def settle(self, outcome: Admitted | BatonError) -> None:
+        self.outcome = outcome
+        self.settled.set()

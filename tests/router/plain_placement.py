@@ -1,0 +1,118 @@
+"""What `router.placement.place` decides with `cache_aware`, written down without regard to speed."""
+
+from collections.abc import Sequence
+
+from router.expectations import expected_here, token_gap_ms, transfer_ms
+from router.placement import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy, PlacementRequest, WorkerView
+from router.policies.cache_aware import BALANCE, BUSY_FACTOR, BUSY_MS, KEEP, KEEP_SHARED, PATIENCE_MS
+from router.policies.rendezvous import home_of
+from router.worker import WorkerRole
+
+Chosen = tuple[str | None, str, LocalPrefill | None, str | None]
+"""(prefill, decode, why the decode worker computes the prompt, who it is fetched from)"""
+
+
+def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Chosen | NoRoom:
+    suited = [worker for worker in workers if request.suits(worker)]
+    decode = [worker for worker in suited if worker.role is WorkerRole.DECODE]
+    prefill = [worker for worker in suited if worker.role is WorkerRole.PREFILL]
+    is_local = policy.no_prefill_worker is NoPrefillWorker.LOCAL
+    if not prefill and not is_local:
+        return NoRoom.NO_PREFILL_WORKER
+    if not decode:
+        return NoRoom.NO_DECODE_WORKER
+    free = [worker for worker in decode if _has_room(request, worker)]
+    if not free:
+        return _no_room(request, decode)
+    untried = [worker for worker in prefill if worker.endpoint not in request.avoided_prefill]
+    untried = [
+        worker for worker in untried if any((worker.endpoint, each.endpoint) not in request.apart for each in free)
+    ]
+    computing = _cheapest(request, untried or prefill, _prompt_costs(request, untried or prefill))
+    near = [
+        worker for worker in free if computing is None or (computing.endpoint, worker.endpoint) not in request.apart
+    ]
+    near = [worker for worker in near if worker.endpoint == request.preferred_decode] or near or free
+    answering = _cheapest(request, near, _answer_costs(request, near, computing))
+    assert answering is not None
+    hit_tokens = request.hit_tokens(answering)
+    if computing is None:
+        return None, answering.endpoint, LocalPrefill.NO_PREFILL_WORKER, None
+    if not untried and is_local:
+        return None, answering.endpoint, LocalPrefill.PREFILL_WORKERS_FAILED, None
+    if hit_tokens and request.prompt_tokens - hit_tokens <= policy.local_prefill_tokens:
+        return None, answering.endpoint, LocalPrefill.SHORT_SUFFIX, None
+    limit_ms = (expected_here(request, computing).ttft_ms - BUSY_MS) / BUSY_FACTOR
+    itself = _cheapest(request, free, _answer_costs(request, free, None))
+    if is_local and limit_ms > 0 and itself is not None and expected_here(request, itself).ttft_ms < limit_ms:
+        return None, itself.endpoint, LocalPrefill.PREFILL_WORKERS_BUSY, None
+    return computing.endpoint, answering.endpoint, None, _source(request, suited, answering, computing)
+
+
+def _source(
+    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
+) -> str | None:
+    others = [worker for worker in suited if worker.endpoint != prefill.endpoint]
+    most = max(request.ready_tokens(worker) for worker in others)
+    best = [worker.endpoint for worker in others if request.ready_tokens(worker) == most]
+    if most <= request.hit_tokens(prefill):
+        return None
+    return decode.endpoint if decode.endpoint in best else best[0]
+
+
+def _has_room(request: PlacementRequest, worker: WorkerView) -> bool:
+    fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
+    alone = worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks
+    has_blocks = worker.used_blocks + request.charged_blocks <= worker.limit_blocks or alone
+    return fits and has_blocks and worker.used_slots + request.choices <= worker.limit_slots
+
+
+def _no_room(request: PlacementRequest, decode: Sequence[WorkerView]) -> NoRoom:
+    wide = [worker for worker in decode if request.choices <= worker.total_slots]
+    if not wide:
+        return NoRoom.TOO_MANY_CHOICES
+    is_long = all(request.longest_blocks > worker.total_blocks for worker in wide)
+    return NoRoom.TOO_LONG if is_long else NoRoom.NO_CREDIT
+
+
+def _cheapest(request: PlacementRequest, workers: Sequence[WorkerView], costs: Sequence[float]) -> WorkerView | None:
+    best = [worker for worker, cost in zip(workers, costs, strict=True) if cost == min(costs)]
+    return best[request.turn % len(best)] if best else None
+
+
+def _homes(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[int]:
+    home = home_of((request.session or "").encode(), workers)
+    return [int(worker is not home and request.session is not None) for worker in workers]
+
+
+def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[float]:
+    if not workers:
+        return []
+    keep = max(KEEP_SHARED, KEEP / (1 + max(workers, key=lambda worker: worker.hit_blocks).branches)) - 1.0
+    best_tokens = max(request.hit_tokens(worker) for worker in workers)
+    longest_ms = PATIENCE_MS + min(expected_here(request, worker).wait_ms for worker in workers)
+    costs = []
+    for worker, home in zip(workers, _homes(request, workers), strict=True):
+        pace, hit_tokens = 1e3 / worker.rates.prefill_tokens_per_s, request.hit_tokens(worker)
+        is_prefill = worker.role is WorkerRole.PREFILL
+        waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
+        cost = (waiting + request.prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace
+        if request.session is None:
+            costs.append(cost + min(keep * (best_tokens - hit_tokens) * pace, longest_ms))
+        else:
+            costs.append(cost + longest_ms * home)
+    return costs
+
+
+def _answer_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None) -> list[float]:
+    answers = [request.charged_answer_tokens * token_gap_ms(request, worker) for worker in workers]
+    if prefill is None:
+        return [prompt + answer for prompt, answer in zip(_prompt_costs(request, workers), answers, strict=True)]
+    expected = expected_here(request, prefill)
+    return [
+        expected.ttft_ms
+        + answer_ms
+        + max(0.0, transfer_ms(request, worker, prefill) - expected.compute_ms)
+        + PATIENCE_MS * home
+        for worker, answer_ms, home in zip(workers, answers, _homes(request, workers), strict=True)
+    ]

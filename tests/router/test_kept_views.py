@@ -1,0 +1,67 @@
+"""A cluster keeps the views of its workers from one request to the next: they must say what new ones would say."""
+
+from dataclasses import replace
+from random import Random
+
+from router.cluster import Cluster
+from router.placement import Placement, PlacementPolicy, PlacementRequest, Strategy, WorkerView, place
+from router.shared_view import ElsewhereLoad
+from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+
+F = b"f" * 32
+MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)
+PAGES = PageCounts(1000, 1000, 0, 0, 0, 0)
+POLICY = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
+NAMES = [f"{role[0]}{number}" for role in WorkerRole for number in range(4)]
+
+
+class Change:
+    """Does the same to a cluster as to another one, where it was made with the same seed."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster, self.chance, self.placed = cluster, Random(seed), dict[int, Placement]()
+        for name in NAMES:
+            role = WorkerRole.PREFILL if name[0] == "p" else WorkerRole.DECODE
+            cluster.add(name, role)
+            cluster.connected(name, WorkerDescription(name, role, 1, F, MODEL, 1000, 64), epoch=1)
+            cluster.reported(name, WorkerReport(1000, 64, PAGES, 0, 0, 0, False, 0))
+
+    def prompt(self) -> tuple[bytes, ...]:
+        first, length = self.chance.randrange(3), self.chance.randrange(1, 8)
+        return tuple(bytes([first, number]) * 16 for number in range(length))
+
+    def next(self, number: int) -> tuple[WorkerView, ...]:
+        """What a placement sees after the next change."""
+        chance, name, hashes = self.chance, self.chance.choice(NAMES), self.prompt()
+        match chance.randrange(5):
+            case 0:
+                waiting = chance.randrange(3)
+                self.cluster.reported(name, WorkerReport(1000, 64, PAGES, 0, waiting, 100 * waiting, False, 0))
+            case 1:
+                self.cluster.caches.assume(name, hashes, 20)
+            case 2 if self.placed:
+                attempt_id = chance.choice(list(self.placed))
+                for endpoint in self.placed.pop(attempt_id).endpoints:
+                    self.cluster.release(attempt_id, endpoint)
+            case _:
+                request = PlacementRequest(F, 32, 32 * len(hashes) + 1, 16, 1, turn=number)
+                outcome = place(request, self.cluster.snapshot(hashes, number), POLICY)
+                assert isinstance(outcome, Placement)
+                self.placed[number] = outcome
+                self.cluster.charge(number, outcome, request, hashes)
+        return self.cluster.snapshot(self.prompt(), number)
+
+
+def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
+    for seed in range(10):
+        kept, always_new = Change(Cluster(), seed), Change(Cluster(), seed)
+        for number in range(80):
+            before = dict(kept.placed)
+            always_new.cluster.others_have({"nobody": ElsewhereLoad(requests=number)})  # which makes all views anew
+            new = always_new.next(number)
+            assert _without_age(kept.next(number)) == _without_age(new), f"seed {seed}, change {number}, {before}"
+
+
+def _without_age(views: tuple[WorkerView, ...]) -> list[WorkerView]:
+    """`recent_tokens` may be a little old in a view that was kept."""
+    return [replace(view, recent_tokens=0.0) for view in views]

@@ -1,0 +1,48 @@
+"""What the images are made of: read from Dockerfile, .dockerignore and the sources, since nothing here builds them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels"}
+ON_DEMAND = {"cli"}
+"""Its commands import what they need when they are called; those that measure or break things are not for images."""
+
+
+def copied() -> dict[str, set[str]]:
+    """By stage of the Dockerfile, what is copied into it and into those before that it is made from."""
+    stages: dict[str, set[str]] = {}
+    current: set[str] = set()
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        match line.split():
+            case ["FROM", source, "AS", name]:
+                current = stages[name] = set(stages.get(source, ()))
+            case ["COPY", *sources, _]:
+                current |= {source.partition("/")[0] for source in sources}
+    return stages
+
+
+def imports_at_once(package: str) -> set[str]:
+    """Packages of ours that its modules import when they are imported themselves."""
+    found = set[str]()
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found & PACKAGES
+
+
+def test_what_is_copied_is_not_kept_from_the_build() -> None:
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set.union(*copied().values()) == let_through
+
+
+@pytest.mark.parametrize("image", ["router", "worker"])
+def test_an_image_has_all_that_its_packages_import(image: str) -> None:
+    packages = copied()[image] & PACKAGES
+    wanted = set[str]().union(*(imports_at_once(package) for package in packages - ON_DEMAND))
+    assert wanted <= packages

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 
 from chaos.injection import NotMade, NotProven, shown
-from chaos.procfs import Life, pool_range, read_memory, state_of, write_memory
+from chaos.procfs import Life, is_alive, pool_range, read_memory, state_of, write_memory
 from chaos.stack import Stack
 
-TRIES = 10  # a try in which nobody had something left to read shows nothing
+TRIES = 25  # about three in four find that nobody had something left to read, and show nothing
 PROMPTS = 8  # that are asked for in each try
 OPENED_S = (0.02, 0.15)  # from asking until readers stand still: some have opened, not all is computed
 UNREAD_S = 0.5  # that they stand still at most: routers give them up after 1.2 s
@@ -79,6 +79,10 @@ class FlippedOnTheWay:
                 self._stack.send(source, signal.SIGSTOP)
                 await shown(lambda: state_of(source.pid) == "T", f"state T of {source.pid}")
                 await self._turn_over_and_back(source, readers)
+        except OSError as error:
+            if is_alive(source):
+                raise
+            raise NotMade(f"another fault ended {self._target} meanwhile: {error}") from error
         finally:
             for life in (*readers, source):
                 self._stack.send(life, signal.SIGCONT)

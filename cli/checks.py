@@ -16,6 +16,7 @@ from cli.second_look import SecondLook, look_again, noting_failures
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 END_TO_END = "tests/e2e"
+SEEDS = "150"  # about a minute of a core
 TYPED = [
     "router",
     "gateway",
@@ -71,7 +72,12 @@ def all_checks() -> list[list[Check]]:
             Check("unit tests", ["pytest", "--numprocesses", cores, "--dist", "loadfile", "--ignore", END_TO_END]),
         ],
         # One at a time: each has processes of its own, and measures how long they take.
-        [Check("end to end", ["pytest", END_TO_END])],
+        [Check("end to end", ["pytest", END_TO_END, "-m", "not minute"])],
+        # A minute each of what runs for long by hand. They bear each other: what they hold is right or wrong, not fast.
+        [
+            Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
+            Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", "--dist", "loadfile"]),
+        ],
     ]
 
 

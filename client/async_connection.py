@@ -44,7 +44,7 @@ class AsyncConnection:
         self._targets = targets_of(target)
         self._make_stub = make_stub
         self._credentials = security.credentials()
-        self.retry = retry
+        self.retry = retry.among(len(self._targets))
         self.security = security
         self._ways: dict[int, _Way] = {}
         self._current = 0

@@ -1,6 +1,6 @@
 """When a failed call is made again: pure, given the time and a random number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from client.errors import BatonClientError, Busy, Cancelled, Unavailable
 
@@ -14,7 +14,7 @@ class RetryPolicy:
     defaults a router that restarts is waited for some 15 s.
     """
 
-    attempts: int = 4  # in all; 1: never again, nor resumed
+    attempts: int = 4  # in all, at each router of a cluster; 1: never again, nor resumed
     resumes: int = 16
     first_wait_s: float = 0.05
     longest_wait_s: float = 2.0
@@ -22,6 +22,10 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.resumes < 0 or not 0 <= self.first_wait_s <= self.longest_wait_s:
             raise ValueError(f"attempts must be at least 1, resumes 0, and the waits ordered: {self}")
+
+    def among(self, routers: int) -> "RetryPolicy":
+        """For a client that takes another router where one is gone, and may find that one just coming back."""
+        return self if self.attempts == 1 else replace(self, attempts=self.attempts * routers)
 
 
 class Attempts:

@@ -42,7 +42,7 @@ class SyncConnection:
             else grpc.secure_channel(each, credentials, CHANNEL_OPTIONS)
             for each in targets_of(target)
         ]
-        self.retry = retry
+        self.retry = retry.among(len(channels))
         self.security = security
         self._ways = [_Way(channel, make_stub(channel)) for channel in channels]
         self._current = 0

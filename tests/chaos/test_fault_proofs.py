@@ -143,6 +143,21 @@ async def test_bits_that_nobody_found_out_are_no_proof(life: Life, monkeypatch: 
         await flip.prove()
 
 
+async def test_a_source_that_another_fault_ended_meanwhile_was_not_hit(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> bytes:
+        os.kill(life.pid, signal.SIGKILL)
+        while is_alive(life):
+            pass
+        raise FileNotFoundError(f"/proc/{life.pid}/mem")
+
+    monkeypatch.setattr(corruption, "read_memory", ended)
+    flip = FlippedOnTheWay(Transfers(source=life), "prefill-0", random.Random(1))  # type: ignore[arg-type]
+    with pytest.raises(NotMade, match="another fault ended prefill-0"):
+        await flip.inject()
+
+
 async def test_bits_that_do_not_change_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corruption, "write_memory", lambda *_: None)
     monkeypatch.setattr(corruption, "TRIES", 1)

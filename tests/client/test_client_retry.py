@@ -56,3 +56,9 @@ def test_a_wait_stays_within_its_bounds(uniform: float, failures: int) -> None:
 def test_a_policy_without_attempts_is_refused() -> None:
     with pytest.raises(ValueError, match="attempts"):
         RetryPolicy(attempts=0)
+
+
+def test_every_router_of_a_cluster_is_tried_as_often_as_one_alone() -> None:
+    assert POLICY.among(1) == POLICY
+    assert POLICY.among(3).attempts == 12
+    assert RetryPolicy(attempts=1).among(3).attempts == 1

@@ -8,7 +8,7 @@ from chaos.faults import Fault, FaultKind, Planned
 from chaos.report import write
 from chaos.run import Options, Run
 
-MINUTES = 1.0
+MINUTES = 0.5  # of load; with the start, the oracle and all cases once more at the end it is more than one
 PLAN = (
     Planned(Fault(FaultKind.KILL, "redis"), 0.3, at_once=True),
     Planned(Fault(FaultKind.STOP, "decode-1", lasts_s=0.6), 0.2, at_once=True),

@@ -36,7 +36,9 @@ class BestOf:
         return self._made.completion_tokens
 
     def take(self, released: Released) -> Sequence[AnswerEvent]:
-        """What goes out now: nothing, and everything with the last tokens."""
+        """What goes out now: nothing, and everything with the last tokens; nothing again of what came behind those."""
+        if self.done:
+            return ()
         for event in self._made.take(released):
             if isinstance(event, Delta):
                 self._deltas.setdefault(event.index, []).append(event)

@@ -1,0 +1,21 @@
+"""The best of several choices goes out once, whatever comes behind its end."""
+
+from typing import Any, cast
+
+from router.answer import Answer
+from router.best_of import BestOf
+from router.lifecycle import Released
+
+
+class Ended:
+    """An answer whose choices have all ended; what comes behind that says nothing."""
+
+    done = True
+
+    def take(self, released: Released) -> tuple[Any, ...]:
+        raise AssertionError("nothing is taken any more")
+
+
+def test_what_comes_behind_the_last_end_tells_nothing_again() -> None:
+    best = BestOf(cast(Answer, Ended()), 1, with_logprobs=False)
+    assert best.take(cast(Released, None)) == ()

@@ -45,6 +45,7 @@ class Attempt:
         self._scores: deque[PromptScores] = deque()
         self._unscored = 0 if request.sampling.prompt_logprobs is None else len(request.token_ids) - 1
         self._unfinished = set(request.choices)  # those that may still be running on decode
+        self._unheard = set(request.choices)  # those of which no worker has said anything
         self._prefill_holds = False
         self._decode_holds = False
         self._has_landed = False
@@ -120,6 +121,7 @@ class Attempt:
             case SequenceOutput() as output:
                 offset = output.offset - self._request.answered_tokens
                 self._timeline.take_decode_output(output.choice, offset, len(output.token_ids), arrival.at_s)
+                self._unheard.discard(output.choice)
                 self._take_decode_end(output)
                 self._outputs.append(output)
             case PromptScores() as scores:
@@ -148,6 +150,7 @@ class Attempt:
     def _take_first_step(self, first_step: FirstStep, now: float) -> None:
         self._timeline.take_first_step(first_step, now)
         self._unfinished.difference_update(o.choice for o in first_step.outputs if o.end is not None)
+        self._unheard.clear()
         self._audit(first_step.timings)
         self._learn(first_step.timings)
         if self.placement.prefill is not None:
@@ -176,10 +179,13 @@ class Attempt:
                 self._decode_holds = False
 
     def _take_failure(self, failed: Failed) -> None:
-        """Once the KV has landed, and the prompt's scores have come, prefill's troubles are not this request's."""
+        """Once the KV has landed, and the prompt's scores have come, prefill's troubles are not this request's.
+
+        Unless prefill alone knew of a choice: one that ended with its first token never reaches decode.
+        """
         if failed.endpoint == self.placement.prefill:
             self._prefill_holds = False
-            if self._has_landed and not self._unscored:
+            if self._has_landed and not self._unscored and not self._unheard:
                 return
         else:
             self._decode_holds = False

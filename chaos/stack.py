@@ -191,11 +191,11 @@ class Stack:
         except BatonClientError:
             return None
 
-    def steps(self) -> list[tuple[float, float]]:
-        """Of all decode workers, where they record them: when each began, monotonic, and how long it took."""
-        files = [self._step_file(place) for place in self.workers if place.role == "decode"]
+    def steps(self, role: str) -> list[tuple[float, float]]:
+        """Of all workers of that role, where they record them: when each began, monotonic, and how long it took."""
+        files = [self._step_file(place) for place in self.workers if place.role == role]
         lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
-        return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
+        return [(float(began), float(ended) - float(began)) for began, ended in lines]
 
     def _step_file(self, place: Place) -> Path:
         return self._folder / f"{place.name}-steps.txt"
@@ -213,7 +213,7 @@ class Stack:
         arguments += ["--advertise", place.told_host, "--model", self._model, "--model-name", MODEL_NAME]
         arguments += ["--dtype", "float32", "--kv-memory", KV_MEMORY]
         arguments += ["--checksum-share", 1, *self._worker_flags]
-        if self._records_steps and place.role == "decode":
+        if self._records_steps:
             arguments += ["--step-file", self._step_file(place)]
         return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
 

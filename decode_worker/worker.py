@@ -12,7 +12,6 @@ from decode_worker.config import DecodeConfig
 from decode_worker.kept import KeptBounds
 from decode_worker.loop import DecodeLoop, OutcomeHandler
 from decode_worker.service import DecodeService
-from decode_worker.step_file import StepFile
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
 from engine.kv_memory import LargestStep
 from engine.mixed_scheduler import MixedScheduler
@@ -37,6 +36,7 @@ from worker.model import prepare
 from worker.peers import Peers
 from worker.pool import TransferOptions, make_host
 from worker.served import ServedWorker
+from worker.step_file import StepFile
 from worker.transfer_reader import TransferReader
 from worker.transfer_source import TransferSource
 

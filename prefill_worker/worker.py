@@ -19,7 +19,7 @@ from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
 from prefill_worker.fetch import FetchOptions, PrefixFetcher
-from prefill_worker.loop import PrefillLoop
+from prefill_worker.loop import PrefillLoop, ProgressHandler
 from prefill_worker.service import PrefillService
 from protos import kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from service.affinity import pin_process, stand_back
@@ -35,6 +35,7 @@ from worker.model import prepare
 from worker.peers import Peers
 from worker.pool import TransferOptions, make_host
 from worker.served import ServedWorker
+from worker.step_file import StepFile
 from worker.transfer_source import TransferSource
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class PrefillWorker(ServedWorker):
             config.internal_tls,
         )
         self._gpu = gpu_id(prepared.options.device)
+        self._steps = None if config.step_file is None else StepFile(config.step_file)
         self._loop: PrefillLoop | None = None
         self._fetcher: PrefixFetcher | None = None
         self._sweep: asyncio.Task[None] | None = None
@@ -105,9 +107,10 @@ class PrefillWorker(ServedWorker):
         device, warm = self._prepared.options.device, self._host.used
         ready = thread_preparation(self._config.cores, device, runner, self._config.nice, warm=warm)
         share = DeviceShare(self._config.chunk_tokens, self._config.decode_slow_down)
-        self._loop = PrefillLoop(
-            runner, scheduler, self.service.on_progress, on_fault, ready, share, self.service.cache.on_changes
-        )
+        on_progress: ProgressHandler = self.service.on_progress
+        if self._steps is not None:
+            on_progress = self._steps.recording(on_progress)
+        self._loop = PrefillLoop(runner, scheduler, on_progress, on_fault, ready, share, self.service.cache.on_changes)
         await self._loop.start()
         self._fetcher = self._make_fetcher(self._loop)
         self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)
@@ -146,6 +149,8 @@ class PrefillWorker(ServedWorker):
             await self._fetcher.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+        if self._steps is not None:
+            self._steps.close()
         if self._owns_host:
             await self._host.close()
 

@@ -47,6 +47,7 @@ class AdmissionQueue:
         self._queue: FairQueue[Ticket] = FairQueue()
         self.prospects = Prospects(self._queue, limits, clock)
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
+        self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
         self.wanting = Wanting()
 
     @property
@@ -106,6 +107,18 @@ class AdmissionQueue:
     def pump(self) -> None:
         """Places those whose turn it is, until the next must wait."""
         self._pump(None)
+
+    def pump_soon(self) -> None:
+        """As `pump`, once for all that happens in this turn of the event loop.
+
+        Where many requests are given up at once, none that is about to be is placed in the room of the others.
+        """
+        if self._pumping is None:
+            self._pumping = asyncio.get_running_loop().call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = None
+        self.pump()
 
     def _pump(self, seen: _Seen | None) -> None:
         turns, unmet = Turns(self._queue), None
@@ -205,4 +218,4 @@ class AdmissionQueue:
             self.prospects.ended(ticket.attempt_id, answered=False)
         elif ticket.outcome is None:
             self._queue.withdraw(entry)
-        self.pump()
+        self.pump_soon()

@@ -200,7 +200,7 @@ class RouterProcess:
             self._replicas.took_over(router_id, stream)
 
     def _on_change(self) -> None:
-        self._queue.pump()
+        self._queue.pump_soon()
         self._readiness.notice()
 
     async def _on_readiness(self, ready: bool) -> None:

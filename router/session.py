@@ -18,6 +18,7 @@ from protos import session_pb2, session_pb2_grpc
 from router import cache_wire, session_wire
 from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.events import AttemptEvent
+from router.session_outbox import SessionOutbox
 from router.worker import WorkerDescription, WorkerReport
 from service.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from service.internal_tls import InternalTls, open_async_channel
@@ -86,7 +87,7 @@ class WorkerSession:
         self._refuses = refuses
         self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # of the session that is held, 0: none
-        self._outbox: asyncio.Queue[session_pb2.ConnectRequest] | None = None  # while connected
+        self._outbox: SessionOutbox | None = None  # while connected
         self._grace: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
         self._acknowledged = 0  # the last number that we acknowledged
@@ -106,7 +107,7 @@ class WorkerSession:
             self._lose("it acknowledges nothing")
             return False
         if self._outbox is not None:
-            self._outbox.put_nowait(command)
+            self._outbox.put(command)
         return True
 
     async def run(self) -> None:
@@ -163,11 +164,11 @@ class WorkerSession:
         self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
-    def _open_outbox(self) -> asyncio.Queue[session_pb2.ConnectRequest]:
+    def _open_outbox(self) -> SessionOutbox:
         """Begins with what the worker has not acknowledged."""
-        self._outbox = asyncio.Queue()
+        self._outbox = SessionOutbox()
         for numbered in self._channel.unacknowledged():
-            self._outbox.put_nowait(numbered.message)
+            self._outbox.put(numbered.message)
         return self._outbox
 
     async def _read(self, call: Call) -> None:
@@ -205,11 +206,11 @@ class WorkerSession:
 
     def _acknowledge(self) -> None:
         if self._outbox is not None and self._channel.last_received > self._acknowledged:
-            self._outbox.put_nowait(session_pb2.ConnectRequest())
+            self._outbox.put(session_pb2.ConnectRequest())
 
-    async def _write(self, call: Call, outbox: asyncio.Queue[session_pb2.ConnectRequest]) -> None:
+    async def _write(self, call: Call, outbox: SessionOutbox) -> None:
         while True:
-            command = await outbox.get()
+            command = await outbox.next()
             command.acknowledged = self._acknowledged = self._channel.last_received
             await call.write(command)
 

@@ -9,8 +9,9 @@ decode.admission, decode.first_step, decode (time between tokens, one event per 
 request did not come to has none: a decode worker that computed the prompt itself transferred nothing.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from router.events import Landed, PrefillTimings
 from router.request import Operation, PreparedRequest
@@ -20,6 +21,7 @@ from service.telemetry import Attributes, AttributeValue, FinishedSpan, SpanEven
 from service.trace_context import TraceContext, new_trace
 
 _PROVIDER = "baton"
+_STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
 
 
 @dataclass(slots=True)
@@ -55,8 +57,11 @@ class Tracer:
     def record(self, record: RequestRecord) -> None:
         for observe in self.observers:
             observe(record)
-        now_s = WallClock.now().monotonic_s
-        for span in request_spans(record, now_s):
+        # Whoever waits for what the request held comes first.
+        asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
+
+    def _write(self, record: RequestRecord, ended_s: float) -> None:
+        for span in request_spans(record, ended_s):
             self._telemetry.span(span)
 
 
@@ -192,7 +197,7 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
 
 
 def _stage_attributes(measured: Stages) -> dict[str, AttributeValue]:
-    return {f"baton.{name}": round(value, 3) for name, value in asdict(measured).items()}
+    return {attribute: round(getattr(measured, name), 3) for name, attribute in _STAGES.items()}
 
 
 def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:

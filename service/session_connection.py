@@ -4,7 +4,7 @@ Knows the order of things but no protobuf: messages are anything with the fields
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from service.errors import InvalidArgument, Unavailable
@@ -28,7 +28,7 @@ class Greeting(Protocol):
 
 
 class SessionCommand(Protocol):
-    """A message from the router; `number` is 0 for a bare acknowledgement."""
+    """A message from the router; `number` is 0 for a bare acknowledgement, and where there are commands in it."""
 
     @property
     def number(self) -> int: ...
@@ -36,6 +36,15 @@ class SessionCommand(Protocol):
     def acknowledged(self) -> int: ...
     @property
     def hello(self) -> Greeting: ...
+    @property
+    def commands(self) -> "SessionCommands": ...
+
+
+class SessionCommands(Protocol):
+    """Several in one message, each with its number."""
+
+    @property
+    def commands(self) -> Sequence[Any]: ...
 
 
 Command = TypeVar("Command", bound=SessionCommand)
@@ -105,18 +114,19 @@ async def _read(
 ) -> None:
     """Takes in commands until the router hangs up, then closes the outbox, which ends the connection."""
     try:
-        async for command in commands:
-            if outbox.closed:
-                return  # the session goes on in a newer connection, or has ended: it takes no more from here
-            _acknowledge(session, command.acknowledged)
-            if command.number == 0:
-                continue
-            match session.channel.receive(command.number):
-                case Received.FRESH:
-                    on_command(session, command)
-                case Received.DUPLICATE:
+        async for message in commands:
+            _acknowledge(session, message.acknowledged)
+            for command in message.commands.commands or (message,):
+                if outbox.closed:
+                    return  # the session goes on in a newer connection, or has ended: it takes no more from here
+                if command.number == 0:
                     continue
-                case Received.GAP:
-                    return  # the router must reconnect and replay
+                match session.channel.receive(command.number):
+                    case Received.FRESH:
+                        on_command(session, command)
+                    case Received.DUPLICATE:
+                        continue
+                    case Received.GAP:
+                        return  # the router must reconnect and replay
     finally:
         outbox.close()

@@ -51,23 +51,27 @@ def cancels(
     singles: Annotated[int, typer.Option(min=1, help="Streams given up one by one, each at a random moment.")] = 700,
     bursts: Annotated[int, typer.Option(min=0, help="How often many are given up at once.")] = 10,
     burst: Annotated[int, typer.Option(min=2, max=512, help="How many that is.")] = 30,
+    prefill: Annotated[int, typer.Option(min=1, max=8, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
     seed: Annotated[int, typer.Option(help="Which moments.")] = 0,
 ) -> None:
     """Give up streams in any phase: how long pages stay held on either side, and whether what comes next is exact."""
     import asyncio
 
     from chaos.cancels import run_cancels
+    from chaos.stack import Layout
     from cli.bench.statistics import percentile
 
-    found = asyncio.run(run_cancels(singles, bursts, burst, seed, lambda line: print(line, flush=True)))
+    layout = Layout(routers=1, prefill=prefill, decode=decode)
+    found = asyncio.run(run_cancels(singles, bursts, burst, seed, layout, lambda line: print(line, flush=True)))
     print(f"{found.count} streams given up, {found.before_first_token} of them before their first token")
     for name, sides in (("one by one", found.single_s), (f"bursts of {found.burst}", found.burst_s)):
         for role, seconds in sides.items():
             if seconds:
                 p50, p99, longest = (1e3 * percentile(seconds, share) for share in (50, 99, 100))
                 print(f"{name}, {role}: pages free after {p50:.0f} ms (p50), {p99:.0f} (p99), {longest:.0f} (longest)")
-    step_ms, bound_ms = 1e3 * found.longest_step_s, 1e3 * found.bound_s
-    print(f"longest step {step_ms:.0f} ms, so that {bound_ms:.0f} ms are allowed")
+    for role, step_s in found.longest_step_s.items():
+        print(f"{role}: longest step {1e3 * step_s:.0f} ms, so that {1e3 * found.bound_s(role):.0f} ms are allowed")
     print(f"{found.nothing_held} times no worker held a page after the cancel")
     print(f"{found.exact} requests in between exact, {found.inexact} not")
     raise typer.Exit(0 if found.is_good else 1)

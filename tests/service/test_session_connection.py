@@ -83,6 +83,19 @@ async def test_commands_are_taken_once_and_in_order_across_a_reconnect() -> None
             await eventually(lambda: worker.taken == [1, 2, 3])
 
 
+async def test_commands_in_one_message_are_taken_one_by_one_and_those_known_already_are_not() -> None:
+    async with served() as (worker, router), router:
+        await router.cancel(1)
+        numbered = [(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]
+        cancels = [
+            session_pb2.ConnectRequest(number=number, cancel=session_pb2.Cancel(attempt_id=attempt_id))
+            for number, attempt_id in numbered
+        ]
+        await router.send_again(0, commands=session_pb2.Commands(commands=cancels))
+        assert await eventually(lambda: router.ended_with) is grpc.StatusCode.OK  # number 4 is missing
+        assert worker.taken == [1, 2, 3]
+
+
 async def test_what_was_said_while_the_router_was_away_comes_after_welcome() -> None:
     async with served() as (worker, router):
         async with router:

@@ -1,0 +1,29 @@
+"""When every step began and ended, for whoever measures this worker from outside: a line per step."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from engine.engine_thread import StepTiming
+
+Outcome = TypeVar("Outcome")
+
+
+class StepFile:
+    """Appends `started ended` to a file: seconds on the machine's monotonic clock."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: OSError where it cannot be written."""
+        self._lines = path.open("a", buffering=1)  # a reader finds whole lines
+
+    def recording(
+        self, handler: Callable[[Sequence[Outcome], StepTiming], None]
+    ) -> Callable[[Sequence[Outcome], StepTiming], None]:
+        def handle(outcomes: Sequence[Outcome], timing: StepTiming) -> None:
+            self._lines.write(f"{timing.started:.6f} {timing.ended:.6f}\n")
+            handler(outcomes, timing)
+
+        return handle
+
+    def close(self) -> None:
+        self._lines.close()

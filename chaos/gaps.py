@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from chaos.faults import Fault, FaultKind
 from chaos.history import Behaviour, History
@@ -26,6 +27,18 @@ class Gap:
     stream: int
     fault: int  # place in the list
     seconds: float
+    meanwhile: tuple[str, ...]  # the other faults that began or lasted while it stood still
+
+
+class Pause(NamedTuple):
+    """Between two tokens of a stream."""
+
+    began_s: float
+    ended_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
 
 
 def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: frozenset[FaultKind]) -> list[Gap]:
@@ -36,10 +49,16 @@ def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: f
             continue
         for history in histories:
             if _was_open(history, event.at_s) and _lost(history, event.fault.target):
-                seconds = gap_around(history.token_times, event.at_s)
-                if seconds is not None:
-                    found.append(Gap(history.number, index, seconds))
+                pause = pause_around(history.token_times, event.at_s)
+                if pause is not None:
+                    others = [each for each in injected if each is not event and _falls_into(each, pause)]
+                    meanwhile = tuple(str(each.fault) for each in others)
+                    found.append(Gap(history.number, index, pause.seconds, meanwhile))
     return found
+
+
+def _falls_into(event: Injected, pause: Pause) -> bool:
+    return event.proof is not None and event.at_s < pause.ended_s and max(event.at_s, event.healed_s) > pause.began_s
 
 
 def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[History]) -> dict[FaultKind, list[float]]:
@@ -47,18 +66,18 @@ def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[History]) -
     found: dict[FaultKind, list[float]] = {}
     for event in injected:
         for history in histories if event.proof is not None else ():
-            seconds = gap_around(history.token_times, event.at_s) if _was_open(history, event.at_s) else None
-            if seconds is not None:
-                found.setdefault(event.fault.kind, []).append(seconds)
+            pause = pause_around(history.token_times, event.at_s) if _was_open(history, event.at_s) else None
+            if pause is not None:
+                found.setdefault(event.fault.kind, []).append(pause.seconds)
     return found
 
 
-def gap_around(times: Sequence[float], at_s: float) -> float | None:
+def pause_around(times: Sequence[float], at_s: float) -> Pause | None:
     """The longest pause that had begun by `SOON_S` after `at_s` and ended after it; None for a stream that had not
     begun by then, or was over.
     """
-    pauses = [after - before for before, after in pairwise(times) if before <= at_s + SOON_S and after > at_s]
-    return max(pauses, default=None) if times and times[0] <= at_s else None
+    pauses = (Pause(before, after) for before, after in pairwise(times) if before <= at_s + SOON_S and after > at_s)
+    return max(pauses, key=lambda each: each.seconds, default=None) if times and times[0] <= at_s else None
 
 
 def _was_open(history: History, at_s: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.checker import Kind
 from chaos.faults import FaultKind
-from chaos.gaps import gaps_at, pauses_by_kind
+from chaos.gaps import Gap, gaps_at, pauses_by_kind
 from chaos.growth import BOUND_BYTES, LEAST_S, WARM_UP_S
 from chaos.history import History
 from chaos.pictures import draw_gaps, draw_memory, draw_timeline
@@ -24,6 +24,7 @@ DEATHS = {
     "drained (SIGTERM)": frozenset({FaultKind.RESTART}),
 }
 LISTED = 40
+LONGEST = 12  # gaps that are told one by one
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -50,7 +51,22 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         + [outcome.missing] * bool(outcome.missing),
         "findings": {kind.value: findings[kind] for kind in Kind},
         "statuses": Counter((each.failure or "OK").partition(":")[0].strip() for each in outcome.histories),
-        "gaps_s": {name: _percentiles(seconds) for name, seconds in gaps.items() if seconds},
+        "gaps_s": {name: _percentiles([gap.seconds for gap in each]) for name, each in gaps.items() if each},
+        "gaps_alone_s": {
+            name: _percentiles(alone)
+            for name, each in gaps.items()
+            if (alone := [gap.seconds for gap in each if not gap.meanwhile])
+        },
+        "longest_gaps": [
+            {
+                "stream": gap.stream,
+                "what": str(outcome.injected[gap.fault].fault),
+                "at_s": round(outcome.injected[gap.fault].at_s - began_s, 3),
+                "seconds": round(gap.seconds, 3),
+                "meanwhile": gap.meanwhile,
+            }
+            for gap in sorted((gap for each in gaps.values() for gap in each), key=lambda each: -each.seconds)[:LONGEST]
+        ],
         "pauses_s": {
             kind.value: _percentiles(seconds)
             for kind, seconds in pauses_by_kind(outcome.injected, outcome.histories).items()
@@ -90,7 +106,7 @@ def write(outcome: Outcome, folder: Path) -> None:
     title = f"Seed {outcome.options.seed}: what was injected, and what each stream saw"
     timeline = draw_timeline(outcome.injected, outcome.histories, outcome.began_s, title)
     (folder / "timeline.svg").write_text(timeline)
-    gaps = {name: seconds for name, seconds in _gaps(outcome).items() if seconds}
+    gaps = {name: [gap.seconds for gap in each] for name, each in _gaps(outcome).items() if each}
     if gaps:
         (folder / "gaps.svg").write_text(draw_gaps(gaps, "The pause that a client sees when its decode worker is …"))
     if outcome.looks:
@@ -117,19 +133,23 @@ def markdown(told: dict[str, Any]) -> str:
         f"{len(told['left_in_shared_memory'])}, processes: {len(told['left_processes'])}. "
         f"The harness itself was late by {told['harness_lag_s']:.2f} s at most, which is in all pauses below.",
         "",
-        "| decode worker | streams | gap p50 | p99 | longest |",
-        "|---|---|---|---|---|",
+        "| decode worker | streams | gap p50 | p99 | longest | no other fault meanwhile | p50 | p99 | longest |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, each in told["gaps_s"].items():
-        lines.append(
-            f"| {name} | {each['streams']} | {each['p50']:.2f} s | {each['p99']:.2f} s | {each['max']:.2f} s |"
-        )
+        lines.append(f"| {name} | {_cells(each)} | {_cells(told['gaps_alone_s'].get(name))} |")
     lines += ["", "![Timeline](timeline.svg)", "", "![Gaps](gaps.svg)", "", "![Memory](memory.svg)", ""]
     lines += ["| fault | times | streams open | their pause, p50 | p99 | longest |", "|---|---|---|---|---|---|"]
     for kind, count in sorted(told["faults_by_kind"].items()):
         pauses = told["pauses_s"].get(kind)
         cells = [f"{pauses[name]:.2f} s" for name in ("p50", "p99", "max")] if pauses else ["", "", ""]
         lines.append(f"| {kind} | {count} | {pauses['streams'] if pauses else 0} | {' | '.join(cells)} |")
+    lines += ["", "| longest gaps | at | seconds | other faults meanwhile |", "|---|---|---|---|"]
+    for each in told["longest_gaps"]:
+        meanwhile = ", ".join(each["meanwhile"])
+        lines.append(
+            f"| {each['what']}, stream {each['stream']} | {each['at_s']:.1f} s | {each['seconds']:.2f} | {meanwhile} |"
+        )
     lines += ["", _memory(told), ""]
     lines += ["| process | life | RSS at its end | growth | per minute | descriptors | threads | flat |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
@@ -177,9 +197,15 @@ def _stream(history: History, began_s: float) -> dict[str, Any]:
     }
 
 
-def _gaps(outcome: Outcome) -> dict[str, list[float]]:
-    of_kind = {name: gaps_at(outcome.injected, outcome.histories, kinds) for name, kinds in DEATHS.items()}
-    return {name: [gap.seconds for gap in gaps] for name, gaps in of_kind.items()}
+def _gaps(outcome: Outcome) -> dict[str, list[Gap]]:
+    return {name: gaps_at(outcome.injected, outcome.histories, kinds) for name, kinds in DEATHS.items()}
+
+
+def _cells(gaps: dict[str, float] | None) -> str:
+    """Of a table: how many, and their percentiles."""
+    if gaps is None:
+        return "0 | | |"
+    return f"{gaps['streams']} | {gaps['p50']:.2f} s | {gaps['p99']:.2f} s | {gaps['max']:.2f} s"
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -74,9 +74,9 @@ def run(campaign: Campaign) -> Generator[Told, None, None]:
                 ended += 1
             else:
                 yield _told(json.loads(line))
-        failed = [process.wait() for process in processes]
-        if any(code not in (0, 1) for code in failed):
-            raise RuntimeError(f"a process of the simulation ended with {max(failed)}")
+        failed = [code for process in processes if (code := process.wait()) not in (0, 1)]
+        if failed:
+            raise RuntimeError(f"a process of the simulation ended with {', '.join(map(str, failed))}")
     finally:
         for process in processes:
             process.kill()

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.corruption import FlippedOnTheWay
 from chaos.faults import WORKERS, Fault, FaultKind, plan_faults
-from chaos.gaps import Injected, gap_around, gaps_at
+from chaos.gaps import Injected, Pause, gaps_at, pause_around
 from chaos.history import Attempt, Behaviour, History, Piece
 from chaos.injecting import Scene, injection_of
 from chaos.injection import Cut, Flushed, NotMade, Ruled, Signalled, Stopped
@@ -20,10 +20,10 @@ from chaos.stack import Stack
 
 def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:
     times = [1.0, 1.1, 1.2, 3.0, 3.1]
-    assert gap_around(times, 1.25) == pytest.approx(1.8)
-    assert gap_around(times, 1.15) == pytest.approx(1.8), "what was on its way still came"
-    assert gap_around(times, 0.5) is None
-    assert gap_around(times, 3.2) is None
+    assert pause_around(times, 1.25) == Pause(1.2, 3.0)
+    assert pause_around(times, 1.15) == Pause(1.2, 3.0), "what was on its way still came"
+    assert pause_around(times, 0.5) is None
+    assert pause_around(times, 3.2) is None
 
 
 def stream(number: int, *attempts: Attempt) -> History:
@@ -39,6 +39,18 @@ def test_only_streams_that_lost_that_worker_count() -> None:
     found = gaps_at([unproven, killed], [lost, elsewhere, unharmed], frozenset({FaultKind.KILL}))
     assert [(gap.stream, gap.fault, gap.seconds) for gap in found] == [(1, 1, 2.5)]
     assert gaps_at([killed], [lost], frozenset({FaultKind.STOP})) == []
+
+
+def test_a_gap_names_the_other_faults_of_its_time() -> None:
+    killed = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, "pid 7 is gone")
+    lasting = Injected(Fault(FaultKind.STOP, "decode-0"), 1.2, 2.4, "stopped")
+    later = Injected(Fault(FaultKind.FLUSH, "redis"), 3.0, 3.0, "flushed")
+    before = Injected(Fault(FaultKind.CUT, "router-0"), 1.5, 1.5, "1 connection")
+    after = Injected(Fault(FaultKind.KILL, "decode-0"), 4.6, 5.0, "pid 8 is gone")
+    unproven = Injected(Fault(FaultKind.KILL, "prefill-0"), 3.0, 3.0, None)
+    lost = stream(1, Attempt("prefill-0", "decode-1", "WORKER_LOST"), Attempt("prefill-0", "decode-0", ""))
+    [gap] = gaps_at([killed, lasting, later, before, after, unproven], [lost], frozenset({FaultKind.KILL}))[:1]
+    assert gap.meanwhile == ("SIGSTOP decode-0", "FLUSHALL redis")
 
 
 def test_a_seed_makes_the_same_faults_and_every_kind_comes() -> None:

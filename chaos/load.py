@@ -24,6 +24,8 @@ from client import (
 
 TIMEOUT_S = 60.0  # of a stream: what a client asks for
 PAUSE_S = 0.4  # the longest between two streams of one client
+MOST_EXTRA = 24  # streams beside those that clients always have
+EXTRA_EVENTS = 20  # of one of them, at most
 SLOW_S = 0.02  # between two events, of a slow client
 EXPLAIN_S = 1.0
 HISTORY_BYTES = 1500  # beside the times of its tokens: names, end, attempts
@@ -71,10 +73,14 @@ class Load:
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
 
     def ask(self, count: int) -> None:
-        """So many streams more, at once, of the longest prompts, each as nobody has asked it before."""
+        """So many streams more, at once, of the longest prompts, each as nobody has asked it before.
+
+        Their prompts are what is wanted: they are given up early, and few wait at any time.
+        """
         longest = sorted(self._cases, key=lambda case: len(case.prompt))[-len(self._cases) // 3 :]
-        for baton in self._draw.sample(self._batons, min(count, len(self._batons))):
-            task = asyncio.create_task(self._stream(baton, self._draw.choice(longest), Behaviour.READS))
+        count = min(count, MOST_EXTRA - len(self._extra), len(self._batons))
+        for baton in self._draw.sample(self._batons, max(0, count)):
+            task = asyncio.create_task(self._stream(baton, self._draw.choice(longest), extra=True))
             self._extra.add(task)
             task.add_done_callback(self._extra.discard)
 
@@ -109,16 +115,17 @@ class Load:
             while self._extra:  # some of them may be this client's
                 await asyncio.wait(self._extra)
 
-    async def _stream(self, baton: AsyncBatonClient, case: Case, alone: Behaviour | None = None) -> None:
-        """`alone`: a stream beside those that the client always has, with a prompt that no cache holds."""
+    async def _stream(self, baton: AsyncBatonClient, case: Case, extra: bool = False) -> None:
+        """`extra`: a stream beside those that the client always has, with a prompt that no cache holds."""
         number, self._begun = self._begun, self._begun + 1
-        behaviour = alone or self._draw.choices(list(Behaviour), (84, 8, 8))[0]
+        behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"
         history = History(number, case.name, behaviour, name, time.monotonic())
         self.open[number] = history
-        patience = self._draw.randrange(1, 80) if behaviour is Behaviour.CANCELS else None
+        most_events = EXTRA_EVENTS if extra else 80
+        patience = self._draw.randrange(1, most_events) if behaviour is Behaviour.CANCELS else None
         # Half of them find what others left in the caches.
-        salt = f"salt {number}" if alone else self._draw.choice(("", f"salt {number}"))
+        salt = f"salt {number}" if extra else self._draw.choice(("", f"salt {number}"))
         await read_stream(baton, case, history, patience, salt)
         del self.open[number]
         self._judge(history)

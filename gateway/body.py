@@ -1,6 +1,7 @@
 """Request bodies: read within bounds of size and time."""
 
 import asyncio
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Self
 
@@ -56,18 +57,16 @@ class BodyReader:
         stated = headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated) > self._max_bytes:
             raise self._too_large()
-        body = Body(self)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._fill(body, receive)
-        except TimeoutError:
-            body.release()
-            message = f"the body did not come in within {self._timeout_s:g} s"
-            raise Problem(HTTPStatus.REQUEST_TIMEOUT, message, ends_connection=True) from None
-        except BaseException:
-            body.release()
-            raise
-        return body
+        with ExitStack() as unless_whole:
+            body = unless_whole.enter_context(Body(self))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._fill(body, receive)
+            except TimeoutError:
+                message = f"the body did not come in within {self._timeout_s:g} s"
+                raise Problem(HTTPStatus.REQUEST_TIMEOUT, message, ends_connection=True) from None
+            unless_whole.pop_all()
+            return body
 
     async def _fill(self, body: Body, receive: Receive) -> None:
         while True:

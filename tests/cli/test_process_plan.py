@@ -64,7 +64,7 @@ def test_every_process_understands_its_flags(machine: Machine) -> None:
     for spec in plan_processes(replace(SETTINGS, machine=machine, prefill=2, decode=2)):
         module = spec.command[spec.command.index("-m") + 1]
         arguments = spec.command[spec.command.index("-m") + 2 :]
-        read_config(CONFIGS[module], arguments, module)
+        assert isinstance(read_config(CONFIGS[module], arguments, module), CONFIGS[module])
 
 
 def test_workers_of_both_roles_load_every_adapter() -> None:

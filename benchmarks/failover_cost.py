@@ -1,5 +1,5 @@
-"""What surviving failures costs while nothing fails: CPU time of the journal, of kept outputs, of checksums, as shares
-of what the decode worker's steps took in the same run.
+"""What surviving failures costs while nothing fails: CPU time of the journal, of kept outputs, of checksums, and of
+confirming what has landed of long pulls, as shares of what the decode worker's steps took in the same run.
 
     python -m benchmarks.failover_cost [--model FOLDER] [--requests 96] [--answer-tokens 128] [--json FILE]
 
@@ -27,7 +27,7 @@ from client import AsyncAdminClient, AsyncBatonClient, BatonClientError, RetryPo
 from service.redis_server import free_port, start_redis_server
 
 READY_S = 120.0
-PARTS = ("journal", "kept outputs", "kept answers", "checksums")
+PARTS = ("journal", "kept outputs", "kept answers", "checksums", "confirmations")
 WORKERS = ("prefill-0", "decode-0")
 
 
@@ -134,8 +134,8 @@ def main() -> None:
     cost = asyncio.run(measure(given.model, load, given.checksum_share))
     print(f"{cost.steps} decode steps, {cost.steps_ms:.0f} ms of CPU")
     for part, share in cost.shares.items():
-        print(f"  {part:<13} {cost.part_ms[part]:8.2f} ms  {share:7.3%} of step time  {cost.calls[part]} calls")
-    print(f"  together      {sum(cost.part_ms.values()):8.2f} ms  {sum(cost.shares.values()):7.3%}")
+        print(f"  {part:<14} {cost.part_ms[part]:8.2f} ms  {share:7.3%} of step time  {cost.calls[part]} calls")
+    print(f"  together       {sum(cost.part_ms.values()):8.2f} ms  {sum(cost.shares.values()):7.3%}")
     if given.json is not None:
         result = {"machine": describe_machine(), "load": asdict(load), **asdict(cost), "shares": cost.shares}
         given.json.write_text(json.dumps(result, indent=2) + "\n")

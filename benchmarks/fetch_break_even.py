@@ -65,7 +65,8 @@ class Worker:
                 hello = session_pb2.Hello(router_id=secrets.token_bytes(16))
                 try:
                     await self._call.write(session_pb2.ConnectRequest(hello=hello))
-                    return (await self._call.read()).welcome.worker
+                    welcome: session_pb2.Welcome = (await self._call.read()).welcome
+                    return welcome.worker
                 except grpc.aio.AioRpcError:  # still loading
                     await asyncio.sleep(0.2)
 
@@ -93,7 +94,7 @@ class Worker:
         await self._send(prefill=command)
         async with asyncio.timeout(ANSWER_S):
             while True:
-                message = await self._call.read()
+                message: session_pb2.ConnectResponse = await self._call.read()
                 match message.WhichOneof("event"):
                     case "first_step":
                         await self._send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
@@ -147,12 +148,12 @@ async def started(model: Path, transport: str) -> AsyncIterator[Workers]:
         process("reader", model, last, first, ["--fetch", "always", "--fetch-timeout-s", "60"]) as reader_endpoint,
         process("chooser", model, last, first, []) as chooser_endpoint,
     ):
-        workers = [Worker(endpoint) for endpoint in (source_endpoint, reader_endpoint, chooser_endpoint)]
-        infos = [await worker.connect() for worker in workers]
+        source, reader, chooser = Worker(source_endpoint), Worker(reader_endpoint), Worker(chooser_endpoint)
+        infos = [await worker.connect() for worker in (source, reader, chooser)]
         try:
-            yield Workers(*workers, vocabulary=infos[0].model.vocab_size)
+            yield Workers(source, reader, chooser, infos[0].model.vocab_size)
         finally:
-            for worker in workers:
+            for worker in (source, reader, chooser):
                 await worker.close()
 
 

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from service.config import read_config_or_exit
@@ -32,7 +33,7 @@ class Meter:
         self.calls: Counter[str] = Counter()
         self.spans: Counter[str] = Counter()  # times that a clock was read twice
 
-    def wrap(self, name: str, owner: type, method_name: str) -> None:
+    def wrap(self, name: str, owner: type | ModuleType, method_name: str) -> None:
         method = getattr(owner, method_name)
 
         @functools.wraps(method)
@@ -134,10 +135,14 @@ def run_worker(role: str, meter: Meter) -> int:
     from kvtransfer.checksum import Checksums
     from prefill_worker.config import PrefillConfig
     from prefill_worker.worker import main as prefill_main
+    from worker import transfer_reader
+    from worker.transfer_source import TransferSource
 
     meter.count("kept outputs", KeptAnswer, "add", keep_tokens)
     meter.wrap("kept answers", AnswerBook, "keep")
     meter.wrap("checksums", Checksums, "of")
+    meter.wrap("confirmations", transfer_reader, "keep_confirming")
+    meter.wrap("confirmations", TransferSource, "Confirm")
     meter.wrap("steps", EngineThread, "_step")
     if role == "prefill":
         return prefill_main(read_config_or_exit(PrefillConfig, "prefill_worker"))

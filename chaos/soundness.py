@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
+from chaos.background import Background
 from chaos.stack import Place, Stack
 from client import ClusterStatus
 
@@ -33,23 +34,15 @@ def unsound(
     return found
 
 
-class Soundness:
+class Soundness(Background):
     """From `start` to `stop`."""
 
     def __init__(self, stack: Stack) -> None:
+        super().__init__()
         self._stack = stack
-        self._task: asyncio.Task[None] | None = None
         self._looked = asyncio.Condition()
         self._began_s = float("-inf")  # of the last look that has ended
         self.unsound: dict[str, str] = {"the stack": "was not looked at"}
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def next_look(self) -> None:
         """Returns after a look that began after this call."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.background import Background
 from chaos.procfs import sizes_of
 
 PERIOD_S = 1.0
@@ -26,25 +27,17 @@ class Look:
     private_bytes: int = 0  # see `Sizes`; without what the harness has written down
 
 
-class Watch:
+class Watch(Background):
     """From `start` to `stop`. `pids` tells the processes of the moment by name; `written_bytes`, how much this process
     has written down that it will only look at in the end.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], written_bytes: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()
         self._pids = pids
         self._written_bytes = written_bytes
-        self._task: asyncio.Task[None] | None = None
         self.looks: list[Look] = []
         self.longest_lag_s = 0.0  # of this process itself: proxies and clients stood still as long
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from cli.second_look import SecondLook, look_again, noting_failures
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 END_TO_END = "tests/e2e"
 SEEDS = "150"  # about a minute of a core
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 TYPED = [
     "router",
     "gateway",
@@ -31,6 +32,9 @@ TYPED = [
     "structured",
     "client",
     "cli",
+    "chaos",
+    "simulation",
+    "benchmarks",
 ]
 
 
@@ -69,14 +73,15 @@ def all_checks() -> list[list[Check]]:
             # Has one core's work, and unit tests leave as much idle while they wait.
             Check("types", ["mypy", *TYPED]),
             # A module's tests stay together, for the sake of what they share.
-            Check("unit tests", ["pytest", "--numprocesses", cores, "--dist", "loadfile", "--ignore", END_TO_END]),
+            # In their order: by the number of tests, the longest of all, alone in its file, would come last.
+            Check("unit tests", ["pytest", "--numprocesses", cores, *BY_FILE, "--ignore", END_TO_END]),
         ],
         # One at a time: each has processes of its own, and measures how long they take.
         [Check("end to end", ["pytest", END_TO_END, "-m", "not minute"])],
         # A minute each of what runs for long by hand. They bear each other: what they hold is right or wrong, not fast.
         [
             Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
-            Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", "--dist", "loadfile"]),
+            Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", *BY_FILE]),
         ],
     ]
 

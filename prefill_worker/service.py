@@ -101,7 +101,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         await self._hub.close(CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker, takes_commands=True)
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:

@@ -48,6 +48,8 @@ class AdmissionQueue:
         self.prospects = Prospects(self._queue, limits, clock)
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
         self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
+        self.on_fault: Callable[[Exception], None] = _raise
+        """Told of a bug in `pump_soon`: the queue cannot go on."""
         self.wanting = Wanting()
 
     @property
@@ -69,6 +71,8 @@ class AdmissionQueue:
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
         self.prospects.refuse_hopeless(standing, tokens)
+        if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
+            self.pump()  # there may be room since this turn of the event loop began
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(standing)
         ticket = Ticket(attempt_id, request, block_hashes, standing)
@@ -118,7 +122,10 @@ class AdmissionQueue:
 
     def _pump_now(self) -> None:
         self._pumping = None
-        self.pump()
+        try:
+            self.pump()
+        except Exception as error:  # noqa: BLE001 -- nobody waits for this call who would tell of a bug
+            self.on_fault(error)
 
     def _pump(self, seen: _Seen | None) -> None:
         turns, unmet = Turns(self._queue), None
@@ -219,3 +226,7 @@ class AdmissionQueue:
         elif ticket.outcome is None:
             self._queue.withdraw(entry)
         self.pump_soon()
+
+
+def _raise(error: Exception) -> None:
+    raise error

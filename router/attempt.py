@@ -45,7 +45,8 @@ class Attempt:
         self._scores: deque[PromptScores] = deque()
         self._unscored = 0 if request.sampling.prompt_logprobs is None else len(request.token_ids) - 1
         self._unfinished = set(request.choices)  # those that may still be running on decode
-        self._unheard = set(request.choices)  # those of which no worker has said anything
+        # Those of which no worker has said anything; of a search decode tells all, at its end.
+        self._unheard = set() if request.sampling.beams is not None else set(request.choices)
         self._prefill_holds = False
         self._decode_holds = False
         self._has_landed = False

@@ -75,6 +75,7 @@ class RouterProcess:
         router_id = secrets.token_bytes(16)
         self._fleet = Fleet(cluster, timing, self._on_change, router_id, config.internal_tls)
         self._queue.wanting.on_want = self._fleet.want
+        self._queue.on_fault = self._on_fault
         scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1), config.attempts)
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
@@ -214,6 +215,11 @@ class RouterProcess:
             return
         logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)
+
+    def _on_fault(self, error: Exception) -> None:
+        logger.critical("the queue failed, the process ends", exc_info=error)
+        if self._running is not None:
+            self._running.stop(exit_code=1)
 
 
 def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:

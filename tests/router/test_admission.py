@@ -90,22 +90,6 @@ async def test_whoever_leaves_the_queue_lets_the_next_one_in() -> None:
     assert charges(cluster)[1] == {1, 5}
 
 
-async def test_of_many_given_up_at_once_none_is_placed_in_the_room_of_another() -> None:
-    cluster = cluster_with(slots=1)
-    queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    await queue.admit(1, REQUEST, ())
-    waiting = [asyncio.create_task(queue.admit(attempt_id, REQUEST, ())) for attempt_id in (2, 3)]
-    last = asyncio.create_task(queue.admit(4, REQUEST, ()))
-    await settled()
-    cluster.release(1, "decode")
-    queue.pump_soon()
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await last
-    assert charges(cluster) == [{1, 4}, {4}]
-
-
 async def test_a_cancellation_in_the_moment_of_placement_returns_the_charge() -> None:
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)

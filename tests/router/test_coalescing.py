@@ -34,7 +34,7 @@ class OneInbox:
 
 
 def attempt_on(fleet: OneInbox) -> Attempt:
-    sampling: Any = SimpleNamespace(prompt_logprobs=None, n=2)
+    sampling: Any = SimpleNamespace(prompt_logprobs=None, beams=None, n=2)
     request: Any = SimpleNamespace(sampling=sampling, token_ids=(1, 2), choices=range(2), answered_tokens=0)
     one: Any = fleet
     attempt = Attempt(ATTEMPT, PLACEMENT, request, Cluster(), one, Timeline(0.0), Lifecycle(2))

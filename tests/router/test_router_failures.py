@@ -161,20 +161,6 @@ async def test_prefills_troubles_do_not_matter_once_the_kv_has_landed(stack: Sta
     assert (await call.read()).delta.text == "c"
 
 
-async def test_a_choice_that_only_prefill_knew_of_is_made_again(stack: Stack) -> None:
-    await stack.ready()
-    stack.pair.manual = True
-    answer = asyncio.create_task(stack.generate(max_tokens=2))
-    first = await stack.decode.received("start", 2)
-    stack.pair.landed(first.attempt_id)  # its first token may have ended it: decode then has nothing to say
-    reason = session_pb2.FAILURE_REASON_TRANSFER
-    stack.prefill.say(failed=session_pb2.Failed(attempt_id=first.attempt_id, reason=reason))
-    second = await stack.decode.received("start", 3)
-    stack.pair.first_step(second.attempt_id, encode("a"), [session_pb2.END_REASON_STOP])
-    stack.pair.landed(second.attempt_id)
-    assert text_of(await answer) == "a"
-
-
 @pytest.mark.parametrize("settings", [{"attempts": 1}], indirect=True)
 @pytest.mark.parametrize("dies", ["prefill", "decode"])
 async def test_a_worker_that_dies_mid_answer_is_noticed_before_its_sessions_grace(stack: Stack, dies: str) -> None:

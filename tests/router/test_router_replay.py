@@ -79,6 +79,24 @@ async def test_every_unfinished_choice_goes_on_by_itself(stack: Stack) -> None:
     assert sorted((s.first_choice, s.answered_tokens, s.sampling.n) for s in starts) == [(c, 3, 1) for c in range(3)]
 
 
+async def test_a_choice_that_only_prefill_knew_of_is_made_again(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.manual = True
+    sampling = baton_pb2.SamplingParams(max_tokens=4, n=2)
+    call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello", sampling=sampling), timeout=READY_S)
+    start = await stack.decode.received("start", 2)
+    stack.pair.landed(start.attempt_id)
+    stack.pair.step(start.attempt_id, 0, echo(encode("hello"), 1)[:2], choice=1)
+    responses = [await call.read(), await call.read()]
+    assert tokens_of(responses, 1)  # of the other choice decode will never speak if its first token has ended it
+    stack.pair.manual = False
+    failed = session_pb2.Failed(attempt_id=start.attempt_id, reason=session_pb2.FAILURE_REASON_TRANSFER)
+    stack.prefill.say(failed=failed)
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    assert [tokens_of(responses, choice) for choice in range(2)] == [echo(encode("hello"), c)[:4] for c in range(2)]
+
+
 async def test_a_worker_that_nobody_listens_for_any_more_is_lost_at_once(stack: Stack) -> None:
     await stack.ready()
     began_s = time.monotonic()

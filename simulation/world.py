@@ -200,6 +200,7 @@ def _run(world: World, seed: int) -> Result:
         except OutOfTurns as error:
             result.violation = f"unbounded: {error}"
     count_at_end(world, world.exercised)
+    world.exercised["innocents held for deadly"] += sum(each.cause == "POISON" for each in result.histories)
     result.resumed = world.internet.made["Resume"]
     result.virtual_s, result.callbacks = world.loop.now_s - 1000.0, world.loop.callbacks
     world.loop.set_exception_handler(lambda loop, context: None)

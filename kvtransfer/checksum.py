@@ -9,7 +9,7 @@ block, so nobody has to gather what belongs together; and it is as fast as copyi
 import math
 import random
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ class Checksums:
         self._shape = shape
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts_of(storage, shape)]
         self._by_words = shape.row_bytes % WORD_BYTES == 0
+        self._factors = self._make_factors()  # milliseconds, which no transfer is to wait for
 
     def of(self, block: int) -> int:
         """[0, 2^64). Raises: IndexError for a block that there is not."""
@@ -52,8 +53,7 @@ class Checksums:
             words = data.view(torch.int64) if self._by_words else data.to(torch.int64)
             return int((words * factors).sum().item())
 
-    @cached_property
-    def _factors(self) -> list[torch.Tensor]:
+    def _make_factors(self) -> list[torch.Tensor]:
         """For each part: int64, flat, on its device. Words that begin in one part and end in another count by bytes."""
         shape = self._shape
         of_block = _word_factors(shape.rows, shape.row_bytes * shape.parts)
@@ -96,6 +96,7 @@ class SampledChecksums:
         return 1 + int(math.log(1.0 - self._draws.random()) / math.log(1.0 - self._share))
 
 
+@lru_cache(maxsize=4)
 def _word_factors(rows: int, row_bytes: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
     """Odd numbers `[rows, words of a row]`; a word that is not whole has one too."""
     words = -(-row_bytes // WORD_BYTES)

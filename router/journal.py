@@ -27,7 +27,7 @@ MAX_NOTED = 4096  # changes that wait to be written; what comes beyond is droppe
 BATCH = 16
 BATCH_BYTES = 1 << 15
 ENDS_WAIT_S = 1.0
-GATHER_S = 0.02  # streams that begin at the same time are written together
+GATHER_S = 0.2  # streams that begin at about the same time are written together: a call costs as much as ten records
 _KEY_DIGITS = 32
 
 
@@ -89,28 +89,27 @@ class Entry:
 
     def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
         self.key = key
-        self.record = record
+        self._record = record  # without its places, which change
+        self._places: dict[int, Place] = {}  # by attempt
         self.deadline_s = deadline_s
         self.seize = seize  # until it was written once
         self._journal = journal
 
+    @property
+    def record(self) -> Record:
+        return replace(self._record, places=tuple(self._places.values()))
+
     def placed(self, place: Place) -> None:
-        self._set((*self.record.places, place))
+        self._places[place.attempt_id] = place
+        self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
         """That attempt is over; what comes next says where the stream goes on."""
-        self.record = replace(self.record, places=self._without(attempt_id))
+        self._places.pop(attempt_id, None)
 
     def end(self) -> None:
         """The stream is over: its record lives on for a little while."""
         self._journal.ended(self)
-
-    def _set(self, places: tuple[Place, ...]) -> None:
-        self.record = replace(self.record, places=places)
-        self._journal.note(self)
-
-    def _without(self, attempt_id: int) -> tuple[Place, ...]:
-        return tuple(place for place in self.record.places if place.attempt_id != attempt_id)
 
 
 @contextmanager
@@ -223,7 +222,8 @@ class Journal:
     def _change(self, entry: Entry) -> Change | None:
         live = self._live.get(entry.key) is entry
         left_s = entry.deadline_s - self._clock() if live else GRACE_S
-        value = self._to_bytes(entry.record) if live and entry.record.places else None
+        record = entry.record
+        value = self._to_bytes(record) if live and record.places else None
         if value is not None and len(value) > MAX_RECORD_BYTES:
             self.counts.too_large += 1
             return None

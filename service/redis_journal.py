@@ -54,6 +54,7 @@ class RedisJournal:
         self._redis: Redis = connect(redis_url, decode_responses=False)
         self._router_id = router_id
         self._prefix = f"baton:{{{namespace}}}:journal:"
+        self._write = self._redis.register_script(_WRITE)  # sent by its digest; whole where Redis has forgotten it
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
         """All of them at once; returns the keys of records that are another router's now, and were left alone."""
@@ -61,7 +62,7 @@ class RedisJournal:
         arguments: list[str | int | bytes] = [self._router_id]
         for change in changes:
             arguments += [change.ttl_ms, int(change.seize), change.value or b""]
-        seized = await self._run(self._redis.eval(_WRITE, len(keys), *keys, *arguments))
+        seized = await self._run(self._write(keys, arguments))
         return tuple(changes[number - 1].key for number in seized)
 
     async def read(self, key: str) -> bytes | None:

@@ -195,7 +195,7 @@ class Stack:
         """Of all workers of that role, where they record them: when each began, monotonic, and how long it took."""
         files = [self._step_file(place) for place in self.workers if place.role == role]
         lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
-        return [(float(began), float(ended) - float(began)) for began, ended in lines]
+        return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
 
     def _step_file(self, place: Place) -> Path:
         return self._folder / f"{place.name}-steps.txt"
@@ -214,7 +214,8 @@ class Stack:
         arguments += ["--dtype", "float32", "--kv-memory", KV_MEMORY]
         arguments += ["--checksum-share", 1, *self._worker_flags]
         if self._records_steps:
-            arguments += ["--step-file", self._step_file(place)]
+            flag = "--step-file" if place.role == "decode" else "--chunk-file"
+            arguments += [flag, self._step_file(place)]
         return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
 
     def _router_spec(self, place: Place) -> ProcessSpec:

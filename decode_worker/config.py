@@ -1,5 +1,7 @@
 """Configuration of a decode worker."""
 
+from pathlib import Path
+
 from service.config import ByteSize, Cores, Field
 from service.worker_config import WorkerConfig
 
@@ -24,3 +26,4 @@ class DecodeConfig(WorkerConfig):
     kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all answers kept after their end")
     pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for a prefill worker to pair")
     lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be away before it is ended")
+    step_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")

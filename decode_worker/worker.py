@@ -15,6 +15,7 @@ from decode_worker.service import DecodeService
 from engine.check_kernels import ForeignKernelsError, require_own_kernels
 from engine.kv_memory import LargestStep
 from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_state import TokenMade
 from engine.model_config import ModelError
 from engine.parallel.collectives import RankLost
 from engine.prepare import PreparedModel, thread_preparation
@@ -123,7 +124,7 @@ class DecodeWorker(ServedWorker):
         ready = thread_preparation(self._config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm)
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
-            on_outcomes = self._steps.recording(on_outcomes)
+            on_outcomes = self._steps.recording(on_outcomes, lambda outcome: isinstance(outcome, TokenMade))
         self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready, self.service.cache.on_changes)
         await self._loop.start()
         self.service.attach(self._loop, self._reader, self._host.grammars)

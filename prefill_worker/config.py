@@ -1,5 +1,6 @@
 """Configuration of a prefill worker."""
 
+from pathlib import Path
 from typing import Literal
 
 from service.config import Cores, Field
@@ -27,3 +28,4 @@ class PrefillConfig(WorkerConfig):
         1.5, ge=1, description="how many times as long steps of a decode worker on the same GPU may take, about"
     )
     nice: int = Field(0, ge=0, le=19, description="how far computing stands back behind whatever shares its cores")
+    chunk_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")

@@ -82,7 +82,7 @@ class PrefillWorker(ServedWorker):
             config.internal_tls,
         )
         self._gpu = gpu_id(prepared.options.device)
-        self._steps = None if config.step_file is None else StepFile(config.step_file)
+        self._steps = None if config.chunk_file is None else StepFile(config.chunk_file)
         self._loop: PrefillLoop | None = None
         self._fetcher: PrefixFetcher | None = None
         self._sweep: asyncio.Task[None] | None = None
@@ -109,7 +109,7 @@ class PrefillWorker(ServedWorker):
         share = DeviceShare(self._config.chunk_tokens, self._config.decode_slow_down)
         on_progress: ProgressHandler = self.service.on_progress
         if self._steps is not None:
-            on_progress = self._steps.recording(on_progress)
+            on_progress = self._steps.recording(on_progress, lambda progress: len(progress.first or ()))
         self._loop = PrefillLoop(runner, scheduler, on_progress, on_fault, ready, share, self.service.cache.on_changes)
         await self._loop.start()
         self._fetcher = self._make_fetcher(self._loop)

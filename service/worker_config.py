@@ -68,7 +68,6 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
         pattern=r"^[A-Za-z0-9_.@-]{1,15}$",
         description="network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, as eth0",
     )
-    step_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")
     report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="time between two reports to routers")
     checksum_share: float = Field(
         0.001, ge=0, le=1, description="share of the blocks that others read from here of which checksums are compared"

@@ -139,6 +139,8 @@ async def until(port: int, is_open: bool) -> None:
             except ConnectionRefusedError:
                 if not is_open:
                     return
+            except ConnectionResetError:
+                pass  # it stopped listening at that very moment
             else:
                 line.close()
                 if is_open:

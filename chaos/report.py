@@ -31,7 +31,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     """Every figure of a run, ready for JSON."""
     began_s = outcome.began_s
     findings = Counter(finding.kind for finding in (*outcome.findings, *outcome.after))
-    gaps = _gaps(outcome)
     return {
         "good": outcome.is_good,
         "seed": outcome.options.seed,
@@ -51,22 +50,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         + [outcome.missing] * bool(outcome.missing),
         "findings": {kind.value: findings[kind] for kind in Kind},
         "statuses": Counter((each.failure or "OK").partition(":")[0].strip() for each in outcome.histories),
-        "gaps_s": {name: _percentiles([gap.seconds for gap in each]) for name, each in gaps.items() if each},
-        "gaps_alone_s": {
-            name: _percentiles(alone)
-            for name, each in gaps.items()
-            if (alone := [gap.seconds for gap in each if not gap.meanwhile])
-        },
-        "longest_gaps": [
-            {
-                "stream": gap.stream,
-                "what": str(outcome.injected[gap.fault].fault),
-                "at_s": round(outcome.injected[gap.fault].at_s - began_s, 3),
-                "seconds": round(gap.seconds, 3),
-                "meanwhile": gap.meanwhile,
-            }
-            for gap in sorted((gap for each in gaps.values() for gap in each), key=lambda each: -each.seconds)[:LONGEST]
-        ],
+        **_gap_figures(outcome),
         "pauses_s": {
             kind.value: _percentiles(seconds)
             for kind, seconds in pauses_by_kind(outcome.injected, outcome.histories).items()
@@ -133,23 +117,15 @@ def markdown(told: dict[str, Any]) -> str:
         f"{len(told['left_in_shared_memory'])}, processes: {len(told['left_processes'])}. "
         f"The harness itself was late by {told['harness_lag_s']:.2f} s at most, which is in all pauses below.",
         "",
-        "| decode worker | streams | gap p50 | p99 | longest | no other fault meanwhile | p50 | p99 | longest |",
-        "|---|---|---|---|---|---|---|---|---|",
+        *_gap_table(told),
     ]
-    for name, each in told["gaps_s"].items():
-        lines.append(f"| {name} | {_cells(each)} | {_cells(told['gaps_alone_s'].get(name))} |")
     lines += ["", "![Timeline](timeline.svg)", "", "![Gaps](gaps.svg)", "", "![Memory](memory.svg)", ""]
     lines += ["| fault | times | streams open | their pause, p50 | p99 | longest |", "|---|---|---|---|---|---|"]
     for kind, count in sorted(told["faults_by_kind"].items()):
         pauses = told["pauses_s"].get(kind)
         cells = [f"{pauses[name]:.2f} s" for name in ("p50", "p99", "max")] if pauses else ["", "", ""]
         lines.append(f"| {kind} | {count} | {pauses['streams'] if pauses else 0} | {' | '.join(cells)} |")
-    lines += ["", "| longest gaps | at | seconds | other faults meanwhile |", "|---|---|---|---|"]
-    for each in told["longest_gaps"]:
-        meanwhile = ", ".join(each["meanwhile"])
-        lines.append(
-            f"| {each['what']}, stream {each['stream']} | {each['at_s']:.1f} s | {each['seconds']:.2f} | {meanwhile} |"
-        )
+    lines += ["", *_longest_gaps(told)]
     lines += ["", _memory(told), ""]
     lines += ["| process | life | RSS at its end | growth | per minute | descriptors | threads | flat |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
@@ -199,6 +175,45 @@ def _stream(history: History, began_s: float) -> dict[str, Any]:
 
 def _gaps(outcome: Outcome) -> dict[str, list[Gap]]:
     return {name: gaps_at(outcome.injected, outcome.histories, kinds) for name, kinds in DEATHS.items()}
+
+
+def _gap_figures(outcome: Outcome) -> dict[str, Any]:
+    """Of a summary: percentiles of all gaps, of those in which nothing else happened, and the longest one by one."""
+    gaps = _gaps(outcome)
+    alone = {name: [gap.seconds for gap in each if not gap.meanwhile] for name, each in gaps.items()}
+    longest = sorted((gap for each in gaps.values() for gap in each), key=lambda gap: -gap.seconds)[:LONGEST]
+    return {
+        "gaps_s": {name: _percentiles([gap.seconds for gap in each]) for name, each in gaps.items() if each},
+        "gaps_alone_s": {name: _percentiles(seconds) for name, seconds in alone.items() if seconds},
+        "longest_gaps": [
+            {
+                "stream": gap.stream,
+                "what": str(outcome.injected[gap.fault].fault),
+                "at_s": round(outcome.injected[gap.fault].at_s - outcome.began_s, 3),
+                "seconds": round(gap.seconds, 3),
+                "meanwhile": gap.meanwhile,
+            }
+            for gap in longest
+        ],
+    }
+
+
+def _gap_table(told: dict[str, Any]) -> list[str]:
+    lines = [
+        "| decode worker | streams | gap p50 | p99 | longest | no other fault meanwhile | p50 | p99 | longest |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, each in told["gaps_s"].items():
+        lines.append(f"| {name} | {_cells(each)} | {_cells(told['gaps_alone_s'].get(name))} |")
+    return lines
+
+
+def _longest_gaps(told: dict[str, Any]) -> list[str]:
+    lines = ["| longest gaps | at | seconds | other faults meanwhile |", "|---|---|---|---|"]
+    for each in told["longest_gaps"]:
+        who = f"{each['what']}, stream {each['stream']}"
+        lines.append(f"| {who} | {each['at_s']:.1f} s | {each['seconds']:.2f} | {', '.join(each['meanwhile'])} |")
+    return lines
 
 
 def _cells(gaps: dict[str, float] | None) -> str:

@@ -85,8 +85,7 @@ class RouterProcess:
         self._replicas: Replicas | None = None
         meters = KeyMeters()
         if self._shares is not None:
-            host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
-            address = f"{host}:{config.port}"
+            address = _address(config)
             self._replicas = Replicas(cluster, self._shares, router_id, self._end_stream, meters, address=address)
         self._journal_store = _journal_store(config, router_id)
         self.journal: Journal | None = None
@@ -220,6 +219,12 @@ class RouterProcess:
         logger.critical("the queue failed, the process ends", exc_info=error)
         if self._running is not None:
             self._running.stop(exit_code=1)
+
+
+def _address(config: RouterConfig) -> str:
+    """By which other routers and operators know this one."""
+    host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
+    return f"{host}:{config.port}"
 
 
 def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:

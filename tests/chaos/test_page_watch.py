@@ -76,5 +76,6 @@ async def test_pages_that_are_held_again_count_from_when_they_are_free_again() -
         for held in (2, 0):
             worker.held.put_nowait(held)
         async with asyncio.timeout(BOUND_S):
-            while (await watch.free_since(0.01, BOUND_S))["decode-0"] == first:
+            while (again := (await watch.free_since(0.01, BOUND_S))["decode-0"]) == first:
                 await asyncio.sleep(0.005)
+    assert first is not None and again is not None and again > first

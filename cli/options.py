@@ -162,12 +162,14 @@ SwapMemory = Annotated[
         "first needed. 0: their KV is computed again. Default: 256MiB.",
     ),
 ]
-StepBudgetMs = Annotated[
+TbtSloMs = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Milliseconds that a step of a decode worker may take when it computes a prompt beside running answers; "
-        "default: 50.",
+        help="Milliseconds between two tokens that running answers may wait for prompts: how long a step of a decode "
+        "worker may take with prompts in it. Higher: prompts have their first token sooner, and throughput is higher; "
+        "lower: answers run smoothly. Default: prompts make a step at most a tenth longer, and wait for prefill "
+        "workers; with --colocated, where this is what chooses between smooth answers and throughput, 100.",
     ),
 ]
 TensorParallel = Annotated[

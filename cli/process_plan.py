@@ -19,6 +19,9 @@ ROUTER_GRACE_S = 40.0
 WORKER_GRACE_S = 35.0
 # Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
 PREFILL_NICE = 5
+# Between two tokens, where nobody else computes prompts: a tenth of a step would leave next to nothing for them. Ten
+# tokens a second are still faster than anybody reads.
+COLOCATED_TBT_SLO_MS = 100.0
 GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
 
@@ -61,7 +64,7 @@ class UpSettings:
     max_model_len: int | None
     kv_memory_bytes: int | None  # None: what weights and a step leave on the GPU
     swap_memory_bytes: int | None
-    step_budget_ms: float | None
+    tbt_slo_ms: float | None
     transport: str
     tensor_parallel: int
     placement: str
@@ -130,8 +133,8 @@ def _worker(
         arguments += ["--max-model-len", settings.max_model_len]
     if settings.swap_memory_bytes is not None:
         arguments += ["--swap-memory", settings.swap_memory_bytes]
-    if settings.step_budget_ms is not None:
-        arguments += ["--step-budget-ms", settings.step_budget_ms]
+    if (tbt_slo_ms := _tbt_slo_ms(settings)) is not None:
+        arguments += ["--tbt-slo-ms", tbt_slo_ms]
     environment = dict(OUR_CODE)
     if cores:
         arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
@@ -140,6 +143,12 @@ def _worker(
             arguments += ["--nice", PREFILL_NICE]
     command = _python("elastic_worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
+
+
+def _tbt_slo_ms(settings: UpSettings) -> float | None:
+    if settings.tbt_slo_ms is not None:
+        return settings.tbt_slo_ms
+    return None if settings.prefill else COLOCATED_TBT_SLO_MS
 
 
 def _kv_memory(settings: UpSettings) -> list[object]:

@@ -54,7 +54,7 @@ class UpOptions:
     max_model_len: int | None
     kv_memory_bytes: int | None
     swap_memory_bytes: int | None
-    step_budget_ms: float | None
+    tbt_slo_ms: float | None
     transport: str
     tensor_parallel: int
     log_format: str
@@ -107,7 +107,7 @@ def run_up(options: UpOptions) -> int:
         max_model_len=options.max_model_len,
         kv_memory_bytes=options.kv_memory_bytes or _kv_bytes(machine, workers, options.tensor_parallel),
         swap_memory_bytes=options.swap_memory_bytes,
-        step_budget_ms=options.step_budget_ms,
+        tbt_slo_ms=options.tbt_slo_ms,
         transport=options.transport,
         tensor_parallel=options.tensor_parallel,
         placement=options.placement,

@@ -14,7 +14,12 @@ Prefill = Annotated[
 ]
 Decode = Annotated[int, typer.Option(min=1, max=64, help="Number of decode workers.")]
 Colocated = Annotated[
-    bool, typer.Option("--colocated", help="No prefill workers: each decode worker computes its prompts itself.")
+    bool,
+    typer.Option(
+        "--colocated",
+        help="No prefill workers: each decode worker computes its prompts itself, between the steps of its answers. "
+        "Those then wait for prompts as long as --tbt-slo-ms says.",
+    ),
 ]
 Host = Annotated[
     str, typer.Option(help="Address of the public ports; beyond loopback it takes --api-keys, or --insecure.")

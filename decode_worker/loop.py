@@ -88,8 +88,8 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         return self._steps.ratio
 
     def _computed(self, plan: Plan, seconds: float) -> None:
-        self._scheduler.observe(plan.tokens, seconds)
-        if plan.tokens == len(plan.chunks):  # no chunk of a prompt
+        self._scheduler.observe(plan, seconds)
+        if not plan.prompt_tokens:
             self._steps.observe(plan.tokens, seconds)
 
     def _observe(self) -> DecodeLoad:

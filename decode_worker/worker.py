@@ -117,7 +117,7 @@ class DecodeWorker(ServedWorker):
             self._config.block_size,
             self._config.chunk_tokens,
             self._config.max_sequences,
-            StepBudget(self._config.step_budget_ms / 1e3),
+            StepBudget(None if self._config.tbt_slo_ms is None else self._config.tbt_slo_ms / 1e3),
             SwapSpace(swap_slots(self._config, self._prepared)),
         )
         device, warm = self._prepared.options.device, self._host.used

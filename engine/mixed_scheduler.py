@@ -44,7 +44,7 @@ from engine.swap_space import SwapSpace
 class MixedScheduler:
     """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
 
-    With a `budget` the prompts' share of a step shrinks to what running answers can wait for. With a `swap` space a
+    With a `budget` the prompts' share of a step beside running answers is what that allows. With a `swap` space a
     preempted sequence's KV waits there, where there is room for all of it.
     """
 
@@ -153,10 +153,11 @@ class MixedScheduler:
                 outcomes += self._take(sequence, result)
         return outcomes
 
-    def observe(self, step_tokens: int, duration_s: float) -> None:
-        """How long a step took, so that the next ones can be sized by it."""
-        if self._budget is not None and step_tokens:
-            self._budget.observe(step_tokens, duration_s)
+    def observe(self, plan: Plan, duration_s: float) -> None:
+        """How long a step took, so that the next ones can be sized by it. Moving blocks would only confuse that."""
+        if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
+            prompt_tokens = plan.prompt_tokens
+            self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""
@@ -235,7 +236,7 @@ class MixedScheduler:
         left = max(0, self._max_step_tokens - decode_tokens)
         if decode_tokens == 0 or self._budget is None:
             return left  # nobody waits between two tokens
-        return self._budget.prefill_tokens(decode_tokens, left)
+        return self._budget.prompt_tokens(decode_tokens, left)
 
     def _make_room(self, draft: Draft) -> None:
         """Preempts the newest until every answer that runs can grow by a token.

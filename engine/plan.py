@@ -89,6 +89,11 @@ class Plan:
     def tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of those, the ones that do not each draw the next token of an answer: of prompts, or computed again."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks if len(chunk.token_ids) > 1 or not chunk.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -1,51 +1,98 @@
-"""How many tokens a step may have so that it ends in time: learned from how long steps took. Pure.
+"""How many prompt tokens a step may compute beside running answers, by what steps took. Pure, without a clock.
 
-A step costs about `fixed + per_token * tokens`. Both are fitted by least squares over the recent past, older steps
-counting less and less. What the fit says of steps far larger than any of late is not believed: they grow by doubling.
+A step with prompt tokens takes at most a tenth longer than it would without them, however many wait; or, where there is
+a target, as long as that says. What it would take without them is measured: every few steps has none of them.
 """
 
-DECAY = 0.98  # weight of a step against the one after it: about the last 50 count
-LEAST_TOKENS = 16  # a prompt goes on by this much whatever a step takes, lest it never ends
-BELIEVED = 2.0  # times the largest step of late
+import math
+
+from engine.own_cost import Bounds, OwnCost
+from engine.token_cost import TokenCost
+
+PROMISED_SHARE = 0.10  # of a step without prompt tokens: no step takes longer by more
+SHARE = 0.05  # that is aimed at: where a token costs twice what was learned the promise still holds
+AIM = 0.95  # of a given target, since what is learned is wrong by some hundredths
+PROBE_EVERY = 8  # steps, one has no prompt token: answers grow, come and go, and so do other processes
+LEAST_TOKENS = 1  # of other steps: a prompt goes on at least as an answer would, lest it never ends
+BELIEVED = 2.0  # times the largest chunk of late
+FADING = 0.98  # of that, per step
+ALONE_FADING = 0.9
 
 
 class StepBudget:
-    """Tokens of a step that should take `target_s` seconds, the longest wait between two tokens of an answer."""
+    """`target_s`: what a step with prompt tokens may take, seconds. None: SHARE more than without them."""
 
-    def __init__(self, target_s: float) -> None:
-        if target_s <= 0:
+    def __init__(self, target_s: float | None = None) -> None:
+        if target_s is not None and target_s <= 0:
             raise ValueError(f"the target is {target_s} s; it must be positive")
         self._target_s = target_s
-        self._weight = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._tokens_squared = 0.0
-        self._tokens_seconds = 0.0
-        self._largest = 0.0  # step of late, in tokens; it fades as the others do
+        self._own = OwnCost()
+        self._token = TokenCost()
+        self._unsettled: list[tuple[int, int, float]] = []  # steps since the last without prompt tokens
+        self._largest = 0.0  # chunk of late, in tokens
+        self._answers = 0  # of the last step that had any
+        self._alone_tokens = self._alone_s = 0.0
 
-    def observe(self, step_tokens: int, duration_s: float) -> None:
-        """A step of so many tokens took so long."""
-        self._weight = DECAY * self._weight + 1.0
-        self._tokens = DECAY * self._tokens + step_tokens
-        self._seconds = DECAY * self._seconds + duration_s
-        self._tokens_squared = DECAY * self._tokens_squared + step_tokens * step_tokens
-        self._tokens_seconds = DECAY * self._tokens_seconds + step_tokens * duration_s
-        self._largest = max(DECAY * self._largest, step_tokens)
+    def observe(self, answers: int, prompt_tokens: int, seconds: float) -> None:
+        """A step of so many answers' tokens, and so many of prompts, took so long."""
+        if answers == 0:
+            self._alone_tokens = ALONE_FADING * self._alone_tokens + prompt_tokens
+            self._alone_s = ALONE_FADING * self._alone_s + seconds
+            return
+        self._answers = answers
+        if prompt_tokens:
+            self._unsettled.append((answers, prompt_tokens, seconds))
+            self._largest = max(FADING * self._largest, prompt_tokens)
+            return
+        change = self._own.observe(answers, seconds)
+        if change > 1.0:
+            self._token.grow(change)
+        if change == 1.0 and not self._own.in_doubt:
+            self._settle()
+        self._unsettled.clear()
 
-    def prefill_tokens(self, decode_tokens: int, most: int) -> int:
-        """Prompt tokens, at most `most`, that fit beside `decode_tokens`. At first, and at least, LEAST_TOKENS."""
-        least = min(LEAST_TOKENS, most)
-        if self._tokens == 0.0:
-            return least
-        step_tokens = min(self._affordable_tokens(), BELIEVED * self._largest)
-        return max(least, min(most, int(step_tokens) - decode_tokens))
+    def prompt_tokens(self, answers: int, most: int) -> int:
+        """How many the next step may have beside so many answers, at most `most`; 0 where it is to be measured."""
+        measured = not self._unsettled  # the last step with answers had no prompt token
+        own = self._own.expected(answers)
+        if own is None or len(self._unsettled) >= PROBE_EVERY - 1:
+            return 0
+        if self._own.in_doubt or not (measured or self._own.covers(answers)):
+            return 0
+        allowed = min(self._affordable(own), BELIEVED * self._largest)
+        return min(most, max(LEAST_TOKENS, int(allowed)))
 
-    def _affordable_tokens(self) -> float:
-        """The step size whose expected duration is the target."""
-        mean_tokens, mean_seconds = self._tokens / self._weight, self._seconds / self._weight
-        variance = self._tokens_squared / self._weight - mean_tokens**2
-        covariance = self._tokens_seconds / self._weight - mean_tokens * mean_seconds
-        # Steps of one size say nothing about the fixed part, and noise may seem to make tokens free.
-        if variance > 1e-6 * mean_tokens**2 and covariance > 0.0:
-            return mean_tokens + (self._target_s - mean_seconds) * variance / covariance
-        return self._target_s / max(mean_seconds, 1e-9) * mean_tokens
+    @property
+    def alone_tokens_per_s(self) -> float | None:
+        """Prompt tokens computed while no answer runs. None: not measured."""
+        return self._alone_tokens / self._alone_s if self._alone_s > 0.0 and self._alone_tokens else None
+
+    def beside_tokens_per_s(self, most: int) -> float | None:
+        """Prompt tokens that steps of at most `most` tokens compute beside as many answers as ran last.
+
+        None: not known well enough.
+        """
+        own, cost = self._own.expected(self._answers), self._token.seconds
+        if own is None or cost is None or not self._token.is_sure:
+            return None
+        tokens = min(max(float(LEAST_TOKENS), self._affordable(own)), max(LEAST_TOKENS, most - self._answers))
+        share = (PROBE_EVERY - 1) / PROBE_EVERY
+        return share * tokens / (own.least_s + share * tokens * cost)
+
+    def _affordable(self, own: Bounds) -> float:
+        cost = self._token.seconds
+        if cost is None:
+            return LEAST_TOKENS
+        extra_s = SHARE * own.least_s
+        if self._target_s is not None:
+            extra_s = max(extra_s, AIM * self._target_s - own.most_s)
+        return extra_s / cost
+
+    def _settle(self) -> None:
+        """Compares the steps with prompt tokens with what is known now: measurements from before and after them."""
+        for answers, tokens, seconds in self._unsettled:
+            own = self._own.known(answers)
+            if own is not None:
+                # What all of them are compared with is wrong for all of them alike: it does not average out.
+                error = math.sqrt(self._own.noise**2 + (PROBE_EVERY - 1) * own.error**2)
+                self._token.observe(tokens, seconds - own.seconds, own.seconds, error)

@@ -33,7 +33,7 @@ def up(
     max_model_len: up_options.MaxModelLen = None,
     kv_memory: options.KvMemory = None,
     swap_memory: options.SwapMemory = None,
-    step_budget_ms: options.StepBudgetMs = None,
+    tbt_slo_ms: options.TbtSloMs = None,
     transport: up_options.Transport = "auto",
     tensor_parallel: options.TensorParallel = 1,
     log_format: up_options.LogFormat = "plain",

@@ -35,7 +35,7 @@ SETTINGS = UpSettings(
     max_model_len=512,
     kv_memory_bytes=2**28,
     swap_memory_bytes=0,
-    step_budget_ms=20.0,
+    tbt_slo_ms=20.0,
     transport="auto",
     tensor_parallel=1,
     placement="prefix_hash",
@@ -97,6 +97,17 @@ def test_workers_take_the_gpus_in_turn_and_are_not_pinned() -> None:
 
 def test_a_colocated_service_has_no_prefill_workers() -> None:
     assert set(by_name(replace(SETTINGS, prefill=0))) == {"router", "decode-0"}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "given_ms", "told"), [(1, 20.0, "20.0"), (0, 20.0, "20.0"), (0, None, "100.0"), (1, None, None)]
+)
+def test_answers_wait_for_prompts_by_the_clock_where_that_is_wished_or_nobody_else_computes_them(
+    prefill: int, given_ms: float | None, told: str | None
+) -> None:
+    command = by_name(replace(SETTINGS, prefill=prefill, tbt_slo_ms=given_ms))["decode-0"].command
+    assert ("--tbt-slo-ms" in command) is (told is not None)
+    assert told is None or command[command.index("--tbt-slo-ms") + 1] == told
 
 
 def test_workers_listen_on_loopback_whatever_the_public_host() -> None:

@@ -1,6 +1,7 @@
 """Mixed batches, step by step: who computes what, who shares, who gives way."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from engine.hashing import cache_root
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed, TokenMade
 from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, NonFinite, Plan
+from engine.plan import BlockSwap, Computed, Drawn, NonFinite, Plan
 from engine.sampling_params import SamplingParams
 from engine.sequence import EndReason, Request, RequestRefused, RequestTooLong
 from engine.step_budget import StepBudget
@@ -85,22 +86,38 @@ def test_an_answer_has_its_tokens_in_order_and_ends(make: Maker) -> None:
 
 
 def test_a_prompt_shrinks_to_what_answers_can_wait_for(make: Maker) -> None:
-    scheduler = make(blocks=64, step_tokens=100, target_s=0.0405)
-    for tokens in (10, 50, 90):
-        scheduler.observe(tokens, 0.010 + 0.001 * tokens)  # a step of 30 tokens takes 40 ms, one of 31 is too long
-    scheduler.add(request(1, 90))
-    scheduler.add(request(2, 90, first=1000))
-    assert shape(step(scheduler)[0]) == [(1, 0, 90), (2, 0, 10)], "nobody waits between two tokens yet"
-    assert shape(step(scheduler)[0]) == [(1, 90, 1), (2, 10, 29)]
+    scheduler = make(blocks=512, step_tokens=100, target_s=0.040)
+    scheduler.add(request(1, 90, max_tokens=100))
+    scheduler.add(request(2, 90, max_tokens=100, first=1000))
+    sizes: list[int] = []
+    for number in range(3, 80):
+        scheduler.add(request(number, 90, max_tokens=1, first=1000 * number))
+        plan, _ = step(scheduler)
+        sizes.append(plan.prompt_tokens)
+        scheduler.observe(plan, 0.010 + 0.001 * plan.prompt_tokens)
+    assert sizes[0] == 100, "nobody waits between two tokens yet"
+    assert sizes[1] == 0, "how long answers take by themselves is measured"
+    assert 20 <= max(sizes[-8:]) <= 30
 
 
 def test_a_prompt_is_never_starved_by_the_budget(make: Maker) -> None:
     scheduler = make(blocks=64, step_tokens=100, target_s=0.001)
-    scheduler.observe(10, 1.0)
+    scheduler.add(request(1, 20, max_tokens=9))
+    scheduler.add(request(2, 200))
+    for seconds in (0.5, 0.1):
+        plan, _ = step(scheduler)
+        scheduler.observe(plan, seconds)
+    assert shape(step(scheduler)[0])[1] == (2, 80, 1)
+
+
+def test_a_step_that_moves_blocks_says_nothing_of_others(make: Maker) -> None:
+    scheduler = make(blocks=64, step_tokens=100, target_s=0.001)
     scheduler.add(request(1, 20, max_tokens=9))
     scheduler.add(request(2, 200))
     step(scheduler)
-    assert shape(step(scheduler)[0])[1] == (2, 80, 16)
+    plan, _ = step(scheduler)
+    scheduler.observe(replace(plan, swaps_in=(BlockSwap(0, 0),)), 0.1)
+    assert step(scheduler)[0].prompt_tokens == 0
 
 
 def test_choices_share_one_prefill_and_copy_on_write(make: Maker) -> None:

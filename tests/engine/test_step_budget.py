@@ -1,60 +1,116 @@
-"""The size of a step from how long steps took."""
+"""How many prompt tokens go into a step beside answers, from how long steps took."""
 
 import random
 
 import pytest
 
-from engine.step_budget import LEAST_TOKENS, StepBudget
+from engine.step_budget import LEAST_TOKENS, PROBE_EVERY, SHARE, StepBudget
+
+OWN_S, TOKEN_S = 0.020, 0.0001  # ten tokens are the share that is aimed at
 
 
-def test_it_finds_the_step_that_takes_the_target() -> None:
-    budget, draw = StepBudget(0.050), random.Random(0)
-    for _ in range(200):
-        tokens = draw.randrange(1, 300)
-        budget.observe(tokens, (0.010 + 0.0002 * tokens) * draw.uniform(0.95, 1.05))
-    assert budget.prefill_tokens(decode_tokens=20, most=1000) == pytest.approx(180, rel=0.1)
+def learned(budget: StepBudget, steps: int = 400, own_s: float = OWN_S, token_s: float = TOKEN_S) -> StepBudget:
+    """After steps of four answers with as many prompt tokens as it allows, and a little noise."""
+    draw = random.Random(0)
+    for _ in range(steps):
+        tokens = budget.prompt_tokens(4, most=512)
+        budget.observe(4, tokens, (own_s + token_s * tokens) * draw.uniform(0.99, 1.01))
+    return budget
+
+
+def allowed(budget: StepBudget, answers: int = 4, most: int = 512) -> int:
+    """In the next step that is not measured."""
+    budget.observe(4, 0, OWN_S)
+    return budget.prompt_tokens(answers, most)
+
+
+def test_prompts_take_their_share_of_a_step() -> None:
+    assert allowed(learned(StepBudget())) == pytest.approx(SHARE * OWN_S / TOKEN_S, abs=2)
+
+
+def test_with_a_target_they_take_what_is_left_of_it() -> None:
+    assert allowed(learned(StepBudget(0.050))) == pytest.approx((0.050 - OWN_S) / TOKEN_S, rel=0.15)
+
+
+def test_a_target_below_what_answers_take_leaves_the_share() -> None:
+    assert allowed(learned(StepBudget(0.001))) == allowed(learned(StepBudget()))
+
+
+def test_a_prompt_goes_on_by_a_token_where_even_that_is_too_much() -> None:
+    assert allowed(learned(StepBudget(), token_s=0.010)) == LEAST_TOKENS
+
+
+def test_what_does_not_fit_into_the_step_is_not_allowed() -> None:
+    assert [allowed(learned(StepBudget()), most=most) for most in (0, 3)] == [0, 3]
+
+
+def test_the_first_step_beside_answers_is_measured_without_prompt_tokens() -> None:
+    assert StepBudget().prompt_tokens(1, most=100) == 0
+
+
+def test_every_few_steps_one_is_measured_without_prompt_tokens() -> None:
+    budget, sizes = learned(StepBudget()), list[int]()
+    for _ in range(3 * PROBE_EVERY):
+        sizes.append(budget.prompt_tokens(4, most=512))
+        budget.observe(4, sizes[-1], OWN_S + TOKEN_S * sizes[-1])
+    assert [size == 0 for size in sizes].count(True) == 3
+    assert all(size == 0 or size > LEAST_TOKENS for size in sizes)
+
+
+def test_it_gropes_its_way_to_large_chunks() -> None:
+    budget, largest = StepBudget(1.0), 0
+    for _ in range(100):
+        tokens = budget.prompt_tokens(1, most=512)
+        assert tokens <= max(LEAST_TOKENS, 2 * largest)
+        largest = max(largest, tokens)
+        budget.observe(1, tokens, 0.001 + 0.0001 * tokens)
+    assert largest == 512
+
+
+def test_noise_never_makes_tokens_look_free() -> None:
+    budget, draw = StepBudget(), random.Random(1)
+    for _ in range(3000):
+        tokens = budget.prompt_tokens(4, most=512)
+        assert TOKEN_S * tokens <= 0.10 * OWN_S
+        budget.observe(4, tokens, (OWN_S + TOKEN_S * tokens) * draw.uniform(0.9, 1.1))
+
+
+def test_one_disturbed_step_starves_no_prompt() -> None:
+    for place in range(PROBE_EVERY):
+        budget = learned(StepBudget())
+        before = allowed(budget)
+        for number in range(2 * PROBE_EVERY):
+            tokens = budget.prompt_tokens(4, most=512)
+            budget.observe(4, tokens, OWN_S + TOKEN_S * tokens + (0.030 if number == place else 0.0))
+        assert allowed(budget) >= 0.6 * before, f"disturbed in step {place}"
 
 
 def test_it_follows_a_machine_that_became_slower() -> None:
-    budget = StepBudget(0.050)
-    for slowness in (1, 4):
-        for tokens in range(1, 300):
-            budget.observe(tokens, 0.0002 * tokens * slowness)
-    assert budget.prefill_tokens(0, most=1000) == pytest.approx(62, rel=0.1)
+    budget = learned(learned(StepBudget()), own_s=2 * OWN_S, token_s=4 * TOKEN_S)
+    budget.observe(4, 0, 2 * OWN_S)
+    assert budget.prompt_tokens(4, most=512) == pytest.approx(5, abs=1)
 
 
-def test_steps_of_one_size_are_scaled() -> None:
-    budget = StepBudget(0.050)
-    for _ in range(10):
-        budget.observe(100, 0.025)
-    assert budget.prefill_tokens(0, most=1000) == 200
+def test_a_number_of_answers_that_is_new_is_measured_at_once() -> None:
+    budget = learned(StepBudget())
+    budget.observe(4, 3, OWN_S)
+    assert budget.prompt_tokens(9, most=512) == 0
 
 
-@pytest.mark.parametrize(("most", "expected"), [(100, LEAST_TOKENS), (5, 5)])
-def test_at_first_it_dares_little(most: int, expected: int) -> None:
-    assert StepBudget(0.050).prefill_tokens(0, most) == expected
+def test_steps_without_answers_say_nothing_of_steps_with_answers() -> None:
+    budget = learned(StepBudget())
+    before = allowed(budget)
+    for _ in range(100):
+        budget.observe(0, 512, 10.0)
+    assert allowed(budget) == before
+    assert budget.alone_tokens_per_s == pytest.approx(51.2)
 
 
-def test_it_never_exceeds_what_is_allowed() -> None:
-    budget = StepBudget(1.0)
-    budget.observe(50, 0.001)
-    assert budget.prefill_tokens(0, most=64) == 64
-
-
-def test_it_gropes_its_way_to_large_steps() -> None:
-    budget = StepBudget(1.0)
-    sizes = [16]
-    while sizes[-1] < 200:
-        budget.observe(sizes[-1], 0.0001 * sizes[-1])
-        sizes.append(budget.prefill_tokens(0, most=1000))
-    assert sizes == [16, 32, 64, 128, 256]
-
-
-def test_small_steps_that_differ_by_chance_say_nothing_of_large_ones() -> None:
-    budget, draw = StepBudget(0.050), random.Random(1)
-    for _ in range(500):
-        budget.observe(draw.choice([4, 5]), draw.uniform(0.005, 0.010))
-        assert budget.prefill_tokens(5, most=1000) <= LEAST_TOKENS
+def test_what_it_would_compute_beside_answers_is_told_once_it_is_known() -> None:
+    assert StepBudget().beside_tokens_per_s(512) is None
+    assert StepBudget().alone_tokens_per_s is None
+    told = learned(StepBudget()).beside_tokens_per_s(512)
+    assert told == pytest.approx(10 * (PROBE_EVERY - 1) / PROBE_EVERY / (1.04 * OWN_S), rel=0.2)
 
 
 def test_a_target_of_nothing_is_refused() -> None:

@@ -13,6 +13,7 @@ from engine.pages import PageCounts, Watch
 from engine.plan import Plan
 from engine.sequence import FirstToken, Request, Reservation
 from engine.slow_down import SlowDown
+from engine.step_budget import PromptRates
 
 OutcomeHandler = Callable[[Sequence[MixedOutcome], StepTiming], None]
 
@@ -31,6 +32,7 @@ class DecodeLoad:
     cache_query_tokens: int  # this and the following since the start
     cache_hit_tokens: int
     preemptions: int
+    rates: PromptRates
 
 
 class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
@@ -106,4 +108,5 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
             cache_query_tokens=counters.cache_query_tokens,
             cache_hit_tokens=counters.cache_hit_tokens,
             preemptions=counters.preemptions,
+            rates=self._scheduler.prompt_rates,
         )

@@ -34,5 +34,7 @@ def decode_report(
         unfilled_slots=load.unfilled_slots,
         links=link_reports(reader.links),
         cache=cache,
+        alone_tokens_per_s=load.rates.alone_tokens_per_s or 0.0,
+        beside_tokens_per_s=load.rates.beside_tokens_per_s or 0.0,
         **asdict(reader.integrity),
     )

@@ -37,7 +37,7 @@ from engine.sequence import (
     check_request,
     end_reason,
 )
-from engine.step_budget import StepBudget
+from engine.step_budget import PromptRates, StepBudget
 from engine.swap_space import SwapSpace
 
 
@@ -158,6 +158,11 @@ class MixedScheduler:
         if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
             prompt_tokens = plan.prompt_tokens
             self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
+
+    @property
+    def prompt_rates(self) -> PromptRates:
+        """How fast prompts are computed here; not known without a budget."""
+        return PromptRates(None, None) if self._budget is None else self._budget.rates(self._max_step_tokens)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""

@@ -5,6 +5,7 @@ a target, as long as that says. What it would take without them is measured: eve
 """
 
 import math
+from typing import NamedTuple
 
 from engine.own_cost import Bounds, OwnCost
 from engine.token_cost import TokenCost
@@ -17,6 +18,13 @@ LEAST_TOKENS = 1  # of other steps: a prompt goes on at least as an answer would
 BELIEVED = 2.0  # times the largest chunk of late
 FADING = 0.98  # of that, per step
 ALONE_FADING = 0.9
+
+
+class PromptRates(NamedTuple):
+    """Prompt tokens per second. None: not measured, or not well enough."""
+
+    alone_tokens_per_s: float | None  # while no answer runs
+    beside_tokens_per_s: float | None  # while answers run
 
 
 class StepBudget:
@@ -62,16 +70,12 @@ class StepBudget:
         allowed = min(self._affordable(own), BELIEVED * self._largest)
         return min(most, max(LEAST_TOKENS, int(allowed)))
 
-    @property
-    def alone_tokens_per_s(self) -> float | None:
-        """Prompt tokens computed while no answer runs. None: not measured."""
-        return self._alone_tokens / self._alone_s if self._alone_s > 0.0 and self._alone_tokens else None
+    def rates(self, most: int) -> PromptRates:
+        """In steps of at most `most` tokens, beside as many answers as ran last."""
+        alone = self._alone_tokens / self._alone_s if self._alone_s > 0.0 else 0.0
+        return PromptRates(alone or None, self._beside_tokens_per_s(most))
 
-    def beside_tokens_per_s(self, most: int) -> float | None:
-        """Prompt tokens that steps of at most `most` tokens compute beside as many answers as ran last.
-
-        None: not known well enough.
-        """
+    def _beside_tokens_per_s(self, most: int) -> float | None:
         own, cost = self._own.expected(self._answers), self._token.seconds
         if own is None or cost is None or not self._token.is_sure:
             return None

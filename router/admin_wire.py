@@ -84,6 +84,8 @@ def _report(report: WorkerReport) -> report_pb2.Report:
         unfilled_slots=report.unfilled_slots,
         checked_blocks=report.checked_blocks,
         checksum_mismatches=report.checksum_mismatches,
+        alone_tokens_per_s=report.alone_tokens_per_s or 0.0,
+        beside_tokens_per_s=report.beside_tokens_per_s or 0.0,
         links=[
             report_pb2.LinkReport(
                 endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback

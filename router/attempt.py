@@ -156,15 +156,17 @@ class Attempt:
         self._learn(first_step.timings)
         if self.placement.prefill is not None:
             self._cluster.release(self.attempt_id, self.placement.prefill)
-        elif not self._unfinished:
-            self._decode_holds = False  # it made this step, so it knows that the answer has ended
+        else:
+            self._cluster.prompt_computed(self.attempt_id, self.placement.decode)
+            if not self._unfinished:
+                self._decode_holds = False  # it made this step, so it knows that the answer has ended
         self._outputs.extend(first_step.outputs)
 
     def _learn(self, timings: PrefillTimings) -> None:
-        """How fast the worker that computed the prompt is."""
-        computed_tokens = len(self._request.token_ids) - timings.cached_tokens
-        endpoint = self.placement.prefill or self.placement.decode
-        self._cluster.rates.computed(endpoint, computed_tokens, sum(timings.chunk_ms))
+        """How fast a prefill worker is. A decode worker computes prompts beside answers, and says itself how fast."""
+        if self.placement.prefill is not None:
+            computed_tokens = len(self._request.token_ids) - timings.cached_tokens
+            self._cluster.rates.computed(self.placement.prefill, computed_tokens, sum(timings.chunk_ms))
 
     def _audit(self, timings: PrefillTimings) -> None:
         placement, found_tokens = self.placement, timings.cached_tokens - timings.fetched_tokens

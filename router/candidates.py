@@ -17,7 +17,8 @@ pool would stand nearly empty.
 class WorkerRates:
     """How fast a worker is. What was never measured on any worker is taken to be as it stands here."""
 
-    prefill_tokens_per_s: float = 10_000.0
+    prefill_tokens_per_s: float = 10_000.0  # of prompts, with nothing beside them
+    beside_tokens_per_s: float | None = None  # of a decode worker's prompts beside answers; None: not known
     token_gap_ms: float = 20.0  # between two tokens of an answer, with nothing else on the worker
     token_gap_ms_per_token: float = 5e-5  # more for each token in flight there
     kv_bytes_per_token: float = 100_000.0

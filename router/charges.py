@@ -1,7 +1,7 @@
 """What the attempts of this router take up on one worker. Pure; sums are kept, as every decision asks for them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,16 +11,17 @@ class Charge:
     tokens: int
     blocks: int = 0
     slots: int = 0
+    prompt_tokens: int = 0  # of a decode worker: what it has still to compute of the prompt
 
 
 class Charges:
     """By attempt id."""
 
-    __slots__ = ("_charges", "blocks", "slots", "tokens")
+    __slots__ = ("_charges", "blocks", "prompt_tokens", "slots", "tokens")
 
     def __init__(self) -> None:
         self._charges: dict[int, Charge] = {}
-        self.tokens = self.blocks = self.slots = 0
+        self.tokens = self.blocks = self.slots = self.prompt_tokens = 0
 
     def __len__(self) -> int:
         return len(self._charges)
@@ -35,6 +36,14 @@ class Charges:
         self.tokens += charge.tokens
         self.blocks += charge.blocks
         self.slots += charge.slots
+        self.prompt_tokens += charge.prompt_tokens
+
+    def prompt_computed(self, attempt_id: int) -> None:
+        """The rest of its charge stays, if it has not been given back."""
+        charge = self._charges.get(attempt_id)
+        if charge is not None:
+            self._charges[attempt_id] = replace(charge, prompt_tokens=0)
+            self.prompt_tokens -= charge.prompt_tokens
 
     def give_back(self, attempt_id: int) -> None:
         """It may have been given back before."""
@@ -43,6 +52,7 @@ class Charges:
             self.tokens -= charge.tokens
             self.blocks -= charge.blocks
             self.slots -= charge.slots
+            self.prompt_tokens -= charge.prompt_tokens
 
     def clear(self) -> None:
         for attempt_id in tuple(self._charges):

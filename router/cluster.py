@@ -111,6 +111,7 @@ class Cluster:
         self.rates.linked(endpoint, {link.endpoint: link.gb_per_s for link in report.links})
         if worker.role is WorkerRole.DECODE:
             tokens = worker.charges.tokens
+            self.rates.told(endpoint, report.alone_tokens_per_s, report.beside_tokens_per_s)
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
@@ -160,7 +161,8 @@ class Cluster:
             self._computes(placement.decode, uncached)
             self._expect(placement.decode, attempt_id, block_hashes, uncached)
         tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
-        decode = Charge(tokens=tokens, blocks=request.charged_blocks, slots=request.choices)
+        own_tokens = 0 if placement.prefill is not None else request.prompt_tokens - placement.decode_hit_tokens
+        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens)
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, ElsewhereLoad]:
@@ -198,6 +200,13 @@ class Cluster:
         if worker is not None and worker.held and worker.description is not None:
             self.caches.assume(endpoint, block_hashes, worker.description.total_blocks)
             self._branching.ended(block_hashes)
+
+    def prompt_computed(self, attempt_id: int, endpoint: str) -> None:
+        """A decode worker has computed the attempt's prompt itself, and goes on with the answer."""
+        worker = self._workers.get(endpoint)
+        if worker is not None:
+            worker.charges.prompt_computed(attempt_id)
+            worker.changed()
 
     def release(self, attempt_id: int, endpoint: str) -> None:
         """The attempt takes up nothing more on this worker. The worker may be gone, or the charge returned before."""

@@ -5,6 +5,9 @@ from typing import NamedTuple
 from router.candidates import PlacementRequest, WorkerView
 from router.worker import WorkerRole
 
+CAUTION = 0.1
+"""Of its rate at prompts alone, what a decode worker has beside answers until it tells: a new one is not flooded."""
+
 _PREFILL = WorkerRole.PREFILL  # looked up for every decision
 
 
@@ -19,10 +22,24 @@ class Expected(NamedTuple):
         return self.wait_ms + self.compute_ms
 
 
+def prompt_tokens_per_s(worker: WorkerView) -> float:
+    """Of prompts, there and now. Where a decode worker has answers, or what will be answers, they bound it."""
+    rates = worker.rates
+    if worker.role is _PREFILL or not has_answers(worker):
+        return rates.prefill_tokens_per_s
+    beside = rates.beside_tokens_per_s
+    return CAUTION * rates.prefill_tokens_per_s if beside is None else beside
+
+
+def has_answers(worker: WorkerView) -> bool:
+    """Of a decode worker: whether anything runs there or is on its way. Each prompt will be an answer."""
+    return bool(worker.tokens_in_flight or worker.used_slots or worker.elsewhere_slots or worker.pending_prompt_tokens)
+
+
 def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
-    """A decode worker puts tokens of answers before those of prompts; its rate at prompts is measured among them."""
+    """A decode worker puts tokens of answers before those of prompts."""
     before_tokens = worker.tokens_in_flight if worker.role is _PREFILL else worker.pending_prompt_tokens
-    per_token_ms = 1e3 / worker.rates.prefill_tokens_per_s
+    per_token_ms = 1e3 / prompt_tokens_per_s(worker)
     own_tokens = request.prompt_tokens - request.hit_tokens(worker)
     return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms)
 

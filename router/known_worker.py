@@ -66,7 +66,8 @@ class Worker:
             ready_blocks=ready_blocks,
             elsewhere_slots=elsewhere.slots,
             elsewhere_blocks=elsewhere.blocks,
-            pending_prompt_tokens=report.pending_tokens,
+            # What was just sent there is in no report yet; of what others sent there only reports tell.
+            pending_prompt_tokens=max(report.pending_tokens, self.charges.prompt_tokens),
             recent_tokens=recent_tokens,
             rates=rates,
             branches=branches,

@@ -3,7 +3,7 @@
 A policy says what each candidate would cost (router/policies/). Decode workers are candidates only with credit, so that
 no prompt is computed that has nowhere to go. A decode worker computes the prompt itself where there is no prefill
 worker for it, where so little of it is not cached there that the way over a prefill worker would take longer, or, with
-`cache_aware`, where prefill workers are busier than that is worth.
+`cache_aware`, where prefill workers are busier than that is worth; beside answers, at the rate that they leave to it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from router.candidates import CHARGED_ANSWER_TOKENS, PlacementRequest, WorkerRates, WorkerView
-from router.expectations import expected_here, expected_ttft_ms, token_gap_ms
+from router.expectations import expected_here, expected_ttft_ms, has_answers, token_gap_ms
 from router.policies.cache_aware import CacheAware
 from router.policies.least_tokens import LeastTokens
 from router.policies.policy import Policy, cheapest
@@ -198,14 +198,19 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
     if request.preferred_decode is not None:
         reachable = [worker for worker in reachable if worker.endpoint == request.preferred_decode] or reachable
     answering = _weigh_decode(request, reachable or with_credit, computing, weighing)
-    local = _why_local(request, request.hit_tokens(answering.worker), prefill, untried, policy)
-    if local is None and computing is not None and may_compute_locally:
-        limit_ms = weighing.local_limit_ms(request, computing.worker)
+    if computing is None:
+        return Decision(None, answering, LocalPrefill.NO_PREFILL_WORKER, suited)
+    if not untried and may_compute_locally:
+        return Decision(computing, answering, LocalPrefill.PREFILL_WORKERS_FAILED, suited)
+    if _is_short(request, answering.worker, computing.workers, policy):
+        return Decision(computing, answering, LocalPrefill.SHORT_SUFFIX, suited)
+    if may_compute_locally and weighing.local_limit_ms(expected_ttft_ms(request, computing.worker)) is not None:
+        limit_ms = weighing.local_limit_ms(_soonest_ms(request, computing.workers))
         if limit_ms is not None:
             itself = _weigh_decode(request, with_credit, None, weighing)
             if expected_ttft_ms(request, itself.worker) < limit_ms:
                 return Decision(computing, itself, LocalPrefill.PREFILL_WORKERS_BUSY, suited)
-    return Decision(computing, answering, local, suited)
+    return Decision(computing, answering, None, suited)
 
 
 def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
@@ -249,21 +254,18 @@ def _fetch_source(
     return decode if decode in best else best[0]
 
 
-def _why_local(
-    request: PlacementRequest,
-    decode_hit_tokens: int,
-    prefill: Sequence[WorkerView],
-    untried: Sequence[WorkerView],
-    policy: PlacementPolicy,
-) -> LocalPrefill | None:
-    """None: a prefill worker computes it."""
-    if not prefill:
-        return LocalPrefill.NO_PREFILL_WORKER
-    if not untried and policy.no_prefill_worker is NoPrefillWorker.LOCAL:
-        return LocalPrefill.PREFILL_WORKERS_FAILED
-    if decode_hit_tokens and request.prompt_tokens - decode_hit_tokens <= policy.local_prefill_tokens:
-        return LocalPrefill.SHORT_SUFFIX
-    return None
+def _is_short(
+    request: PlacementRequest, decode: WorkerView, prefill: Sequence[WorkerView], policy: PlacementPolicy
+) -> bool:
+    """Whether the decode worker has nearly all of it; and, where it has answers, the rest no later than others."""
+    hit_tokens = request.hit_tokens(decode)
+    if not hit_tokens or request.prompt_tokens - hit_tokens > policy.local_prefill_tokens:
+        return False
+    return not has_answers(decode) or expected_ttft_ms(request, decode) <= _soonest_ms(request, prefill)
+
+
+def _soonest_ms(request: PlacementRequest, workers: Sequence[WorkerView]) -> float:
+    return min([expected_ttft_ms(request, worker) for worker in workers])
 
 
 def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) -> list[WorkerView]:

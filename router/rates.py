@@ -15,6 +15,10 @@ LEAST_SPREAD = 0.2
 """A slope over tokens in flight is believed where those varied by at least this share of their mean."""
 
 
+NEWS = 0.05
+"""A rate that a worker tells is another one where it differs by this share."""
+
+
 LEAST_APART_S = 0.1
 """Between two reports that a gap is taken from: of a few steps it would be a matter of chance."""
 
@@ -23,6 +27,17 @@ LEAST_APART_S = 0.1
 class _Steps:
     steps: int
     at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Of a decode worker's prompts, tokens per second."""
+
+    alone: float | None = None
+    beside: float | None = None
+
+    def is_like(self, other: "_Told") -> bool:
+        return _alike(self.alone, other.alone) and _alike(self.beside, other.beside)
 
 
 @dataclass(slots=True)
@@ -74,6 +89,7 @@ class RateLedger:
         self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds
         self._gaps: dict[str, FadingLine] = {}  # milliseconds over tokens in flight
         self._steps: dict[str, _Steps] = {}
+        self._told: dict[str, _Told] = {}
         self._links: dict[str, Mapping[str, float]] = {}
         self._any_prefill, self._any_gap = Ratio(), FadingLine()
         self._kv = Ratio()  # bytes over tokens: all workers that talk to each other have the same
@@ -90,6 +106,13 @@ class RateLedger:
         if tokens > 0 and chunks_ms > 0:
             for ratio in (self._prefill.setdefault(worker, Ratio()), self._any_prefill):
                 ratio.add(tokens, chunks_ms)
+            self._renew(worker)
+
+    def told(self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None) -> None:
+        """A decode worker says how fast it computes prompts: while no answer runs, and while answers run."""
+        told = _Told(alone_tokens_per_s, beside_tokens_per_s)
+        if not told.is_like(self._told.get(worker, _Told())):
+            self._told[worker] = told
             self._renew(worker)
 
     def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
@@ -123,7 +146,7 @@ class RateLedger:
     def forget(self, worker: str) -> None:
         self.version += 1
         of_workers: tuple[dict[str, Any], ...]
-        of_workers = (self._prefill, self._gaps, self._steps, self._links, self._known)
+        of_workers = (self._prefill, self._gaps, self._steps, self._told, self._links, self._known)
         for each in of_workers:
             each.pop(worker, None)
 
@@ -132,7 +155,10 @@ class RateLedger:
         self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED)
         if worker is not None:
             prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())
-            self._known[worker] = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
+            rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
+            told = self._told.get(worker, _Told())
+            alone = told.alone or rates.prefill_tokens_per_s
+            self._known[worker] = replace(rates, prefill_tokens_per_s=alone, beside_tokens_per_s=told.beside)
         elif self._known:
             kv_bytes = self._typical.kv_bytes_per_token
             self._known = {name: replace(each, kv_bytes_per_token=kv_bytes) for name, each in self._known.items()}
@@ -150,3 +176,9 @@ class RateLedger:
             link_gb_per_s=sum(known) / len(known) if known else unknown.link_gb_per_s,
             links_gb_per_s={name: rate for name, rate in links_gb_per_s.items() if rate > 0},
         )
+
+
+def _alike(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= NEWS * max(one, other)

@@ -81,3 +81,5 @@ class WorkerReport:
     cache: CacheSum | None = None  # None: the worker does not tell of its cache
     checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
     checksum_mismatches: int = 0  # of those
+    alone_tokens_per_s: float | None = None  # prompt tokens that a decode worker computes while no answer runs
+    beside_tokens_per_s: float | None = None  # and while answers run, as its bound on their steps allows now

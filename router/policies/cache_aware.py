@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from operator import attrgetter, mul
 
 from router.candidates import PlacementRequest, WorkerView
-from router.expectations import expected_here, expected_ttft_ms, token_gap_ms, transfer_ms
+from router.expectations import expected_here, prompt_tokens_per_s, token_gap_ms, transfer_ms
 from router.policies.policy import Policy, Terms
 from router.policies.rendezvous import home_of
 
@@ -41,7 +41,7 @@ class CacheAware(Policy):
         best_tokens = max(request.hit_tokens(worker) for worker in workers)
         terms = []
         for worker, home in zip(workers, homes, strict=True):
-            expected, pace = expected_here(request, worker), 1e3 / worker.rates.prefill_tokens_per_s
+            expected, pace = expected_here(request, worker), 1e3 / prompt_tokens_per_s(worker)
             again_ms = (keep - 1.0) * (best_tokens - request.hit_tokens(worker)) * pace
             terms.append(
                 {
@@ -84,8 +84,8 @@ class CacheAware(Policy):
             for worker, answer_ms, home in zip(workers, answers, _homes(request, workers), strict=True)
         ]
 
-    def local_limit_ms(self, request: PlacementRequest, prefill: WorkerView) -> float | None:
-        limit_ms = (expected_ttft_ms(request, prefill) - BUSY_MS) / BUSY_FACTOR
+    def local_limit_ms(self, prefill_ms: float) -> float | None:
+        limit_ms = (prefill_ms - BUSY_MS) / BUSY_FACTOR
         return limit_ms if limit_ms > 0 else None
 
 
@@ -96,7 +96,7 @@ def _prompt_costs(
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
     costs, hits, paces = [], [], []
     for worker, waiting in zip(workers, waiting_tokens, strict=True):
-        pace, blocks = 1e3 / worker.rates.prefill_tokens_per_s, worker.hit_blocks  # milliseconds per token
+        pace, blocks = 1e3 / prompt_tokens_per_s(worker), worker.hit_blocks  # milliseconds per token
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
         costs.append((waiting + prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace)
         hits.append(hit_tokens)

@@ -29,9 +29,9 @@ class Policy(Protocol):
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
     ) -> Sequence[Terms]: ...
 
-    def local_limit_ms(self, request: PlacementRequest, prefill: WorkerView) -> float | None:
-        """A decode worker that would have the first token sooner than this had better compute the prompt, busy as the
-        best prefill worker is. None: it is not.
+    def local_limit_ms(self, prefill_ms: float) -> float | None:
+        """A decode worker that would have the first token sooner than this had better compute the prompt, where a
+        prefill worker would have it after `prefill_ms`: never more than that. None: it had not.
         """
         return None
 

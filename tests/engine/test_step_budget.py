@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.step_budget import LEAST_TOKENS, PROBE_EVERY, SHARE, StepBudget
+from engine.step_budget import LEAST_TOKENS, PROBE_EVERY, SHARE, PromptRates, StepBudget
 
 OWN_S, TOKEN_S = 0.020, 0.0001  # ten tokens are the share that is aimed at
 
@@ -103,13 +103,12 @@ def test_steps_without_answers_say_nothing_of_steps_with_answers() -> None:
     for _ in range(100):
         budget.observe(0, 512, 10.0)
     assert allowed(budget) == before
-    assert budget.alone_tokens_per_s == pytest.approx(51.2)
+    assert budget.rates(512).alone_tokens_per_s == pytest.approx(51.2)
 
 
 def test_what_it_would_compute_beside_answers_is_told_once_it_is_known() -> None:
-    assert StepBudget().beside_tokens_per_s(512) is None
-    assert StepBudget().alone_tokens_per_s is None
-    told = learned(StepBudget()).beside_tokens_per_s(512)
+    assert StepBudget().rates(512) == PromptRates(None, None)
+    told = learned(StepBudget()).rates(512).beside_tokens_per_s
     assert told == pytest.approx(10 * (PROBE_EVERY - 1) / PROBE_EVERY / (1.04 * OWN_S), rel=0.2)
 
 

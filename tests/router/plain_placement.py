@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.expectations import expected_here, token_gap_ms, transfer_ms
+from router.expectations import CAUTION, expected_here, token_gap_ms, transfer_ms
 from router.placement import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy, PlacementRequest, WorkerView
 from router.policies.cache_aware import BALANCE, BUSY_FACTOR, BUSY_MS, KEEP, KEEP_SHARED, PATIENCE_MS
 from router.policies.rendezvous import home_of
@@ -40,13 +40,29 @@ def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
         return None, answering.endpoint, LocalPrefill.NO_PREFILL_WORKER, None
     if not untried and is_local:
         return None, answering.endpoint, LocalPrefill.PREFILL_WORKERS_FAILED, None
-    if hit_tokens and request.prompt_tokens - hit_tokens <= policy.local_prefill_tokens:
+    soonest_ms = min(expected_here(request, worker).ttft_ms for worker in untried or prefill)
+    is_in_time = is_idle(answering) or expected_here(request, answering).ttft_ms <= soonest_ms
+    if hit_tokens and request.prompt_tokens - hit_tokens <= policy.local_prefill_tokens and is_in_time:
         return None, answering.endpoint, LocalPrefill.SHORT_SUFFIX, None
-    limit_ms = (expected_here(request, computing).ttft_ms - BUSY_MS) / BUSY_FACTOR
+    limit_ms = (soonest_ms - BUSY_MS) / BUSY_FACTOR
     itself = _cheapest(request, free, _answer_costs(request, free, None))
     if is_local and limit_ms > 0 and itself is not None and expected_here(request, itself).ttft_ms < limit_ms:
         return None, itself.endpoint, LocalPrefill.PREFILL_WORKERS_BUSY, None
     return computing.endpoint, answering.endpoint, None, _source(request, suited, answering, computing)
+
+
+def is_idle(worker: WorkerView) -> bool:
+    """Whether no answer runs there or is on its way."""
+    slots = worker.used_slots + worker.elsewhere_slots
+    return slots + worker.tokens_in_flight + worker.pending_prompt_tokens == 0
+
+
+def prompt_rate(worker: WorkerView) -> float:
+    """Prompt tokens per second."""
+    rates = worker.rates
+    if worker.role is WorkerRole.PREFILL or is_idle(worker):
+        return rates.prefill_tokens_per_s
+    return CAUTION * rates.prefill_tokens_per_s if rates.beside_tokens_per_s is None else rates.beside_tokens_per_s
 
 
 def _source(
@@ -93,7 +109,7 @@ def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> l
     longest_ms = PATIENCE_MS + min(expected_here(request, worker).wait_ms for worker in workers)
     costs = []
     for worker, home in zip(workers, _homes(request, workers), strict=True):
-        pace, hit_tokens = 1e3 / worker.rates.prefill_tokens_per_s, request.hit_tokens(worker)
+        pace, hit_tokens = 1e3 / prompt_rate(worker), request.hit_tokens(worker)
         is_prefill = worker.role is WorkerRole.PREFILL
         waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
         cost = (waiting + request.prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace

@@ -62,6 +62,28 @@ def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
             assert _without_age(kept.next(number)) == _without_age(new), f"seed {seed}, change {number}, {before}"
 
 
+def test_a_prompt_that_was_just_sent_counts_before_the_worker_reports_it() -> None:
+    cluster = Change(Cluster(), 0).cluster
+    request = PlacementRequest(F, 32, 321, 16, 1)
+    policy = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
+    decode = [view for view in cluster.snapshot(()) if view.role is WorkerRole.DECODE]
+    outcome = place(request, decode, policy)
+    assert isinstance(outcome, Placement)
+
+    def pending() -> int:
+        return next(view for view in cluster.snapshot(()) if view.endpoint == outcome.decode).pending_prompt_tokens
+
+    cluster.charge(1, outcome, request, ())
+    assert pending() == 321
+    cluster.reported(outcome.decode, WorkerReport(1000, 64, PAGES, 0, 1, 400, False, 0))
+    assert pending() == 400, "the report has it too"
+    cluster.prompt_computed(1, outcome.decode)
+    cluster.reported(outcome.decode, WorkerReport(1000, 64, PAGES, 0, 1, 0, False, 0))
+    assert pending() == 0
+    cluster.release(1, outcome.decode)
+    assert pending() == 0
+
+
 def _without_age(views: tuple[WorkerView, ...]) -> list[WorkerView]:
     """`recent_tokens` may be a little old in a view that was kept."""
     return [replace(view, recent_tokens=0.0) for view in views]

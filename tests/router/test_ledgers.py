@@ -153,3 +153,25 @@ def test_a_session_is_named_by_a_header() -> None:
     assert session_of([("other", "x"), ("x-session-id", "abc")]) == "abc"
     assert session_of([("x-session-id", b"binary")]) == ""
     assert session_of([]) == ""
+
+
+def test_a_decode_worker_says_itself_how_fast_it_computes_prompts() -> None:
+    rates = RateLedger()
+    rates.computed("p", 1000, 100.0)
+    rates.told("d", None, None)
+    assert (rates.of("d").prefill_tokens_per_s, rates.of("d").beside_tokens_per_s) == (pytest.approx(10_000), None)
+    rates.told("d", 800.0, 40.0)
+    assert (rates.of("d").prefill_tokens_per_s, rates.of("d").beside_tokens_per_s) == (800.0, 40.0)
+    assert rates.of("other").beside_tokens_per_s is None
+    rates.forget("d")
+    assert rates.of("d").beside_tokens_per_s is None
+
+
+def test_a_rate_that_hardly_differs_is_no_news() -> None:
+    rates = RateLedger()
+    rates.told("d", 800.0, 40.0)
+    version = rates.version
+    rates.told("d", 810.0, 39.5)
+    assert rates.version == version
+    rates.told("d", 810.0, 30.0)
+    assert rates.version > version

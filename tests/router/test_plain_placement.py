@@ -32,6 +32,7 @@ def random_worker(chance: Random, number: int) -> WorkerView:
         recent_tokens=pick([0.0, 1234.5, 1e5]),
         rates=WorkerRates(
             prefill_tokens_per_s=pick([1000.0, 10_000.0]),
+            beside_tokens_per_s=pick([None, 50.0, 2000.0]),
             token_gap_ms=pick([5.0, 20.0]),
             links_gb_per_s={str(chance.randrange(8)): pick([0.001, 1.0])},
         ),

@@ -1,0 +1,116 @@
+"""Answers are not disturbed without need: when a decode worker with answers is given a prompt to compute."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from router.candidates import WorkerRates
+from router.expectations import CAUTION, expected_ttft_ms
+from router.placement import (
+    LocalPrefill,
+    NoPrefillWorker,
+    Placement,
+    PlacementPolicy,
+    PlacementRequest,
+    Strategy,
+    WorkerView,
+    place,
+)
+from router.worker import WorkerRole
+from tests.router.plain_placement import is_idle, prompt_rate
+from tests.router.test_plain_placement import F, random_request, random_worker
+
+CASES = 3000
+REQUEST = PlacementRequest(fingerprint=F, block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)
+SLOW = WorkerRates(prefill_tokens_per_s=1000.0)
+PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 10_000, 0, 0, 0, rates=SLOW)
+DECODE = WorkerView("d0", WorkerRole.DECODE, F, 10_000, 64, 10_000, 64, rates=SLOW)
+BUSY = replace(PREFILL, tokens_in_flight=20_000)  # 23 s
+ANSWERING = replace(DECODE, tokens_in_flight=1000, used_slots=4)
+
+
+def placed(*workers: WorkerView, request: PlacementRequest = REQUEST, local_tokens: int = 64) -> Placement:
+    policy = PlacementPolicy(NoPrefillWorker.LOCAL, local_tokens, Strategy.CACHE_AWARE)
+    outcome = place(request, workers, policy)
+    assert isinstance(outcome, Placement)
+    return outcome
+
+
+def first_token_ms(request: PlacementRequest, worker: WorkerView) -> float:
+    """From what is before the prompt, and what of it is not cached there."""
+    before = worker.tokens_in_flight if worker.role is WorkerRole.PREFILL else worker.pending_prompt_tokens
+    return 1e3 * (before + request.prompt_tokens - request.hit_tokens(worker)) / prompt_rate(worker)
+
+
+def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[WorkerView]:
+    """The prefill workers that have not failed this request, alone or with every decode worker that has room."""
+    decode = [worker.endpoint for worker in workers if worker.role is WorkerRole.DECODE and has_room(request, worker)]
+    return [
+        worker
+        for worker in workers
+        if worker.role is WorkerRole.PREFILL
+        and request.suits(worker)
+        and worker.endpoint not in request.avoided_prefill
+        and any((worker.endpoint, other) not in request.apart for other in decode)
+    ]
+
+
+def has_room(request: PlacementRequest, worker: WorkerView) -> bool:
+    alone = worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks
+    has_blocks = worker.used_blocks + request.charged_blocks <= worker.limit_blocks or alone
+    fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
+    return request.suits(worker) and fits and has_blocks and worker.used_slots + request.choices <= worker.limit_slots
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_decode_worker_with_answers_is_given_a_prompt_only_where_nobody_has_it_sooner(strategy: Strategy) -> None:
+    reasons = set[LocalPrefill | None]()
+    for case in range(CASES):
+        chance = Random(f"{strategy} {case}")
+        workers = [random_worker(chance, number) for number in range(chance.randrange(2, 12))]
+        request = replace(random_request(chance), prefix=chance.choice([b"", b"some prompts"]))
+        policy = PlacementPolicy(chance.choice(list(NoPrefillWorker)), chance.choice([0, 64, 1000]), strategy)
+        outcome = place(request, workers, policy)
+        if not isinstance(outcome, Placement) or outcome.prefill is not None:
+            continue
+        decode = next(worker for worker in workers if worker.endpoint == outcome.decode)
+        others = could_compute(request, workers)
+        if not is_idle(decode) and others:
+            soonest_ms = min(first_token_ms(request, worker) for worker in others)
+            assert first_token_ms(request, decode) <= soonest_ms + 1e-6, f"{strategy} {case}: {request} {workers}"
+            reasons.add(outcome.local_prefill)
+    assert LocalPrefill.SHORT_SUFFIX in reasons
+    assert (LocalPrefill.PREFILL_WORKERS_BUSY in reasons) is (strategy is Strategy.CACHE_AWARE)
+
+
+def test_beside_answers_a_prompt_is_expected_at_the_rate_that_they_leave() -> None:
+    told = replace(ANSWERING, rates=replace(SLOW, beside_tokens_per_s=50.0))
+    assert expected_ttft_ms(REQUEST, DECODE) == pytest.approx(3201)
+    assert expected_ttft_ms(REQUEST, told) == pytest.approx(1e3 * 3201 / 50)
+
+
+def test_a_worker_that_has_not_told_its_rate_beside_answers_is_not_flooded() -> None:
+    assert expected_ttft_ms(REQUEST, ANSWERING) == pytest.approx(3201 / CAUTION)
+    assert expected_ttft_ms(REQUEST, replace(ANSWERING, pending_prompt_tokens=999)) == pytest.approx(4200 / CAUTION)
+
+
+@pytest.mark.parametrize(
+    ("decode", "local"),
+    [(DECODE, True), (ANSWERING, False), (replace(ANSWERING, rates=replace(SLOW, beside_tokens_per_s=900.0)), True)],
+)
+def test_busy_prefill_workers_are_helped_where_answers_leave_room_for_it(decode: WorkerView, local: bool) -> None:
+    assert placed(BUSY, decode).local_prefill is (LocalPrefill.PREFILL_WORKERS_BUSY if local else None)
+
+
+def test_a_prefill_worker_that_is_busy_for_its_cache_is_not_helped_where_another_is_idle() -> None:
+    keeps = replace(BUSY, hit_blocks=100)
+    assert placed(keeps, replace(PREFILL, endpoint="p1"), DECODE).local_prefill is None
+
+
+@pytest.mark.parametrize(("waiting", "local"), [(0, False), (20_000, True)])
+def test_the_short_rest_of_a_prompt_goes_on_beside_answers_only_where_that_is_sooner(waiting: int, local: bool) -> None:
+    cached = replace(ANSWERING, hit_blocks=100)
+    prefill = replace(PREFILL, tokens_in_flight=waiting, hit_blocks=100)
+    assert (placed(prefill, cached).local_prefill is LocalPrefill.SHORT_SUFFIX) is local
+    assert placed(prefill, replace(DECODE, hit_blocks=100)).local_prefill is LocalPrefill.SHORT_SUFFIX

@@ -6,6 +6,7 @@ import typer
 
 from cli.commands import ask, bench, chaos, develop, inspect, keys, offline, serve, simulate
 from cli.errors import CommandFailed
+from cli.options import VARIABLES_PREFIX
 
 # -h and the like are for pytest.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -18,8 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# Each of its flags can be given as a variable, as those of the processes that it starts can.
+app.command(context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(serve.up)
 for command in (
-    serve.up,
     ask.generate,
     ask.chat,
     inspect.status,

@@ -12,6 +12,7 @@ from cli.sizes import parse_bytes
 if TYPE_CHECKING:
     from client import GenerateOptions
 
+VARIABLES_PREFIX = "BATON"
 DEFAULT_TARGET = "127.0.0.1:50051"
 SAMPLING_FLAGS = (
     "max_tokens",

@@ -24,6 +24,7 @@ from cli.redis_source import RedisSource, choose_redis
 from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
 from cli.trace_files import begin_trace_file
+from cli.variables import refuse_overridden
 from client import AsyncAdminClient, BatonClientError, RetryPolicy
 from router.exposure import too_open
 from service.redis_server import free_port
@@ -62,6 +63,7 @@ class UpOptions:
     trace_file: Path | None
     exposure: Exposure
     startup_timeout_s: float
+    own_options: frozenset[str]  # by name, each of which has read the variable of that name too
 
 
 class PortTaken(CommandFailed):
@@ -118,6 +120,7 @@ def run_up(options: UpOptions) -> int:
         trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
         exposure=options.exposure,
     )
+    refuse_overridden(plan_processes(settings), os.environ, options.own_options)
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
 
 

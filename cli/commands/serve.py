@@ -1,5 +1,6 @@
 """`baton up`: which flags it has."""
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +61,15 @@ def _options(flags: Mapping[str, Any]) -> "UpOptions":
     """Flags that only pass through have one name there and here."""
     from cli.process_plan import Exposure
     from cli.up import UpOptions
+    from cli.variables import separated
 
     given = dict(flags)
     exposure = Exposure(*(given.pop(name) for name in ("api_keys", "insecure", "tls_cert", "tls_key")))
     prefill = given.pop("prefill")
     return UpOptions(
         prefill=0 if given.pop("colocated") else 1 if prefill is None else prefill,
-        adapters=tuple(given.pop("adapter") or ()),
+        adapters=tuple(separated(given.pop("adapter") or (), "adapter", os.environ)),
+        own_options=frozenset(flags),
         kv_memory_bytes=given.pop("kv_memory"),
         swap_memory_bytes=given.pop("swap_memory"),
         startup_timeout_s=given.pop("startup_timeout"),

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from array import array
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from engine.finite import finite_rows
 from engine.host_pool import HostPool
 from engine.kv_layout import KvLayout
 from engine.launched import Launched, draws_on_device, launch_draws, launched_moves, launched_with
+from engine.models.decoder import DecoderModel
 from engine.models.model import Model
 from engine.parallel.followers import Followers
 from engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan
@@ -24,6 +26,7 @@ from engine.to_device import to_device
 from engine.warm_up import warm_up_plans
 from kernels.copy_blocks import copy_blocks
 from kernels.kv_pages import KvPages
+from kernels.native.threads import pytorch_alone
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,9 @@ class Runner:
         self._host = host
         self.followers = followers
         self._graphs = graphs
+        # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
+        computes_natively = isinstance(model, DecoderModel) and model.native is not None
+        self._threads = pytorch_alone if computes_natively else nullcontext
         self._began_s = 0.0  # monotonic, of the last step in which some answer has a form
 
     @property
@@ -75,7 +81,7 @@ class Runner:
         """
         if self._model.device.type != "cpu":
             return self.launch(plan, None).results()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._threads():
             batch = self._begin(plan)
             return () if batch is None else self._results(self._model.hidden(batch, self._kv), batch, plan.chunks)
 

@@ -134,10 +134,15 @@ inline void adjust(float* scores, int tokens, const Scoring& scoring, int32_t he
     }
 }
 
-inline void hide(float* scores, int columns, const Tile& tile, const Scoring& scoring, int64_t position) {
+// Whether a query at `position` sees every token of a whole tile.
+inline bool sees_all(int64_t first, int tokens, const Scoring& scoring, int64_t position) {
+    return tokens == TILE && first + TILE - 1 <= position && (!scoring.window || first > position - scoring.window);
+}
+
+inline void hide(float* scores, int columns, int64_t first, int tokens, const Scoring& scoring, int64_t position) {
     for (int token = 0; token < columns; ++token) {
-        const int64_t at = tile.first + token;
-        const bool visible = token < tile.tokens && at <= position && (!scoring.window || at > position - scoring.window);
+        const int64_t at = first + token;
+        const bool visible = token < tokens && at <= position && (!scoring.window || at > position - scoring.window);
         if (!visible) scores[token] = NOTHING;
     }
 }
@@ -177,9 +182,8 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
         const int64_t position = all.positions[begin + r];
         if (scoring.softcap != 0 || scoring.slopes)
             adjust(scores + r * TILE, columns, scoring, all.heads[begin + r], position - tile.first);
-        const bool whole = tile.tokens == TILE && tile.first + TILE - 1 <= position &&
-                           (!scoring.window || tile.first > position - scoring.window);
-        if (!whole) hide(scores + r * TILE, columns, tile, scoring, position);
+        if (!sees_all(tile.first, tile.tokens, scoring, position))
+            hide(scores + r * TILE, columns, tile.first, tile.tokens, scoring, position);
         shrink[r] = weigh(scores + r * TILE, columns, all.highest[begin + r], all.totals[begin + r]);
     }
     add_values<rows, TILE>(all.outputs + begin * head_dim, head_dim, head_dim, shrink, scores, tile.values, tile.tokens);

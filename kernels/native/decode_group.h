@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "pairs.h"
 
 namespace baton {
 
@@ -40,10 +41,14 @@ class DecodeGroup {
     // `ahead`: rows that are needed next, asked for meanwhile, since the processor does not guess where they lie.
     void attend(const Stretch& keys, const Stretch& values, const Stretch& ahead) {
         const int steps = (keys.tokens + TOKENS - 1) / TOKENS;
+#if defined(BATON_BF16_PRODUCTS)
+        if constexpr (element == Element::bfloat16)
+            if (running_.head_dim % (2 * LANES) == 0) return attend_pairs(keys, values, ahead, steps);
+#endif
         score(keys, steps, values);
         if (scoring_.softcap != 0 || scoring_.slopes) adjust(keys, steps);
         hide(keys, steps);
-        weigh(values, steps);
+        weigh<false>(values, steps);
         const int head_dim = running_.head_dim;
         int d = 0;
         for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES) add_columns<WIDE>(d, steps, values, ahead);
@@ -55,7 +60,7 @@ class DecodeGroup {
     static constexpr int WIDE = LANES == 16 && queries <= 4 ? 4 : 2;  // as many sums as there are registers
 
     static void prefetch(Row row, int first_byte, int end_byte) {
-        for (int byte = first_byte; byte < end_byte; byte += 64) __builtin_prefetch(row + byte);
+        for (int byte = first_byte; byte < end_byte; byte += 64) __builtin_prefetch(row + byte, 0, 2);
     }
 
     void score(const Stretch& keys, int steps, const Stretch& ahead) {
@@ -101,6 +106,7 @@ class DecodeGroup {
     }
 
     // Turns scores into weights, and notes what earlier outputs are to be multiplied by.
+    template <bool in_pairs>
     void weigh(const Stretch& values, int steps) {
         Floats most = load(scores_);
         for (int step = 1; step < steps; ++step) most = larger(load(scores_ + step * LANES), most);
@@ -109,10 +115,16 @@ class DecodeGroup {
         const Floats base = now == NOTHING ? Floats{} : now, shrink = exponential(before - base);
         Floats sum{};
         for (int step = 0; step < steps; ++step) {
-            Floats weights = exponential(load(scores_ + step * LANES) - base);
+            const Floats differences = load(scores_ + step * LANES) - base;
+            Floats weights = in_pairs ? exponential_of_two(differences * LOG2_E) : exponential(differences);
             sum += weights;
             if constexpr (is_scaled(element)) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
-            store(scores_ + step * LANES, weights);
+            if constexpr (in_pairs) {  // in place of the first half of the scores
+                const Shorts rounded = lanes_to_bfloat16(weights);
+                std::memcpy(scores_ + step * LANES, &rounded, sizeof rounded);
+            } else {
+                store(scores_ + step * LANES, weights);
+            }
         }
         sum = combine_groups<TOKENS>(sum, [](Floats a, Floats b) { return a + b; });
         sum += shrink * spread<TOKENS>(running_.totals);
@@ -142,12 +154,92 @@ class DecodeGroup {
 #pragma GCC unroll 8
                 for (int q = 0; q < queries; ++q)
                     for (int w = 0; w < width; ++w) sums[q][w] += weights[q * TOKENS + token] * value[w];
-                for (int byte = 0; byte < width * LANES * bytes; byte += 64) __builtin_prefetch(next[token] + first_byte + byte);
+                for (int byte = 0; byte < width * LANES * bytes; byte += 64) __builtin_prefetch(next[token] + first_byte + byte, 0, 2);
             }
         }
         for (int q = 0; q < queries; ++q)
             for (int w = 0; w < width; ++w) store(running_.outputs + q * head_dim + d + w * LANES, sums[q][w]);
     }
+
+#if defined(BATON_BF16_PRODUCTS)
+    // The same by products of pairs, of queries and weights that are rounded to bfloat16.
+    void attend_pairs(const Stretch& keys, const Stretch& values, const Stretch& ahead, int steps) {
+        score_pairs(keys, steps, values);
+        if (scoring_.softcap != 0 || scoring_.slopes) adjust(keys, steps);
+        hide(keys, steps);
+        weigh<true>(values, steps);
+        constexpr int most = queries <= 4 ? 2 : 1;  // times two sums for each query, in registers
+        const int head_dim = running_.head_dim;
+        int d = 0;
+        for (; d + most * 2 * LANES <= head_dim; d += most * 2 * LANES) add_pair_columns<most>(d, steps, values, ahead);
+        for (; d < head_dim; d += 2 * LANES) add_pair_columns<1>(d, steps, values, ahead);
+    }
+
+    void score_pairs(const Stretch& keys, int steps, const Stretch& ahead) {
+        const int head_dim = running_.head_dim;
+        for (int step = 0; step < steps; ++step) {
+            const Row* rows = keys.rows + step * TOKENS;
+            Floats sums[queries * TOKENS] = {};
+            for (int d = 0; d < head_dim; d += 2 * LANES) {
+                Ints query[queries];
+                for (int q = 0; q < queries; ++q) {
+                    const float* from = running_.queries + q * head_dim + d;
+                    query[q] = to_words(load(from), load(from + LANES));
+                }
+#pragma GCC unroll 16
+                for (int token = 0; token < TOKENS; ++token) {
+                    const Ints key = load_bits(rows[token] + 2 * d);
+#pragma GCC unroll 8
+                    for (int q = 0; q < queries; ++q) sums[q * TOKENS + token] = add_pairs(sums[q * TOKENS + token], query[q], key);
+                }
+            }
+            for (int token = 0; token < TOKENS; ++token) prefetch(ahead.rows[step * TOKENS + token], 0, 2 * head_dim);
+            store(scores_ + step * LANES, sums_of<queries * TOKENS>(sums) * scoring_.scale);
+        }
+    }
+
+    // Sums are kept in the order in which two rows interleave, from beginning to end.
+    template <int width>
+    void add_pair_columns(int d, int steps, const Stretch& values, const Stretch& ahead) {
+        const int head_dim = running_.head_dim;
+        Floats sums[queries][width][2];
+        for (int q = 0; q < queries; ++q) {
+            for (int w = 0; w < width; ++w) {
+                const float* from = running_.outputs + q * head_dim + d + w * 2 * LANES;
+                const Floats first = load(from), second = load(from + LANES);
+                sums[q][w][0] = __builtin_shuffle(first, second, LOWS) * shrink_[q];
+                sums[q][w][1] = __builtin_shuffle(first, second, HIGHS) * shrink_[q];
+            }
+        }
+        for (int step = 0; step < steps; ++step) {  // past the last token weights are 0, and values ZEROS
+            const auto* weights = reinterpret_cast<const int32_t*>(scores_ + step * LANES);
+            const Row *rows = values.rows + step * TOKENS, *next = ahead.rows + step * TOKENS;
+#pragma GCC unroll 4
+            for (int token = 0; token < TOKENS; token += 2) {
+#pragma GCC unroll 2
+                for (int w = 0; w < width; ++w) {
+                    const int byte = 2 * (d + w * 2 * LANES);
+                    const Interleaved both(load_bits(rows[token] + byte), load_bits(rows[token + 1] + byte));
+#pragma GCC unroll 8
+                    for (int q = 0; q < queries; ++q) {
+                        const Ints weight = Ints{} + weights[(q * TOKENS + token) / 2];
+                        sums[q][w][0] = add_pairs(sums[q][w][0], weight, both.low);
+                        sums[q][w][1] = add_pairs(sums[q][w][1], weight, both.high);
+                    }
+                    __builtin_prefetch(next[token] + byte, 0, 2);
+                    __builtin_prefetch(next[token + 1] + byte, 0, 2);
+                }
+            }
+        }
+        for (int q = 0; q < queries; ++q) {
+            for (int w = 0; w < width; ++w) {
+                float* to = running_.outputs + q * head_dim + d + w * 2 * LANES;
+                store(to, __builtin_shuffle(sums[q][w][0], sums[q][w][1], FIRST_OF_BOTH));
+                store(to + LANES, __builtin_shuffle(sums[q][w][0], sums[q][w][1], SECOND_OF_BOTH));
+            }
+        }
+    }
+#endif
 
     const Running running_;
     const Scoring& scoring_;

@@ -17,6 +17,7 @@ from kernels.native.structs import (
     scoring_struct,
     weight_struct,
 )
+from kernels.native.threads import native_threads
 
 if TYPE_CHECKING:
     from kernels.decoder_layers import PackedDecoder, PackedLayer, PagedRows
@@ -80,7 +81,7 @@ class DecoderCall:
 
     def __call__(self, residual: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: "PagedRows") -> None:
         arguments, rows, decode = self._arguments, len(residual), batch.decode
-        arguments.threads = torch.get_num_threads()
+        arguments.threads = native_threads()
         arguments.rows = rows
         arguments.residual, arguments.cos, arguments.sin = pointers((residual, cos, sin))
         arguments.slots = batch.slots.data_ptr()

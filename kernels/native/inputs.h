@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats.h"
+#include "pairs.h"
 #include "threads.h"
 
 namespace baton {
@@ -33,20 +34,6 @@ inline Ints to_bytes(const float* x, float inverse) {
         std::memcpy(bytes + part * LANES, &low, sizeof low);
     }
     return load_bits(bytes);
-}
-
-inline Ints rounded_bits(Floats x) {
-    const Ints bits = as_ints(x), rounded = (bits + (0x7fff + ((bits >> 16) & 1))) & static_cast<int32_t>(0xffff0000);
-    return x != x ? bits | 0x400000 : rounded;
-}
-
-inline Ints to_pairs(const float* x) {
-    alignas(VECTOR_BYTES) uint16_t numbers[LANES * 2];
-    for (int part = 0; part < 2; ++part) {
-        const Shorts high = __builtin_convertvector((rounded_bits(load(x + part * LANES)) >> 16) & 0xffff, Shorts);
-        std::memcpy(numbers + part * LANES, &high, sizeof high);
-    }
-    return load_bits(numbers);
 }
 
 // Of a row that is not finite NaN, so that it stays so.
@@ -134,7 +121,9 @@ class Inputs {
         switch (kind_) {
             case Words::floats: return load_bits(from);
             case Words::rounded: return rounded_bits(load(from));
-            case Words::pairs: return to_pairs(from);
+#if defined(BATON_BF16_PRODUCTS)
+            case Words::pairs: return to_words(load(from), load(from + LANES));
+#endif
             default: return to_bytes(from, inverse);
         }
     }

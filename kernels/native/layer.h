@@ -73,6 +73,15 @@ struct RotateStore {
     int32_t threads;
 };
 
+inline void store_bfloat16(const float* from, int64_t size, uint16_t* to) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const Shorts lanes = lanes_to_bfloat16(load(from + i));
+        std::memcpy(to + i, &lanes, sizeof lanes);
+    }
+    for (; i < size; ++i) to[i] = to_bfloat16(from[i]);
+}
+
 // One token's numbers of one head, kind 0 for a key and 1 for a value, and their scale if they have one.
 inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_t slot, const float* from, int64_t size) {
     const int64_t block = slot / pages.block_tokens, token = slot % pages.block_tokens;
@@ -85,7 +94,7 @@ inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_
     auto* bytes = static_cast<uint8_t*>(data) + at;
     switch (static_cast<Element>(pages.element)) {
         case Element::float32: std::copy_n(from, size, static_cast<float*>(data) + at); break;
-        case Element::bfloat16: std::transform(from, from + size, static_cast<uint16_t*>(data) + at, to_bfloat16); break;
+        case Element::bfloat16: store_bfloat16(from, size, static_cast<uint16_t*>(data) + at); break;
         case Element::e4m3: scales[scale_at] = quantise_row<Element::e4m3>(from, size, bytes); break;
         case Element::e5m2: scales[scale_at] = quantise_row<Element::e5m2>(from, size, bytes); break;
         case Element::int8: scales[scale_at] = quantise_row<Element::int8>(from, size, bytes); break;

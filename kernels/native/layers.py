@@ -8,6 +8,7 @@ import torch
 
 from kernels.kv_pages import KvLayer
 from kernels.native.structs import ELEMENTS, PagesStruct, WeightStruct, pages_struct, pointer, pointers, weight_struct
+from kernels.native.threads import native_threads
 
 if TYPE_CHECKING:
     from kernels.packed_weight import PackedWeight
@@ -54,14 +55,14 @@ class NativeLayers:
     def linear(self, x: torch.Tensor, weight: "PackedWeight") -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(len(x), weight.outputs)
-        threads = torch.get_num_threads()
+        threads = native_threads()
         self._linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads))
         return output
 
     def gated_linear(self, x: torch.Tensor, weight: "PackedWeight") -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(len(x), weight.outputs // 2)
-        threads = torch.get_num_threads()
+        threads = native_threads()
         self._linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, is_gated=True))
         return output
 
@@ -69,14 +70,14 @@ class NativeLayers:
         x = x.contiguous()
         output, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
-        self._rms_norm(*pointers((x, weight.contiguous())), rows, size, eps, output.data_ptr(), torch.get_num_threads())
+        self._rms_norm(*pointers((x, weight.contiguous())), rows, size, eps, output.data_ptr(), native_threads())
         return output
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = torch.empty(rows, size)
-        self._silu_mul(gate_up.data_ptr(), rows, size, output.data_ptr(), torch.get_num_threads())
+        self._silu_mul(gate_up.data_ptr(), rows, size, output.data_ptr(), native_threads())
         return output
 
     @staticmethod
@@ -107,7 +108,7 @@ class NativeLayers:
             kv.kv_heads,
             head_dim,
             0.0 if norms is None else norms.eps,
-            torch.get_num_threads(),
+            native_threads(),
         )
         self._rotate_and_store(byref(arguments))
         return query

@@ -13,6 +13,7 @@ from kernels.native.decoder import MOST_PIECES, NativeDecoder
 from kernels.native.layers import NativeLayers
 from kernels.native.sampling import NativeSampling
 from kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
+from kernels.native.threads import native_threads
 from kernels.scoring import Scoring
 
 LANES = 16  # head_dim is a multiple of it
@@ -81,7 +82,7 @@ class NativeLibrary:
             kv.kv_heads,
             head_dim,
             start,
-            torch.get_num_threads(),
+            native_threads(),
         )
         self._prefill(arguments)
         return output.to(query.dtype)
@@ -107,7 +108,7 @@ class NativeLibrary:
             heads,
             kv.kv_heads,
             head_dim,
-            torch.get_num_threads(),
+            native_threads(),
         )
         self._decode(arguments)
         return output.to(query.dtype)

@@ -19,7 +19,7 @@ constexpr int64_t BLOCK_TILES = 20;     // at most, of which the inputs of a str
 constexpr int64_t BLOCK_STRIPS = 6;      // at most, of which the sums do
 constexpr int64_t STRETCH_WORDS = 320;   // at most; no group of inputs is longer
 constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight that a thread takes at a time, where there is one tile
-constexpr int64_t AHEAD_BYTES = 2048;
+constexpr int64_t AHEAD_BYTES = 4096;
 
 // As scales of groups are stored: no sign, nothing that is not finite.
 inline Floats load_half(const uint16_t* from) { return as_floats(load_shorts(from) << 13) * 0x1p112f; }
@@ -43,8 +43,7 @@ class Product {
         if (STREAMS && rows_ <= MOST_STREAMED_ROWS) return stream_all();
         const int64_t blocks = (tiles_.count + BLOCK_TILES - 1) / BLOCK_TILES, strip_bytes = steps_ * STRIP * 4;
         const int64_t most = tiles_.count > 1 ? BLOCK_STRIPS : STREAM_BYTES / strip_bytes;
-        const int64_t even = threads_ == 1 ? most : strips_ * blocks / (4 * threads_);
-        const int64_t width = std::max<int64_t>(1, std::min(most, even) / (is_gated_ ? 2 : 1));
+        const int64_t width = evenly(strips_, blocks, std::max<int64_t>(1, most / (is_gated_ ? 2 : 1)), threads_);
         const int64_t groups = (strips_ + width - 1) / width;
         share(groups * blocks, threads_, [&](int64_t task) {
             const int64_t block = task / groups, strip = task % groups * width;
@@ -64,7 +63,7 @@ class Product {
     static constexpr bool STREAMS = !Format::IS_GROUPED;
 
     void stream_all() {
-        const int64_t kinds = is_gated_ ? 2 : 1, width = streams_at_once(strips_, MOST_STREAMS / kinds, threads_);
+        const int64_t kinds = is_gated_ ? 2 : 1, width = evenly(strips_, 1, most_streams(rows_) / kinds, threads_);
         share((strips_ + width - 1) / width, threads_, [&](int64_t task) {
             if constexpr (STREAMS) stream_some(task * width, std::min(strips_, (task + 1) * width));
         });

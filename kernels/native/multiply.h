@@ -52,8 +52,8 @@ void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total,
     };
     const auto use_all = [&](const Format& first, const Format& second, auto... n) { (use(first, second, n), ...); };
     for (int64_t step = 0; step < steps; ++step, column += stride, ahead.from += ahead.stride) {
-        __builtin_prefetch(ahead.from);
-        __builtin_prefetch(ahead.from + LINE_BYTES);
+        __builtin_prefetch(ahead.from, 0, 2);
+        __builtin_prefetch(ahead.from + LINE_BYTES, 0, 2);
         for_parts<Format>([&](auto... n) { use_all(Format(column), Format(column + LANES), n...); });
     }
 #pragma GCC unroll 14

@@ -1,5 +1,5 @@
 // Attention of a chunk of one sequence over its paged KV. Contract: kernels/paged_prefill.py.
-#include "attention.h"
+#include "attention_pairs.h"
 #include "arguments.h"
 
 namespace baton {
@@ -42,11 +42,26 @@ struct PrefillTask {
         const HeadRows<element> values(asked.pages, asked.block_ids, 1, kv_head);
         const int64_t window = asked.scoring.window, end = rows.positions[rows.count - 1] + 1;
         const int64_t begin = window ? std::max<int64_t>(0, rows.positions[0] + 1 - window) : 0;
-        Tile tile;
-        for (int64_t first = begin; first < end; first += TILE) {
-            fill(tile, keys, values, first, static_cast<int>(std::min<int64_t>(TILE, end - first)), rows.head_dim);
-            attend(rows, tile, asked.scoring);
+        const auto attend_tiles = [&](auto& tile, const auto&... queries) {
+            for (int64_t first = begin; first < end; first += TILE) {
+                fill(tile, keys, values, first, static_cast<int>(std::min<int64_t>(TILE, end - first)), rows.head_dim);
+                attend(rows, queries..., tile, asked.scoring);
+            }
+        };
+#if defined(BATON_BF16_PRODUCTS)
+        if constexpr (element == Element::bfloat16) {
+            if (rows.head_dim % (2 * LANES) == 0) {
+                PairTile tile;
+                alignas(64) uint32_t queries[MOST_ROWS * MAX_HEAD_DIM / 2];
+                for (int at = 0; at < rows.count * rows.head_dim; at += 2 * LANES)
+                    reinterpret_cast<Ints&>(queries[at / 2]) = to_words(load(rows.queries + at), load(rows.queries + at + LANES));
+                const uint32_t* words = queries;
+                return attend_tiles(tile, words);
+            }
         }
+#endif
+        Tile tile;
+        attend_tiles(tile);
     }
 };
 

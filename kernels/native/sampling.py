@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 import torch
 
 from kernels.native.structs import pointers
+from kernels.native.threads import native_threads
 from kernels.sampled import Sampled, Survey
 
 
@@ -50,7 +51,7 @@ class NativeSampling:
             masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
         address = masks.buffer_info()[0] if allowed else None
         self._survey(
-            _Survey(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), torch.get_num_threads())
+            _Survey(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), native_threads())
         )
         return found
 
@@ -66,7 +67,7 @@ class NativeSampling:
         found = Sampled(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
         of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
         self._sample(
-            _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), torch.get_num_threads())
+            _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), native_threads())
         )
         return found
 

@@ -89,6 +89,21 @@ ALWAYS_INLINE Floats exponential(Floats x) {
     return x < lowest ? Floats{} : value;
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
+// 2^x within 5e-6, which is far below what bfloat16 tells apart; 0 for -infinity, NaN for NaN. x <= 0, or NaN.
+ALWAYS_INLINE Floats exponential_of_two(Floats x) {
+    const Floats lowest = broadcast(-126.0f), bounded = x < lowest ? lowest : x;
+    const Floats whole = (bounded + 12582912.0f) - 12582912.0f, rest = bounded - whole;  // 1.5 * 2^23: to the nearest
+    Floats sum = broadcast(9.6181291e-3f);
+    sum = sum * rest + 5.5504109e-2f;
+    sum = sum * rest + 2.4022651e-1f;
+    sum = sum * rest + 6.9314718e-1f;
+    sum = sum * rest + 1.0f;
+    const Floats value = sum * as_floats((__builtin_convertvector(whole, Ints) + 127) << 23);
+    return x < lowest ? Floats{} : value;
+}
+
 // Within 1e-7, also of numbers that are not finite.
 ALWAYS_INLINE Floats hyperbolic_tangent(Floats x) {
     const Floats size = x < 0.0f ? -x : x, clamped = size > 20.0f ? broadcast(20.0f) : size;
@@ -249,6 +264,21 @@ inline uint16_t to_bfloat16(float value) {
     std::memcpy(&bits, &value, sizeof bits);
     if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
     return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// The same of each lane, left in the upper half.
+inline Ints rounded_bits(Floats x) {
+    const Ints bits = as_ints(x), rounded = (bits + (0x7fff + ((bits >> 16) & 1))) & static_cast<int32_t>(0xffff0000);
+    return x != x ? bits | 0x400000 : rounded;
+}
+
+// As many as LANES at once. What is not normal may become zero.
+ALWAYS_INLINE Shorts lanes_to_bfloat16(Floats x) {
+#if defined(__AVX512BF16__)
+    return reinterpret_cast<Shorts>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
+#else
+    return __builtin_convertvector((rounded_bits(x) >> 16) & 0xffff, Shorts);
+#endif
 }
 
 }  // namespace baton

@@ -20,9 +20,10 @@ def test_a_core_that_is_left_goes_to_the_router() -> None:
     assert (plan.decode, plan.prefill, plan.router) == (((0,),), ((1,),), (2,))
 
 
-def test_without_prefill_workers_the_router_still_keeps_off_decodes_core() -> None:
-    plan = plan_cores([0, 1], prefill=0, decode=1)
-    assert (plan.decode, plan.prefill, plan.router) == (((0,),), (), (1,))
+def test_without_prefill_workers_decode_computes_on_all_cores_and_the_router_shares_them() -> None:
+    plan = plan_cores([0, 1, 2, 3], prefill=0, decode=2)
+    assert (plan.decode, plan.prefill) == (((0, 1), (2, 3)), ())
+    assert plan.router == plan.transfer == (0, 1, 2, 3)
 
 
 def test_cores_that_do_not_divide_go_to_prefill() -> None:
@@ -41,7 +42,7 @@ def test_workers_are_disjoint_when_there_are_enough_cores_and_never_without_one(
     if len(cores) >= prefill + decode:
         used = [core for group in groups for core in group]
         assert len(used) == len(set(used))
-        assert not set(plan.router) & {core for group in plan.decode for core in group}
+        assert not prefill or not set(plan.router) & {core for group in plan.decode for core in group}
     if len(cores) > prefill + decode:
         assert set(used) | set(plan.router) == set(cores)
 

@@ -5,6 +5,8 @@
 
 namespace baton {
 
+typedef int16_t Halves __attribute__((vector_size(VECTOR_BYTES), aligned(VECTOR_BYTES)));
+
 constexpr int PANEL = 32;  // outputs
 constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // that are multiplied at once: sums fill the registers
 
@@ -66,13 +68,34 @@ struct PairWeight {
 };
 #endif
 
-// Inputs are bytes with 128 added, since that is what processors multiply with signed bytes.
+// In each half of a lane two bytes, with a sign: the sum of their products, which is no larger than the half.
+inline Halves products_of_bytes(Ints a, Ints b) {
+    const Halves first = reinterpret_cast<Halves>(a), second = reinterpret_cast<Halves>(b);
+    return ((first << 8) >> 8) * ((second << 8) >> 8) + (first >> 8) * (second >> 8);
+}
+
+// The two halves of each lane, which have signs, added up.
+inline Ints sums_of_halves(Halves halves) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(halves), _mm256_set1_epi16(1)));
+#else
+    const Ints lanes = reinterpret_cast<Ints>(halves);
+    return ((lanes << 16) >> 16) + (lanes >> 16);
+#endif
+}
+
+// Sums of integers are exact, and so the same at every level.
 struct Int8Weight {
     using Number = uint32_t;  // four
     using Sum = Ints;
     using Given = Ints;
     static constexpr int WORD_INPUTS = 4, PARTS = 1, MOST_FOLDED_ROWS = MOST_ROWS;
     static constexpr bool IS_GROUPED = false;
+#if defined(__AVX512VNNI__)
+    static constexpr int INPUT_OFFSET = 128;  // that is added to inputs: bytes without a sign are multiplied with signed ones
+#else
+    static constexpr int INPUT_OFFSET = 0;
+#endif
 
     Ints bytes;
     explicit Int8Weight(const Number* from) : bytes(load_bits(from)) {}
@@ -85,8 +108,13 @@ struct Int8Weight {
 #if defined(__AVX512VNNI__)
         sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
                                                          reinterpret_cast<__m512i>(part)));
+#elif defined(__AVX2__)
+        // The size of a weight times an input with its sign: two products are below 2^15.
+        const auto bits = reinterpret_cast<__m256i>(part);
+        const __m256i with_sign = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), bits);
+        sum += sums_of_halves(reinterpret_cast<Halves>(_mm256_maddubs_epi16(_mm256_abs_epi8(bits), with_sign)));
 #else
-        for (int n = 0; n < 4; ++n) sum += ((part << (24 - 8 * n)) >> 24) * ((x >> (8 * n)) & 0xff);
+        sum += sums_of_halves(products_of_bytes(part, x));
 #endif
     }
 };

@@ -22,14 +22,14 @@ struct Tiles {
 };
 
 // What becomes of each number: a float as it is or rounded to bfloat16, two of bfloat16 in a word, or four bytes with
-// 128 added, which stand for -127 to 127 times a scale per row.
+// Int8Weight's offset added, which stand for -127 to 127 times a scale per row.
 enum class Words { floats, rounded, pairs, bytes };
 
 inline Ints to_bytes(const float* x, float inverse) {
     alignas(VECTOR_BYTES) uint8_t bytes[LANES * 4];
     for (int part = 0; part < 4; ++part) {
         // Near 1.5 * 2^23 floats are integers, and the low bits are what was added.
-        const Ints bits = as_ints(load(x + part * LANES) * inverse + (12582912.0f + 128.0f));
+        const Ints bits = as_ints(load(x + part * LANES) * inverse + (12582912.0f + Int8Weight::INPUT_OFFSET));
         const Bytes low = __builtin_convertvector(bits & 0xff, Bytes);
         std::memcpy(bytes + part * LANES, &low, sizeof low);
     }

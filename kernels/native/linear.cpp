@@ -226,7 +226,7 @@ class Product {
 
         Scaling(const Weight& weight, int64_t output) {
             if (kind == Words::bytes) {
-                offset = 128 * load_bits(weight.sums + output);
+                offset = Int8Weight::INPUT_OFFSET * load_bits(weight.sums + output);
                 scale = load(static_cast<const float*>(weight.scales) + output);
             }
             for (int64_t i = 0; weight.bias && i < std::min<int64_t>(LANES, weight.outputs - output); ++i)

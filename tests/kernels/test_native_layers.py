@@ -97,6 +97,16 @@ def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
     assert torch.equal(unpacked(pack_int4(codes, scales, zeros, None)), expected)
 
 
+def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None:
+    """Inputs that are integers already, of which the largest is 127, so that levels need not round alike."""
+    weight = weight_of(Stored.INT8, 70, 500, bias=False)
+    x = torch.randint(-127, 128, (40, 500)).float()
+    x[:, 3] = 127.0
+    sums = (x.long() @ unpacked(weight).long().T).float()
+    assert weight.scales is not None
+    assert torch.equal(native.layers.linear(x, weight), sums * weight.scales[:70])
+
+
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 @pytest.mark.parametrize("stored", Stored)
 def test_what_is_not_finite_shows_in_its_row_of_linear_alone(

@@ -75,16 +75,24 @@ def rotate_and_store(
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     stored = unpacked(weight)
     if weight.stored is Stored.INT8 and weight.scales is not None:
-        scales = (x.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        integers = (x / scales).round().clamp(-127, 127)
+        integers, scales = _bytes(x)
         # Sums of integers are exact in float64; a row that is not finite stays so by its scale.
-        sums = (integers.double() @ stored.double().T).float()
-        out = sums * weight.scales[: weight.outputs] * scales
+        out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
+        out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
+    elif weight.stored is Stored.INT4:
+        integers, scales = _bytes(x.unflatten(1, (-1, weight.group_inputs)))
+        out = ((integers.double() * scales).flatten(1) @ stored.double().T).float()
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
     else:
         rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
         out = rounded @ stored.float().T
     return out if weight.bias is None else out + weight.bias
+
+
+def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers of -127 to 127, and the scale of each last dimension."""
+    scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (x / scales).round().clamp(-127, 127), scales
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:

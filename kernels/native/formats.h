@@ -119,23 +119,18 @@ struct Int8Weight {
     }
 };
 
-// Codes of 0 to 15; what a group of inputs adds up to is scaled and shifted afterwards.
-struct Int4Weight : FloatProducts {
-    using Number = uint32_t;  // eight, the first one lowest
-    static constexpr int PARTS = 8, MOST_FOLDED_ROWS = 4;
+// Codes of 0 to 15, without a sign, and of inputs bytes with one; groups.h has the sums, which are of floats over groups.
+struct Int4Weight {
+    using Number = uint32_t;  // eight: four in the lower halves of the bytes, the next four in the upper ones
+    using Sum = Floats;
+    static constexpr int WORD_INPUTS = 4, PARTS = 2, MOST_FOLDED_ROWS = MOST_ROWS;
     static constexpr bool IS_GROUPED = true;
 
     Ints codes;
     explicit Int4Weight(const Number* from) : codes(load_bits(from)) {}
     template <int n>
-    Floats part() const {
-#if defined(__AVX512F__)
-        const Floats values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        return reinterpret_cast<Floats>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(codes >> (4 * n)),
-                                                              reinterpret_cast<__m512>(values)));
-#else
-        return __builtin_convertvector((codes >> (4 * n)) & 15, Floats);
-#endif
+    Ints part() const {
+        return (codes >> (4 * n)) & 0x0f0f0f0f;
     }
 };
 

@@ -21,36 +21,65 @@ struct Tiles {
     int64_t rows(int64_t tile) const { return height + (tile < taller); }
 };
 
-// What becomes of each number: a float as it is or rounded to bfloat16, two of bfloat16 in a word, or four bytes with
-// Int8Weight's offset added, which stand for -127 to 127 times a scale per row.
-enum class Words { floats, rounded, pairs, bytes };
+// What becomes of each number: a float as it is or rounded to bfloat16, two of bfloat16 in a word, or four bytes, which
+// stand for -127 to 127 times a scale per row, or in `groups` per row and group.
+enum class Words { floats, rounded, pairs, bytes, groups };
+
+// Of each row and group, before the words of its bytes: their scale, and the sum of the bytes with the other sign.
+constexpr int64_t GROUP_HEAD_WORDS = 2;
+
+// Near 1.5 * 2^23 floats are integers, and the low bits are what was added.
+constexpr float TO_INTEGER = 12582912.0f;
 
 inline Ints to_bytes(const float* x, float inverse) {
     alignas(VECTOR_BYTES) uint8_t bytes[LANES * 4];
     for (int part = 0; part < 4; ++part) {
-        // Near 1.5 * 2^23 floats are integers, and the low bits are what was added.
-        const Ints bits = as_ints(load(x + part * LANES) * inverse + (12582912.0f + Int8Weight::INPUT_OFFSET));
+        const Ints bits = as_ints(load(x + part * LANES) * inverse + (TO_INTEGER + Int8Weight::INPUT_OFFSET));
         const Bytes low = __builtin_convertvector(bits & 0xff, Bytes);
         std::memcpy(bytes + part * LANES, &low, sizeof low);
     }
     return load_bits(bytes);
 }
 
-// Of a row that is not finite NaN, so that it stays so.
+inline Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+
+template <typename Combine>
+inline int32_t reduce_integers(Ints value, Combine combine) {
+    const auto as_integers = [&](Floats a, Floats b) { return as_floats(combine(as_ints(a), as_ints(b))); };
+    const float bits = reduce(as_floats(value), as_integers);
+    return read_as<int32_t>(&bits);
+}
+
+// The largest number over 127. Of numbers that are not all finite NaN, so that what becomes of them stays so.
 inline float scale_of(const float* x, int64_t inputs) {
-    Floats most{}, spoilt{};
+    // As integers, sizes are in the same order, and what is not finite comes after all others.
+    Ints most{};
     int64_t i = 0;
-    for (; i + LANES <= inputs; i += LANES) {
-        const Floats value = load(x + i);
-        most = larger(most, larger(value, -value));
-        spoilt += value * 0.0f;
+    for (; i + LANES <= inputs; i += LANES) most = larger(most, load_bits(x + i) & 0x7fffffff);
+    int32_t largest = reduce_integers(most, [](Ints a, Ints b) { return larger(a, b); });
+    for (; i < inputs; ++i) largest = std::max(largest, read_as<int32_t>(x + i) & 0x7fffffff);
+    if (largest >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
+    return std::max(as_float(largest) / 127.0f, std::numeric_limits<float>::min());
+}
+
+// A group of a row: GROUP_HEAD_WORDS, and the words of its bytes.
+inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
+    const float scale = scale_of(x, inputs), inverse = 1 / scale;
+    auto* bytes = reinterpret_cast<uint8_t*>(to + GROUP_HEAD_WORDS);
+    Ints sums{};
+    for (int64_t i = 0; i < inputs; i += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, inputs - i);
+        float padded[LANES] = {};
+        if (count < LANES) std::copy_n(x + i, count, padded);
+        const Ints integers = as_ints(load(count < LANES ? padded : x + i) * inverse + TO_INTEGER) - as_ints(broadcast(TO_INTEGER));
+        const Bytes low = __builtin_convertvector(integers & 0xff, Bytes);
+        sums += integers;
+        if (count < LANES) std::memcpy(bytes + i, &low, count);
+        else std::memcpy(bytes + i, &low, sizeof low);
     }
-    float largest = largest_of(most), rest = sum_of(spoilt);
-    for (; i < inputs; ++i) {
-        largest = std::max(largest, std::fabs(x[i]));
-        rest += x[i] * 0.0f;
-    }
-    return std::max(largest / 127.0f, std::numeric_limits<float>::min()) + rest;
+    const int32_t minus = -reduce_integers(sums, [](Ints a, Ints b) { return a + b; });
+    std::memcpy(to, &scale, sizeof scale);
+    std::memcpy(to + 1, &minus, sizeof minus);
 }
 
 // `[tile][word][row]`, zeros after the last input. Its memory is the thread's: one at a time in each.
@@ -61,10 +90,14 @@ class Inputs {
 
     Inputs(const float* x, int64_t rows, int64_t inputs, Words kind, int64_t padded_inputs, int64_t group_inputs,
            int threads)
-        : tiles(rows), words(padded_inputs / inputs_of(kind)), x_(x), inputs_(inputs),
-          groups_(group_inputs ? inputs / group_inputs : 0), kind_(kind) {
+        : tiles(rows),
+          words(kind == Words::groups ? inputs / group_inputs * (GROUP_HEAD_WORDS + group_inputs / 4)
+                                      : padded_inputs / inputs_of(kind)),
+          x_(x),
+          inputs_(inputs),
+          group_inputs_(group_inputs),
+          kind_(kind) {
         if (kind == Words::bytes) scales_.resize(rows);
-        if (groups_) group_sums_.resize(rows * groups_);
         if (rows == 1 && kind == Words::floats && words == inputs) {
             packed_ = reinterpret_cast<const uint32_t*>(x);
         } else {
@@ -75,12 +108,10 @@ class Inputs {
             share(tiles.count, rows * inputs < WORTH_SHARING ? 1 : threads,
                   [&, to = kept.data()](int64_t tile) { pack(tile, to); });
         }
-        for (int64_t row = 0; groups_ && row < rows; ++row) add_up(row, group_inputs);
     }
 
     const uint32_t* tile(int64_t index) const { return packed_ + tiles.first_row(index) * words; }
     float scale(int64_t row) const { return scales_[row]; }
-    float group_sum(int64_t row, int64_t group) const { return group_sums_[row * groups_ + group]; }
 
    private:
     static constexpr int64_t WORTH_SHARING = 1 << 15;
@@ -90,12 +121,15 @@ class Inputs {
     void pack(int64_t tile, uint32_t* packed) {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
         uint32_t* to = packed + first * words;
+        const uint32_t* grouped = kind_ == Words::groups ? quantise_groups(first, rows, to) : nullptr;
+        if (grouped == to) return;
         float inverse[MOST_ROWS] = {};
         for (int64_t row = 0; row < rows && kind_ == Words::bytes; ++row)
             inverse[row] = 1 / (scales_[first + row] = scale_of(x_ + (first + row) * inputs_, inputs_));
         for (int64_t word = 0; word < words; word += LANES) {
             Floats lanes[LANES] = {};
-            for (int64_t row = 0; row < rows; ++row) lanes[row] = as_floats(converted(first + row, word, inverse[row]));
+            for (int64_t row = 0; row < rows; ++row)
+                lanes[row] = as_floats(grouped ? load_bits(grouped + row * words + word) : converted(first + row, word, inverse[row]));
             const int64_t count = std::min<int64_t>(LANES, words - word);
             if (rows == 1) {
                 std::memcpy(to + word, lanes, count * sizeof *to);
@@ -107,6 +141,17 @@ class Inputs {
             for (int64_t n = 0; n < roomy; ++n) store(reinterpret_cast<float*>(to + (word + n) * rows), lanes[n]);
             for (int64_t n = roomy; n < count; ++n) std::memcpy(to + (word + n) * rows, &lanes[n], rows * sizeof *to);
         }
+    }
+
+    // Rows of words, where the tile is if it is a single row.
+    const uint32_t* quantise_groups(int64_t first, int64_t rows, uint32_t* tile) const {
+        static thread_local std::vector<uint32_t> kept;
+        if (rows > 1 && static_cast<int64_t>(kept.size()) < rows * words + LANES) kept.resize(rows * words + LANES);
+        uint32_t* const made = rows == 1 ? tile : kept.data();
+        uint32_t* to = made;
+        for (int64_t group = 0; group < rows * (inputs_ / group_inputs_); ++group, to += GROUP_HEAD_WORDS + group_inputs_ / 4)
+            quantise_group(x_ + first * inputs_ + group * group_inputs_, group_inputs_, to);
+        return made;
     }
 
     // Words [word, word + LANES) of a row.
@@ -128,21 +173,11 @@ class Inputs {
         }
     }
 
-    void add_up(int64_t row, int64_t group_inputs) {
-        const float* from = x_ + row * inputs_;
-        float* to = group_sums_.data() + row * groups_;
-        for (int64_t group = 0; group < groups_; ++group) {
-            float sum = 0;
-            for (int64_t i = 0; i < group_inputs; ++i) sum += *from++;
-            to[group] = sum;
-        }
-    }
-
     const float* const x_;
-    const int64_t inputs_, groups_;
+    const int64_t inputs_, group_inputs_;
     const Words kind_;
     const uint32_t* packed_;
-    std::vector<float> scales_, group_sums_;
+    std::vector<float> scales_;
 };
 
 }  // namespace baton

@@ -8,6 +8,7 @@
 #include "linear.h"
 
 #include "arguments.h"
+#include "groups.h"
 #include "inputs.h"
 #include "layer.h"
 #include "stream.h"
@@ -21,9 +22,6 @@ constexpr int64_t STRETCH_WORDS = 320;   // at most; no group of inputs is longe
 constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight that a thread takes at a time, where there is one tile
 constexpr int64_t AHEAD_BYTES = 4096;
 
-// As scales of groups are stored: no sign, nothing that is not finite.
-inline Floats load_half(const uint16_t* from) { return as_floats(load_shorts(from) << 13) * 0x1p112f; }
-
 template <class Format, Words kind>
 class Product {
    public:
@@ -35,12 +33,12 @@ class Product {
           is_gated_(is_gated),
           threads_(threads),
           steps_((weight.inputs + STEP_INPUTS - 1) / STEP_INPUTS),
-          inputs_(x, rows, weight.inputs, kind, steps_ * STEP_INPUTS, Format::IS_GROUPED ? weight.group_inputs : 0, threads),
+          inputs_(x, rows, weight.inputs, kind, steps_ * STEP_INPUTS, weight.group_inputs, threads),
           tiles_(inputs_.tiles),
           strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated ? 2 : 1)) {}
 
     void run() {
-        if (STREAMS && rows_ <= MOST_STREAMED_ROWS) return stream_all();
+        if (rows_ <= MOST_STREAMED_ROWS) return stream_all();
         const int64_t blocks = (tiles_.count + BLOCK_TILES - 1) / BLOCK_TILES, strip_bytes = steps_ * STRIP * 4;
         const int64_t most = tiles_.count > 1 ? BLOCK_STRIPS : STREAM_BYTES / strip_bytes;
         const int64_t width = evenly(strips_, blocks, std::max<int64_t>(1, most / (is_gated_ ? 2 : 1)), threads_);
@@ -59,24 +57,37 @@ class Product {
         Sum halves[2];
     };
     static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
-    static constexpr bool UNFOLDS = Format::PARTS > 1;
-    static constexpr bool STREAMS = !Format::IS_GROUPED;
+    static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
 
+    // Several strips at a time; of groups one panel, whose scales and zero points are streams of addresses too, and some
+    // panels in a row.
     void stream_all() {
-        const int64_t kinds = is_gated_ ? 2 : 1, width = evenly(strips_, 1, most_streams(rows_) / kinds, threads_);
-        share((strips_ + width - 1) / width, threads_, [&](int64_t task) {
-            if constexpr (STREAMS) stream_some(task * width, std::min(strips_, (task + 1) * width));
+        const int64_t kinds = is_gated_ ? 2 : 1, in_panel = std::min<int64_t>({strips_, PANEL / STRIP, MOST_STREAMS / kinds});
+        const int64_t width = Format::IS_GROUPED ? in_panel : evenly(strips_, 1, most_streams(rows_) / kinds, threads_);
+        const int64_t turns = (strips_ + width - 1) / width, turn_bytes = steps_ * STRIP * 4 * width;
+        const int64_t in_row = Format::IS_GROUPED ? evenly(turns, 1, STREAM_BYTES / turn_bytes, threads_) : 1;
+        share((turns + in_row - 1) / in_row, threads_, [&](int64_t task) {
+            for (int64_t turn = task * in_row; turn < std::min(turns, (task + 1) * in_row); ++turn)
+                stream_some(turn * width, std::min(strips_, (turn + 1) * width));
         });
     }
 
     // Some strips, and where gates are made, before them those that gate them.
     void stream_some(int64_t first, int64_t end) const {
         Pair sums[MOST_STREAMS * MOST_STREAMED_ROWS];
-        const void* columns[MOST_STREAMS];
-        int64_t streams = 0;
-        for (int64_t strip = first; strip < end; ++strip) columns[streams++] = numbers(strip, 0);
-        for (int64_t strip = first; is_gated_ && strip < end; ++strip) columns[streams++] = numbers(strips_ + strip, 0);
-        STREAM<Format, PANEL>[rows_ - 1][streams - 1](inputs_.tile(0), columns, steps_, sums);
+        int64_t strips[MOST_STREAMS], streams = 0;
+        for (int64_t strip = first; strip < end; ++strip) strips[streams++] = strip;
+        for (int64_t strip = first; is_gated_ && strip < end; ++strip) strips[streams++] = strips_ + strip;
+        if constexpr (Format::IS_GROUPED) {
+            GroupedStrip grouped[MOST_STREAMS];
+            for (int64_t n = 0; n < streams; ++n) grouped[n] = grouped_strip(strips[n], 0);
+            const Groups groups = groups_of(grouped, steps_, true, ahead_of(grouped[0].codes, GROUPS_AHEAD_BYTES));
+            STREAM_GROUPS[rows_ - 1][streams - 1](inputs_.tile(0), groups, sums);
+        } else {
+            const void* columns[MOST_STREAMS];
+            for (int64_t n = 0; n < streams; ++n) columns[n] = numbers(strips[n], 0);
+            STREAM<Format, PANEL>[rows_ - 1][streams - 1](inputs_.tile(0), columns, steps_, sums);
+        }
         const Pair* made = is_gated_ ? sums + (end - first) * rows_ : sums;
         for (int64_t n = 0; n < end - first; ++n)
             finish(0, is_gated_ ? strips_ + first + n : first + n, made + n * rows_, sums + n * rows_);
@@ -114,9 +125,28 @@ class Product {
 
     // Of about equal length.
     int64_t stretch_steps() const {
-        const int64_t unit = Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1, units = steps_ / unit;
+        const int64_t unit = unit_steps(), units = steps_ / unit;
         const int64_t most = std::max<int64_t>(1, STRETCH_WORDS / Format::PARTS / unit), count = (units + most - 1) / most;
         return (units + count - 1) / count * unit;
+    }
+
+    // That are not parted.
+    int64_t unit_steps() const { return Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1; }
+
+    int64_t unit_words() const { return unit_steps() * Format::PARTS + (Format::IS_GROUPED ? GROUP_HEAD_WORDS : 0); }
+
+    GroupedStrip grouped_strip(int64_t strip, int64_t step) const {
+        const int64_t output = strip * STRIP, group = step / unit_steps(), groups = steps_ / unit_steps();
+        const int64_t at = (output / PANEL * groups + group) * PANEL + output % PANEL;
+        return {numbers(strip, step), static_cast<const uint16_t*>(weight_.scales) + at, weight_.zeros + at};
+    }
+
+    Groups groups_of(const GroupedStrip* strips, int64_t steps, bool begins, Ahead ahead) const {
+        return {strips, steps / unit_steps(), unit_steps(), begins, ahead};
+    }
+
+    static Ahead ahead_of(const Number* column, int64_t bytes) {
+        return {reinterpret_cast<const char*>(column) + bytes, PANEL * 4};
     }
 
     const Number* numbers(int64_t strip, int64_t step) const {
@@ -137,13 +167,14 @@ class Product {
         const int64_t asks_bytes = std::min(LINE_BYTES, stretch_bytes / own_steps);
         for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
             const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * own_steps * asks_bytes;
-            const uint32_t* x = inputs_.tile(tile) + part.begin * Format::PARTS * rows;
+            const uint32_t* x = inputs_.tile(tile) + part.begin / unit_steps() * unit_words() * rows;
             // One tile reads the panel from end to end; of many, the first ones ask for the next stretch, line by line.
-            Ahead ahead{reinterpret_cast<const char*>(column) + AHEAD_BYTES, PANEL * 4};
+            Ahead ahead = ahead_of(column, Format::IS_GROUPED ? GROUPS_AHEAD_BYTES : AHEAD_BYTES);
             if (tiles > 1) ahead = {reinterpret_cast<const char*>(next) + std::min(asked, stretch_bytes), asks_bytes};
             if (asked >= stretch_bytes) ahead = {reinterpret_cast<const char*>(x), 0};
-            if (Format::IS_GROUPED) {
-                add_groups(part, tile, x, column, is_unfolded ? room : nullptr, ahead, sums);
+            if constexpr (Format::IS_GROUPED) {
+                const GroupedStrip strip = grouped_strip(part.strip, part.begin);
+                MULTIPLY_GROUPS[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
             } else if (is_unfolded) {
                 MULTIPLY<Float32Weight, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
             } else {
@@ -163,36 +194,6 @@ class Product {
             };
             for (int64_t step = 0; step < steps; ++step, column += PANEL)
                 for_parts<Format>([&](auto... n) { (unfold_one(Format(column), Format(column + LANES), n), ...); });
-        }
-    }
-
-    // Group by group: total += scale * (sum of codes times inputs - zero point * sum of inputs).
-    void add_groups(const Part& part, int64_t tile, const uint32_t* x, const Number* column, const float* unfolded,
-                    Ahead ahead, Pair* sums) const {
-        if constexpr (Format::IS_GROUPED) {
-            const int64_t rows = tiles_.rows(tile), first_row = tiles_.first_row(tile), output = part.strip * STRIP;
-            const int64_t of_group = weight_.group_inputs / STEP_INPUTS, groups = weight_.inputs / weight_.group_inputs;
-            if (part.begin == 0) std::fill_n(sums, rows, Pair{});
-            for (int64_t step = 0; step < part.steps; step += of_group) {
-                Floats parts[MOST_ROWS][2];
-                if (unfolded) {
-                    const int64_t words = of_group * Format::PARTS;
-                    MULTIPLY<Float32Weight, STRIP>[rows - 1](x, unfolded + step * Format::PARTS * STRIP, words, parts, true, ahead);
-                    ahead.from += words * ahead.stride;
-                } else {
-                    MULTIPLY<Format, PANEL>[rows - 1](x, column + step * PANEL, of_group, parts, true, ahead);
-                    ahead.from += of_group * ahead.stride;
-                }
-                x += of_group * Format::PARTS * rows;
-                const int64_t group = (part.begin + step) / of_group;
-                const int64_t at = (output / PANEL * groups + group) * PANEL + output % PANEL;
-                for (int half = 0; half < 2; ++half) {
-                    const Floats scale = load_half(static_cast<const uint16_t*>(weight_.scales) + at + half * LANES);
-                    const Floats zero = __builtin_convertvector(load_bytes(weight_.zeros + at + half * LANES), Floats);
-                    for (int64_t row = 0; row < rows; ++row)
-                        sums[row].halves[half] += scale * (parts[row][half] - zero * inputs_.group_sum(first_row + row, group));
-                }
-            }
         }
     }
 
@@ -268,7 +269,7 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         case Stored::bfloat16: return run(static_cast<Product<Bfloat16Weight, Words::floats>*>(nullptr));
         case Stored::rounding: return run(static_cast<Rounding*>(nullptr));
         case Stored::int8: return run(static_cast<Product<Int8Weight, Words::bytes>*>(nullptr));
-        case Stored::int4: return run(static_cast<Product<Int4Weight, Words::floats>*>(nullptr));
+        case Stored::int4: return run(static_cast<Product<Int4Weight, Words::groups>*>(nullptr));
     }
 }
 

@@ -9,8 +9,8 @@ namespace baton {
 enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3, int4 = 4 };
 
 // Outputs in panels of 32, zeros after the last: `[panel][in / n][32][n]`, n numbers (1, 2, 4 or 8 by format) side by
-// side, together 32 bits. int4 has for each group of inputs and each output a scale (float16) and a zero point:
-// `[panel][group][32]`.
+// side, together 32 bits. Of the eight codes of int4 the first four are the lower halves of the bytes. int4 has for each
+// group of inputs and each output a scale (float16) and a zero point: `[panel][group][32]`.
 struct Weight {
     const void* data;
     const void* scales;   // int8: float, of each output, padded like the panels; int4: float16

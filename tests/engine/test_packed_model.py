@@ -12,6 +12,7 @@ from engine.models.decoder import AllLayers, DecoderModel
 from engine.models.packed import PackedLinear, packs
 from engine.plan import Chunk
 from engine.rope import Rotation
+from kernels import reference
 from kernels.kv_pages import QUANTISED, KvPages
 from kernels.packed_weight import Stored
 from tests.fixtures.checkpoints import make_checkpoint
@@ -103,18 +104,26 @@ def test_int8_weights_are_kept_as_they_were_quantised(folder: Path) -> None:
         assert isinstance(linear, PackedLinear) and linear.weight.stored is Stored.INT8
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.03), (torch.bfloat16, 0.1)])
-def test_int4_weights_are_multiplied_natively_as_they_were_quantised(
-    folder: Path, dtype: torch.dtype, tolerance: float
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int4_weights_are_multiplied_natively_as_they_were_quantised(folder: Path, dtype: torch.dtype) -> None:
     packed = PagedModel(folder, dtype=dtype, quantize="int4", packed=True)
     assert model_of(packed).native is not None
     qkv = model_of(packed).layers[0].qkv
     assert isinstance(qkv, PackedLinear) and qkv.weight.stored is Stored.INT4
     plain = PagedModel(folder, quantize="int4")
     expected = mixed_step(plain)
-    # What differs is the head, of int8 in the packed one alone.
-    assert largest_difference(expected, mixed_step(packed)) < tolerance * expected[0].abs().max().item()
+    # What differs are an int8 head and inputs of 8 bits, which with these random weights cost about what bfloat16 does.
+    assert largest_difference(expected, mixed_step(packed)) < 0.12 * expected[0].abs().max().item()
+
+
+def test_int4_layers_are_those_of_the_reference_with_inputs_of_8_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = mixed_step(PagedModel(folder, quantize="int4", packed=True))
+    monkeypatch.setattr("engine.models.packed.runs_natively", lambda decoder, kv: False)
+    monkeypatch.setattr("engine.models.packed.packed_linear", reference.packed_linear)
+    expected = mixed_step(PagedModel(folder, quantize="int4", packed=True))
+    assert largest_difference(expected, native) < 0.01 * expected[0].abs().max().item()
 
 
 def test_a_spoilt_row_leaves_the_others_bit_for_bit(folder: Path) -> None:

@@ -35,10 +35,10 @@ def inputs_for(stored: Stored, inputs: int) -> int:
     return -(-inputs // GROUP_INPUTS) * GROUP_INPUTS if stored is Stored.INT4 else inputs
 
 
-def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool) -> PackedWeight:
+def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool, group_inputs: int = GROUP_INPUTS) -> PackedWeight:
     offsets = torch.randn(outputs) if bias else None
     if stored is Stored.INT4:
-        codes, zeros = (torch.randint(0, 16, (outputs, n), dtype=torch.uint8) for n in (inputs, inputs // GROUP_INPUTS))
+        codes, zeros = (torch.randint(0, 16, (outputs, n), dtype=torch.uint8) for n in (inputs, inputs // group_inputs))
         return pack_int4(codes, (torch.rand(zeros.shape) + 0.01).half(), zeros, offsets)
     if stored is not Stored.INT8:
         return pack(torch.randn(outputs, inputs), stored, offsets)
@@ -95,6 +95,25 @@ def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
     zeros, scales = torch.randint(0, 16, (37, 3), dtype=torch.uint8), torch.rand(37, 3).half()
     expected = ((codes.view(37, 3, 16).float() - zeros[..., None]) * scales[..., None].float()).view(37, 48)
     assert torch.equal(unpacked(pack_int4(codes, scales, zeros, None)), expected)
+
+
+@pytest.mark.parametrize("group_inputs", [8, 24, 32, 64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 2, 5, 40])
+def test_int4_takes_groups_of_any_size(native: NativeLibrary, rows: int, group_inputs: int) -> None:
+    weight, x = weight_of(Stored.INT4, 70, 768, False, group_inputs), torch.randn(rows, 768)
+    expected = reference.packed_linear(x, weight)
+    tolerance = TOLERANCE * expected.abs().max().item()
+    torch.testing.assert_close(native.layers.linear(x, weight), expected, rtol=0.0, atol=tolerance)
+
+
+def test_a_large_input_of_int4_coarsens_its_own_group_alone(native: NativeLibrary) -> None:
+    weight, x = weight_of(Stored.INT4, 50, 4 * GROUP_INPUTS, bias=False), torch.randn(3, 4 * GROUP_INPUTS)
+    expected = x @ unpacked(weight).T
+    x[:, 0], column = 1000.0, unpacked(weight)[:, 0]
+    x[:, 1:GROUP_INPUTS] = 0.0
+    found = native.layers.linear(x, weight) - 1000.0 * column
+    rest = x[:, GROUP_INPUTS:] @ unpacked(weight)[:, GROUP_INPUTS:].T
+    assert (found - rest).abs().max() < 0.02 * expected.abs().max()
 
 
 def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None:

@@ -1,0 +1,192 @@
+// The innermost loop of a product with codes of 4 bits. Of each group of inputs the products of codes and bytes are added up
+// as integers, exactly; what the groups come to, times both scales, is added up as floats in their order.
+#pragma once
+
+#include "inputs.h"
+#include "stream.h"
+
+namespace baton {
+
+constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // into the first-level cache, which is a quarter faster here than the second
+
+// What is read of a strip, from some group on.
+struct GroupedStrip {
+    const uint32_t* codes;   // a step every PANEL numbers
+    const uint16_t* scales;  // [group][PANEL]
+    const uint8_t* zeros;    // likewise
+};
+
+// As scales of groups are stored: no sign, nothing that is not finite.
+inline Floats load_half(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    return as_floats(load_shorts(from) << 13) * 0x1p112f;
+#endif
+}
+
+// Of numbers below 2^15.
+inline Ints times(Ints a, int32_t b) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), _mm512_set1_epi32(b)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), _mm256_set1_epi32(b)));
+#else
+    return a * b;
+#endif
+}
+
+#if defined(__AVX512VNNI__)
+using CodeSum = Ints;
+inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
+    sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(codes),
+                                                     reinterpret_cast<__m512i>(x)));
+}
+#else
+using CodeSum = Halves;
+constexpr int64_t MOST_CODE_STEPS = 4;  // that there is room for: 8 words of two products each, 8 * 2 * 15 * 128 < 2^15
+inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
+#if defined(__AVX2__)
+    // Left to itself GCC makes all products before it adds the first one, and has no registers left for the sums.
+    CodeSum to = sum, products;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(to), "=&x"(products) : "x"(codes), "x"(x));
+    sum = to;
+#else
+    sum += products_of_bytes(codes, x);
+#endif
+}
+#endif
+
+// Of some rows of some strips.
+template <int rows, int strips>
+struct CodeSums {
+    CodeSum of[strips][rows][2];
+};
+#if defined(__AVX512VNNI__)  // which has room for a whole group
+template <int rows, int strips>
+using GroupSums = CodeSums<rows, strips>;
+#else
+template <int rows, int strips>
+struct GroupSums {
+    Ints of[strips][rows][2];
+};
+#endif
+
+// Some steps of a group. x: [steps * 2][rows]; codes: of each strip, `at` numbers further; they are read `next` numbers
+// ahead, or where `ahead` says.
+template <int rows, int strips>
+ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64_t at, int64_t steps, int64_t next,
+                             CodeSums<rows, strips>& sums, Ahead& ahead) {
+    const auto use = [&](Ints first, Ints second, const uint32_t* words, int s) {
+#pragma GCC unroll 14
+        for (int r = 0; r < rows; ++r) {
+            const Ints given = Ints{} + static_cast<int32_t>(words[r]);
+            add_codes(sums.of[s][r][0], first, given);
+            add_codes(sums.of[s][r][1], second, given);
+        }
+    };
+    for (int64_t end = at + steps * PANEL; at < end; at += PANEL, x += 2 * rows, ahead.from += ahead.stride) {
+#pragma GCC unroll 4
+        for (int s = 0; s < strips; ++s) {
+            const uint32_t* codes = strip[s].codes + at;
+            const char* from = strips == 1 ? ahead.from : reinterpret_cast<const char*>(codes + next);
+            __builtin_prefetch(from);
+            __builtin_prefetch(from + LINE_BYTES);
+            const Int4Weight first(codes), second(codes + LANES);
+            use(first.part<0>(), second.part<0>(), x, s);
+            use(first.part<1>(), second.part<1>(), x + rows, s);
+        }
+    }
+}
+
+// A group of `steps`. x: [2 * steps][rows]; sums: of zero points times the sums of bytes, which have the other sign.
+template <int rows, int strips>
+ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64_t group, int64_t steps, int64_t next,
+                             GroupSums<rows, strips>& sums, Ahead& ahead) {
+#if defined(__AVX512VNNI__)
+    add_steps<rows, strips>(x, strip, group * steps * PANEL, steps, next, sums, ahead);
+#else
+    for (int64_t step = 0; step < steps; step += MOST_CODE_STEPS) {
+        CodeSums<rows, strips> some{};
+        add_steps<rows, strips>(x + 2 * step * rows, strip, (group * steps + step) * PANEL,
+                                std::min(steps - step, MOST_CODE_STEPS), next, some, ahead);
+#pragma GCC unroll 4
+        for (int s = 0; s < strips; ++s)
+#pragma GCC unroll 14
+            for (int r = 0; r < rows; ++r)
+                for (int half = 0; half < 2; ++half) sums.of[s][r][half] += sums_of_halves(some.of[s][r][half]);
+    }
+#endif
+}
+
+// Some groups of some strips.
+struct Groups {
+    const GroupedStrip* strips;
+    int64_t count, steps;  // of each
+    bool begins;           // the sums, rather than adding to them
+    Ahead ahead;           // of codes, where there is one strip
+};
+
+// Adds each group: scale * scale of the inputs * (sum of codes times bytes - zero point * sum of bytes). x:
+// [groups][GROUP_HEAD_WORDS + 2 * steps][rows]; totals: [strips][rows][2].
+template <int rows, int strips>
+void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
+    if (groups.begins) std::fill_n(static_cast<Floats*>(totals), strips * rows * 2, Floats{});
+    const int64_t steps = groups.steps, early = (GROUPS_AHEAD_BYTES / 4 / PANEL + steps - 1) / steps;
+    for (int64_t group = 0; group < groups.count; ++group, x += (GROUP_HEAD_WORDS + 2 * steps) * rows) {
+        const int64_t at = group * PANEL;
+        GroupSums<rows, strips> sums;
+#pragma GCC unroll 4
+        for (int s = 0; s < strips; ++s) {
+            const uint8_t* zeros = groups.strips[s].zeros + at;
+            __builtin_prefetch(zeros + early * PANEL);
+#pragma GCC unroll 14
+            for (int r = 0; r < rows; ++r)
+                for (int half = 0; half < 2; ++half)
+                    sums.of[s][r][half] = times(load_bytes(zeros + half * LANES), static_cast<int32_t>(x[rows + r]));
+        }
+        add_group<rows, strips>(x + GROUP_HEAD_WORDS * rows, groups.strips, group, steps, early * steps * PANEL, sums,
+                                groups.ahead);
+        auto* held = static_cast<Floats*>(totals);
+#pragma GCC unroll 4
+        for (int s = 0; s < strips; ++s, held += 2 * rows) {
+            const uint16_t* scales = groups.strips[s].scales + at;
+            __builtin_prefetch(scales + early * PANEL);
+            const Floats scale[2] = {load_half(scales), load_half(scales + LANES)};
+#pragma GCC unroll 14
+            for (int r = 0; r < rows; ++r)
+                for (int half = 0; half < 2; ++half) {
+                    const Floats sum = __builtin_convertvector(sums.of[s][r][half], Floats);
+                    held[2 * r + half] += sum * as_float(x[r]) * scale[half];
+                }
+        }
+    }
+}
+
+using MultiplyGroups = void (*)(const uint32_t*, Groups, void*);
+
+template <int... less>
+constexpr std::array<MultiplyGroups, sizeof...(less)> multiplies_of_groups(std::integer_sequence<int, less...>) {
+    return {multiply_groups<less + 1, 1>...};
+}
+
+template <int rows, int... less>
+constexpr std::array<MultiplyGroups, sizeof...(less)> streams_of_groups(std::integer_sequence<int, less...>) {
+    return {multiply_groups<rows, less + 1>...};
+}
+
+template <int... less>
+constexpr std::array<std::array<MultiplyGroups, MOST_STREAMS>, sizeof...(less)> all_streams_of_groups(
+    std::integer_sequence<int, less...>) {
+    return {streams_of_groups<less + 1>(std::make_integer_sequence<int, MOST_STREAMS>())...};
+}
+
+// By the number of rows, less one.
+constexpr auto MULTIPLY_GROUPS = multiplies_of_groups(std::make_integer_sequence<int, MOST_ROWS>());
+
+// By the number of rows, less one, and of strips, less one.
+constexpr auto STREAM_GROUPS = all_streams_of_groups(std::make_integer_sequence<int, MOST_STREAMED_ROWS>());
+
+}  // namespace baton

@@ -73,6 +73,7 @@ class UpSettings:
     redis_url: str
     namespace: str
     trace_file: Path
+    core_use: Path  # folder in which workers of a CPU say whether their cores compute
     exposure: Exposure = Exposure()
 
 
@@ -138,6 +139,11 @@ def _worker(
     environment = dict(OUR_CODE)
     if cores:
         arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
+        arguments += ["--core-use", settings.core_use / name]
+        if role == "prefill" and number < settings.decode and not set(own) & set(cores.decode[number]):
+            lender = f"decode-{number}"
+            arguments += ["--spare-cores", write_cores(cores.decode[number])]
+            arguments += ["--spare-core-use", settings.core_use / lender]
         environment["OMP_NUM_THREADS"] = str(len(own))
         if role == "prefill" and not set(own).isdisjoint(cores.router):
             arguments += ["--nice", PREFILL_NICE]

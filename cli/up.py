@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -118,6 +119,7 @@ def run_up(options: UpOptions) -> int:
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
         trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
+        core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
     )
     refuse_overridden(plan_processes(settings), os.environ, options.own_options)
@@ -176,6 +178,7 @@ class _Up:
             exit_code = 0
         self._say("draining: router, workers, Redis")
         await supervisor.stop()
+        shutil.rmtree(self._settings.core_use, ignore_errors=True)
         self._say("stopped")
         return 1 if supervisor.was_forced else exit_code
 

@@ -44,11 +44,12 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
         on_cache: CacheHandler | None = None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
         self._scheduler = scheduler
         self._steps = SlowDown()
         engine = engine_over(runner, scheduler, self._computed)
-        super().__init__(engine, on_outcomes, on_fault, self._observe, prepare, scheduler.pool, on_cache)
+        super().__init__(engine, on_outcomes, on_fault, self._observe, prepare, scheduler.pool, on_cache, on_busy)
 
     def add(self, request: Request, cache_root: bytes | None) -> Future[None]:
         """Queues a prompt to be computed here, within the step budget. The future raises RequestRefused."""

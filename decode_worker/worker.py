@@ -30,6 +30,7 @@ from service.server import run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
+from worker.cores import mark_busy
 from worker.drain import Drain
 from worker.gpu import gpu_id
 from worker.host import EngineHost
@@ -125,7 +126,9 @@ class DecodeWorker(ServedWorker):
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes, lambda outcome: isinstance(outcome, TokenMade))
-        self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready, self.service.cache.on_changes)
+        self._loop = DecodeLoop(
+            runner, scheduler, on_outcomes, on_fault, ready, self.service.cache.on_changes, mark_busy(self._config)
+        )
         await self._loop.start()
         self.service.attach(self._loop, self._reader, self._host.grammars)
         self._transfers.attach(self._loop)

@@ -32,8 +32,9 @@ class EngineLoop(Generic[Outcome, Load]):
         prepare: Callable[[], None],
         pool: BlockPool | None = None,
         on_cache: CacheHandler | None = None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`pool`: the one whose cache `on_cache` is told of."""
+        """`pool`: the one whose cache `on_cache` is told of. `on_busy`: see `EngineThread`."""
         events = asyncio.get_running_loop()
 
         def hand_over(outcomes: Sequence[Outcome], timing: StepTiming) -> None:
@@ -49,6 +50,7 @@ class EngineLoop(Generic[Outcome, Load]):
             on_fault=lambda fault: _post(events, on_fault, fault),
             observe=observe,
             prepare=prepare,
+            on_busy=on_busy,
         )
         if pool is not None and on_cache is not None:
             _tell_of_cache(pool, events, on_cache)

@@ -66,8 +66,11 @@ class EngineThread(Generic[Outcome, Observation]):
         on_fault: Callable[[BaseException], None],
         observe: Callable[[], Observation],
         prepare: Callable[[], None] = lambda: None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
+        """`on_busy` is told, on this thread, whenever work begins or there is none any more."""
         self._engine = engine
+        self._on_busy = on_busy
         self._on_step = on_step
         self._on_fault = on_fault
         self._observe = observe
@@ -118,7 +121,11 @@ class EngineThread(Generic[Outcome, Observation]):
             self._prepare()
             idle, self.turns = True, 0
             while self._carry_out_calls(wait=idle):
+                if idle:
+                    self._on_busy(True)
                 idle = not self._step()
+                if idle:
+                    self._on_busy(False)
                 self.observed = self._observe()
                 self.turns += 1
         except Exception as fault:

@@ -14,6 +14,7 @@ import torch
 
 from engine.checkpoint_files import model_fingerprint
 from engine.config_file import read_model_config
+from engine.core_use import SpareCores
 from engine.cuda_graphs import GraphSizes
 from engine.host_pool import HostPool
 from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
@@ -33,6 +34,7 @@ from engine.quantization.sizes import loaded_bytes
 from engine.runner import Runner
 from engine.weights import load_model
 from kernels.kv_pages import QUANTISED
+from kernels.native.library import native_library
 
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -262,12 +264,14 @@ def thread_preparation(
     nice: int = 0,
     priority: int = 0,
     warm: bool = False,
+    spare: SpareCores | None = None,
 ) -> Callable[[], None]:
     """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model.
 
     `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
     it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
-    `warm`: another thread has warmed this model up before, and by now somebody owns blocks.
+    `warm`: another thread has warmed this model up before, and by now somebody owns blocks. `spare`: cores of another
+    process, used while that does not need them.
     """
     first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -278,6 +282,8 @@ def thread_preparation(
             torch.set_num_threads(threads_of(first, dealt))
         if own is not None:
             os.sched_setaffinity(0, own)
+        if spare is not None and (native := native_library()) is not None:
+            native.threads.borrow(spare.cores, spare.in_use)
         if nice:
             os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
         if device.type == "cuda":

@@ -27,5 +27,9 @@ class PrefillConfig(WorkerConfig):
     decode_slow_down: float = Field(
         1.5, ge=1, description="how many times as long steps of a decode worker on the same GPU may take, about"
     )
+    spare_cores: Cores | None = Field(
+        None, description="CPU cores of another worker, used while the --core-use file of that one says it may be"
+    )
+    spare_core_use: Path | None = Field(None, description="that file")
     nice: int = Field(0, ge=0, le=19, description="how far computing stands back behind whatever shares its cores")
     chunk_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")

@@ -39,12 +39,12 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         prepare: Callable[[], None],
         share: DeviceShare,
         on_cache: CacheHandler | None = None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
         self._scheduler = scheduler
         self._pace = Pace(runner, scheduler, share)
-        super().__init__(
-            Engine(self._pace, scheduler), on_progress, on_fault, self._observe, prepare, scheduler.pool, on_cache
-        )
+        engine, pool = Engine(self._pace, scheduler), scheduler.pool
+        super().__init__(engine, on_progress, on_fault, self._observe, prepare, pool, on_cache, on_busy)
 
     def hear(self, slow_down: float) -> None:
         """A decode worker on the same GPU says how many times as long its steps take as at their best."""

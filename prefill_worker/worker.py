@@ -28,6 +28,7 @@ from service.server import run, serve
 from service.worker_process import WorkerProcess, end_on_error, take_worker_epoch
 from service.worker_record import WorkerRole
 from worker.adapters import describe_adapters
+from worker.cores import mark_busy, spare_cores
 from worker.drain import Drain
 from worker.gpu import gpu_id
 from worker.host import EngineHost
@@ -105,12 +106,14 @@ class PrefillWorker(ServedWorker):
         tail_tokens = self._config.tail_tokens if self._prepared.options.device.type == "cpu" else 0
         scheduler = PrefillScheduler(self._host.blocks, self._config.block_size, self._config.chunk_tokens, tail_tokens)
         device, warm = self._prepared.options.device, self._host.used
-        ready = thread_preparation(self._config.cores, device, runner, self._config.nice, warm=warm)
+        spare = spare_cores(self._config)
+        ready = thread_preparation(self._config.cores, device, runner, self._config.nice, warm=warm, spare=spare)
         share = DeviceShare(self._config.chunk_tokens, self._config.decode_slow_down)
         on_progress: ProgressHandler = self.service.on_progress
         if self._steps is not None:
             on_progress = self._steps.recording(on_progress, lambda progress: len(progress.first or ()))
-        self._loop = PrefillLoop(runner, scheduler, on_progress, on_fault, ready, share, self.service.cache.on_changes)
+        on_cache, on_busy = self.service.cache.on_changes, mark_busy(self._config)
+        self._loop = PrefillLoop(runner, scheduler, on_progress, on_fault, ready, share, on_cache, on_busy)
         await self._loop.start()
         self._fetcher = self._make_fetcher(self._loop)
         self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)

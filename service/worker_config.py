@@ -38,7 +38,7 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
     quantize: Quantize = Field("none", description="what the weights of a plain checkpoint are made while loading")
     linear: Literal["auto", "native", "onednn"] = Field(
-        "auto",
+        "native",
         description="what multiplies plain weights on a CPU; auto: Baton's kernels, and oneDNN for as many tokens at "
         "once as it is faster for, measured at the first start and remembered in ~/.cache/baton",
     )
@@ -60,6 +60,9 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
         "--cores, on GPUs they take the one of --device and those after it. Prefill and decode may differ",
     )
     cores: Cores | None = Field(None, description="CPU cores that compute, for example 0,2-3")
+    core_use: Path | None = Field(
+        None, description="file of one byte in which this worker says whether its --cores compute now"
+    )
     transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"] = Field(
         "auto", description="how KV travels; auto: the fastest way there is. Any other allows that way only, or none"
     )

@@ -34,7 +34,7 @@ class EngineSetup:
     batch: int  # sequences at once, at most
     tokens: int  # of a sequence, prompt and answer, at most
     step_tokens: int = STEP_TOKENS
-    linear: str = Primitive.AUTO  # a Primitive
+    linear: str = Primitive.NATIVE  # a Primitive
 
 
 @dataclass(frozen=True, slots=True)

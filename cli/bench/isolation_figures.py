@@ -70,6 +70,7 @@ class Verdict:
     floor_ratio: float | None  # of the floor phase
     allowed: float
     throughput_ratio: float
+    floor_throughput_ratio: float | None
 
     @property
     def holds(self) -> bool:
@@ -140,10 +141,13 @@ def judge(rounds: Mapping[Phase, Sequence[Figures]], of_steps: bool = False) -> 
         p99_ratio=_ratio(saturated, quiet, of_steps),
         floor_ratio=floor_ratio,
         allowed=max(P99_OVER_QUIET, P99_OVER_FLOOR * (floor_ratio or 0.0)),
-        throughput_ratio=median(
-            [s.answer_tokens_per_s / q.answer_tokens_per_s for s, q in zip(saturated, quiet, strict=True)]
-        ),
+        throughput_ratio=_throughput_ratio(saturated, quiet),
+        floor_throughput_ratio=_throughput_ratio(floor, quiet) if floor else None,
     )
+
+
+def _throughput_ratio(loaded: Sequence[Figures], quiet: Sequence[Figures]) -> float:
+    return median([a.answer_tokens_per_s / b.answer_tokens_per_s for a, b in zip(loaded, quiet, strict=True)])
 
 
 def _ratio(loaded: Sequence[Figures], quiet: Sequence[Figures], of_steps: bool) -> float:

@@ -120,6 +120,8 @@ def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]]) -> st
             parts.append(f"{place} {verdict.p99_ratio:.3f} (at most {verdict.allowed:.3f}{floor})")
     verdict = judge(phases)
     throughput = "" if verdict is None else f"; throughput {verdict.throughput_ratio:.3f}"
+    if verdict is not None and verdict.floor_throughput_ratio is not None:
+        throughput += f" (floor {verdict.floor_throughput_ratio:.3f})"
     held = "" if verdict is None else "held" if verdict.holds else "missed"
     return f"{variant}: p99 saturated over quiet: {'; '.join(parts)}{throughput}: {held}"
 
@@ -131,6 +133,5 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 def _cores_line(cores: Sequence[int]) -> str:
     own, shared = cores[0], cores[-1]
     return (
-        f"decode on core {own}; router, Redis, prefill and client on core {shared}; colocated computes on core {own}; "
-        f"vLLM on both"
+        f"decode on core {own}; router, Redis, prefill and client on core {shared}; colocated and vLLM compute on both"
     )

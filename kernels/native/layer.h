@@ -50,12 +50,18 @@ inline void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* to
     });
 }
 
-// Rotates pairs (i, i + half) of one head by their angles, in place.
-inline void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
-    for (int64_t i = 0; i < half; ++i) {
+// Rotates pairs (i, i + half) of one head by their angles. `to` may be `head`.
+inline void rotate_head(const float* head, const float* cos, const float* sin, int64_t half, float* to) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const Floats first = load(head + i), second = load(head + i + half), c = load(cos + i), s = load(sin + i);
+        store(to + i, first * c - second * s);
+        store(to + i + half, second * c + first * s);
+    }
+    for (; i < half; ++i) {
         const float first = head[i], second = head[i + half];
-        head[i] = first * cos[i] - second * sin[i];
-        head[i + half] = second * cos[i] + first * sin[i];
+        to[i] = first * cos[i] - second * sin[i];
+        to[i + half] = second * cos[i] + first * sin[i];
     }
 }
 
@@ -105,12 +111,13 @@ inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
     const int64_t head_dim = asked.head_dim, half = head_dim / 2, slot = asked.slots[row];
     float* heads = asked.qkv + row * (asked.heads + 2 * asked.kv_heads) * head_dim;
     for (int64_t head = 0; head < asked.heads + asked.kv_heads; ++head) {
+        const bool is_query = head < asked.heads;
         float* numbers = heads + head * head_dim;
-        const float* norm = head < asked.heads ? asked.query_norm : asked.key_norm;
+        const float* norm = is_query ? asked.query_norm : asked.key_norm;
         if (norm) rms_norm_row(numbers, norm, head_dim, asked.eps, numbers);
-        rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half);
+        float* to = is_query ? asked.query + (row * asked.heads + head) * head_dim : numbers;
+        rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half, to);
     }
-    std::copy_n(heads, asked.heads * head_dim, asked.query + row * asked.heads * head_dim);
     if (slot < 0) return;  // padding
     for (int64_t kind = 0; kind < 2; ++kind) {
         for (int64_t head = 0; head < asked.kv_heads; ++head) {

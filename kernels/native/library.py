@@ -13,7 +13,7 @@ from kernels.native.decoder import MOST_PIECES, NativeDecoder
 from kernels.native.layers import NativeLayers
 from kernels.native.sampling import NativeSampling
 from kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
-from kernels.native.threads import native_threads
+from kernels.native.threads import NativeThreads, native_threads
 from kernels.scoring import Scoring
 
 LANES = 16  # head_dim is a multiple of it
@@ -49,6 +49,7 @@ class NativeLibrary:
         self.layers = NativeLayers(library)
         self.decoder = NativeDecoder(library)
         self.sampling = NativeSampling(library)
+        self.threads = NativeThreads(library)
         self._prefill = library.baton_paged_prefill
         self._decode = library.baton_paged_decode
         for function, arguments in ((self._prefill, _PrefillArguments), (self._decode, _DecodeArguments)):

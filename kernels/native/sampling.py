@@ -66,9 +66,7 @@ class NativeSampling:
         rows, size = logits.shape
         found = Sampled(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
         of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
-        self._sample(
-            _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), native_threads())
-        )
+        self._sample(_Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), native_threads()))
         return found
 
     def take_rows(

@@ -1,8 +1,13 @@
 // The pool: an atomic count of indices not yet taken is all that the threads compete for.
+//
+// Some threads may be guests: on cores that another process owns, behind everything else there, and only while that
+// process says that it does not need them. A guest that was in the middle of an index when the owner came back is taken
+// to the cores of this process, since it would hardly get on where it is.
 #include "threads.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,13 +15,17 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
+#include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace baton {
 namespace {
 
 constexpr std::chrono::microseconds AWAKE{40};  // longer than what lies between two products of a layer
+constexpr std::chrono::milliseconds LATE{1};    // much longer than an index takes
+constexpr std::chrono::milliseconds ALONE{50};  // without guests, after one was late
 constexpr int LOOKS_PER_CLOCK = 32;
 constexpr int MOST_THREADS = 255;
 constexpr int64_t MOST_INDICES = int64_t{1} << 32;
@@ -27,8 +36,8 @@ void relax() {
 #endif
 }
 
-void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value, const timespec* at_most = nullptr) {
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, at_most, nullptr, 0);
 }
 
 void wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
@@ -46,16 +55,72 @@ bool await(const Condition& condition) {
     return condition();
 }
 
+// What helpers wait for.
+struct alignas(64) Bell {
+    std::atomic<uint32_t> calls{0}, sleeping{0};
+
+    void ring() {
+        calls.fetch_add(1);
+        if (sleeping.load() > 0) wake(calls);
+    }
+    void wait(uint32_t heard) {
+        if (await([&] { return calls.load(std::memory_order_relaxed) != heard; })) return;
+        sleeping.fetch_add(1);
+        sleep_while(calls, heard);
+        sleeping.fetch_sub(1);
+    }
+};
+
+// Guests have the numbers from `own` on.
+struct Guests {
+    std::atomic<const uint8_t*> in_use{nullptr};  // by the owner of the cores; null: there are no guests
+    int own = MOST_THREADS;
+    cpu_set_t cores, home;
+    std::mutex moving;
+    std::vector<pid_t> threads;
+    bool are_home = false;
+    std::chrono::steady_clock::time_point alone_until{};
+
+    bool are_welcome() const {
+        const uint8_t* flag = in_use.load(std::memory_order_acquire);
+        return flag && !*static_cast<const volatile uint8_t*>(flag);
+    }
+    void enter() {
+        const sched_param none{};
+        sched_setscheduler(0, SCHED_IDLE, &none);
+        const std::lock_guard<std::mutex> lock(moving);
+        sched_setaffinity(0, sizeof cores, &cores);
+        threads.push_back(static_cast<pid_t>(syscall(SYS_gettid)));
+    }
+    void move(bool to_home) {
+        const std::lock_guard<std::mutex> lock(moving);
+        are_home = to_home;
+        for (const pid_t thread : threads) sched_setaffinity(thread, sizeof cores, to_home ? &home : &cores);
+    }
+};
+
 class Pool {
    public:
     void run(int64_t count, int threads, Task task, const void* work) {
         threads = std::min(threads, MOST_THREADS);
         if (count >= MOST_INDICES || busy_.test_and_set(std::memory_order_acquire)) return do_alone(count, task, work);
-        if (has_helpers(threads - 1)) {
+        if (threads > guests_.own && !invites()) threads = guests_.own;
+        if (threads > 1 && has_helpers(threads - 1)) {
             do_together(count, threads, task, work);
         } else {
             do_alone(count, task, work);
         }
+        busy_.clear(std::memory_order_release);
+    }
+
+    void borrow(const uint8_t* in_use, int own, const int32_t* cores, int count) {
+        while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+        CPU_ZERO(&guests_.cores);
+        for (int i = 0; i < count; ++i) CPU_SET(cores[i], &guests_.cores);
+        sched_getaffinity(0, sizeof guests_.home, &guests_.home);
+        guests_.own = in_use ? own : MOST_THREADS;
+        guests_.in_use.store(in_use, std::memory_order_release);
+        guests_.move(false);
         busy_.clear(std::memory_order_release);
     }
 
@@ -64,21 +129,35 @@ class Pool {
         for (int64_t index = 0; index < count; ++index) task(work, index);
     }
 
+    bool invites() {
+        if (!guests_.are_welcome() || std::chrono::steady_clock::now() < guests_.alone_until) return false;
+        if (guests_.are_home) guests_.move(false);
+        return true;
+    }
+
     void do_together(int64_t count, int threads, Task task, const void* work) {
         task_ = task, work_ = work, count_ = count;
         unfinished_.store(static_cast<uint32_t>(count), std::memory_order_relaxed);
         left_.store(static_cast<uint64_t>(threads) << 32 | static_cast<uint64_t>(count));
-        calls_.fetch_add(1);
-        if (sleeping_.load() > 0) wake(calls_);
+        const bool has_guests = threads > guests_.own;
+        if (has_guests) guests_bell_.ring();
+        bell_.ring();
         while (take_one(0)) {
         }
         const auto is_finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
+        const timespec late{0, std::chrono::nanoseconds(LATE).count()};
         while (!await(is_finished)) {
             waiting_.store(true);
             const uint32_t still = unfinished_.load();
-            if (still) sleep_while(unfinished_, still);
+            if (still) sleep_while(unfinished_, still, has_guests ? &late : nullptr);
+            if (has_guests && !guests_.are_home && unfinished_.load() == still) bring_guests_home();
         }
         waiting_.store(false);
+    }
+
+    void bring_guests_home() {
+        guests_.move(true);
+        guests_.alone_until = std::chrono::steady_clock::now() + ALONE;
     }
 
     // Takes and does one index; false where none is left, or none for this thread. What is read of the task after
@@ -102,14 +181,14 @@ class Pool {
     }
 
     [[noreturn]] void help(uint32_t me) {
+        const bool is_guest = me >= static_cast<uint32_t>(guests_.own);
+        if (is_guest) guests_.enter();
+        Bell& bell = is_guest ? guests_bell_ : bell_;
         for (;;) {
-            const uint32_t calls = calls_.load();
-            while (take_one(me)) {
+            const uint32_t heard = bell.calls.load();
+            while ((!is_guest || guests_.are_welcome()) && take_one(me)) {
             }
-            if (await([&] { return calls_.load(std::memory_order_relaxed) != calls; })) continue;
-            sleeping_.fetch_add(1);
-            sleep_while(calls_, calls);
-            sleeping_.fetch_sub(1);
+            bell.wait(heard);
         }
     }
 
@@ -120,8 +199,9 @@ class Pool {
     int helpers_ = 0;
     alignas(64) std::atomic<uint64_t> left_{0};  // threads that may take << 32 | indices not yet taken
     alignas(64) std::atomic<uint32_t> unfinished_{0};
-    alignas(64) std::atomic<uint32_t> calls_{0}, sleeping_{0};
     std::atomic<bool> waiting_{false};
+    Bell bell_, guests_bell_;
+    Guests guests_;
 };
 
 Pool* pool;  // never freed: its threads look at it until the process ends
@@ -143,3 +223,7 @@ Pool& the_pool() {
 void share_out(int64_t count, int threads, Task task, const void* work) { the_pool().run(count, threads, task, work); }
 
 }  // namespace baton
+
+extern "C" void baton_borrow(const uint8_t* in_use, int32_t own, const int32_t* cores, int32_t count) {
+    baton::the_pool().borrow(in_use, own, cores, count);
+}

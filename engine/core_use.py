@@ -1,0 +1,48 @@
+"""Whether the cores of a worker compute now, as workers of one machine tell each other: a byte in a file that both map.
+
+A worker writes its own byte alone. Who reads it may use those cores meanwhile, behind whatever else runs there
+(kernels/native/threads.py).
+"""
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+class CoreUse:
+    """Of the cores of this process. Nothing is left to close: the mapping goes with the object."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises: OSError where the file cannot be made."""
+        self._byte = _mapped(file)
+        self.mark(False)
+
+    def mark(self, computing: bool) -> None:
+        self._byte[0] = computing
+
+
+@dataclass(frozen=True, slots=True)
+class SpareCores:
+    """Of another process. `in_use`: its byte, uint8 `[1]`, only to be read."""
+
+    cores: frozenset[int]
+    in_use: torch.Tensor
+
+    @classmethod
+    def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
+        """Raises: OSError. Whoever comes first makes the file."""
+        return cls(cores, torch.frombuffer(_mapped(file), dtype=torch.uint8))
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_size == 0:
+            os.ftruncate(descriptor, 1)
+        return mmap.mmap(descriptor, 1)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,35 @@
+"""What workers of one machine say of their cores, through files."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.core_use import CoreUse, SpareCores
+
+
+def test_another_process_reads_whether_cores_compute(tmp_path: Path) -> None:
+    file = tmp_path / "cores" / "decode-0"
+    own, spare = CoreUse(file), SpareCores.of(frozenset({0}), file)
+    seen = [int(spare.in_use[0])]
+    for computing in (True, False):
+        own.mark(computing)
+        seen.append(int(spare.in_use[0]))
+    assert seen == [0, 1, 0]
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+def test_either_side_may_come_first(tmp_path: Path, reader_first: bool) -> None:
+    file = tmp_path / "decode-0"
+    spare = SpareCores.of(frozenset({0}), file) if reader_first else None
+    own = CoreUse(file)
+    spare = spare or SpareCores.of(frozenset({0}), file)
+    own.mark(True)
+    assert int(spare.in_use[0]) == 1
+
+
+def test_a_worker_that_starts_anew_computes_nothing_yet(tmp_path: Path) -> None:
+    file = tmp_path / "decode-0"
+    CoreUse(file).mark(True)  # and was killed
+    spare = SpareCores.of(frozenset({0}), file)
+    CoreUse(file)
+    assert int(spare.in_use[0]) == 0

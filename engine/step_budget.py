@@ -18,6 +18,7 @@ LEAST_TOKENS = 1  # of other steps: a prompt goes on at least as an answer would
 BELIEVED = 2.0  # times the largest chunk of late
 FADING = 0.98  # of that, per step
 ALONE_FADING = 0.9
+ALONE_BELIEVED = 0.1  # of a chunk without answers: as if one of that size had been measured beside answers
 
 
 class PromptRates(NamedTuple):
@@ -46,6 +47,8 @@ class StepBudget:
         if answers == 0:
             self._alone_tokens = ALONE_FADING * self._alone_tokens + prompt_tokens
             self._alone_s = ALONE_FADING * self._alone_s + seconds
+            self._token.expect(prompt_tokens, seconds)
+            self._largest = max(self._largest, ALONE_BELIEVED * prompt_tokens)
             return
         self._answers = answers
         if prompt_tokens:
@@ -53,8 +56,8 @@ class StepBudget:
             self._largest = max(FADING * self._largest, prompt_tokens)
             return
         change = self._own.observe(answers, seconds)
-        if change > 1.0:
-            self._token.grow(change)
+        if change != 1.0:
+            self._token.scale(change)
         if change == 1.0 and not self._own.in_doubt:
             self._settle()
         self._unsettled.clear()

@@ -11,6 +11,7 @@ CARE = 1.0  # standard errors on the safe side of the long fit
 CONTRADICTION = 3.0  # standard errors of the short fit
 CAP = 0.25  # of a step's own cost: so much more than twice what was expected is a disturbance, at most so much is taken
 SURE = 16.0  # steps
+EXPECTED_FROM, EXPECTED_ERROR = 16, 0.25  # tokens of a step without answers, and the share by which they may mislead
 
 
 class _Fit:
@@ -56,8 +57,16 @@ class TokenCost:
             fit.add(tokens, extra_s, error_s)
         self._steps = LONG * self._steps + 1.0
 
-    def grow(self, ratio: float) -> None:
-        """Steps take so many times longer than before: their prompt tokens too, until it is known better."""
+    def expect(self, tokens: int, seconds: float) -> None:
+        """So many prompt tokens took so long where no answer ran: about what they will add to a step with answers."""
+        if self.is_sure or tokens < EXPECTED_FROM:
+            return
+        for fit in (self._long, self._short):
+            fit.add(tokens, seconds, EXPECTED_ERROR * seconds)
+        self._steps = max(self._steps, LONG)
+
+    def scale(self, ratio: float) -> None:
+        """Steps take so many times as long as before: their prompt tokens too, until it is known better."""
         for fit in (self._long, self._short):
             fit.products *= ratio
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from kernels.expert_weight import ExpertWeight, SortedPairs
 from kernels.kv_pages import KvLayer, KvPages
-from kernels.packed_weight import PackedWeight, Stored, unpacked
+from kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
 from kernels.quantise_kv import dequantise, quantise
 from kernels.quantised_weight import QuantisedWeight
 from kernels.sampled import Sampled, Survey
@@ -85,6 +85,13 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
         out = rounded @ stored.float().T
     return out if weight.bias is None else out + weight.bias
+
+
+def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    if bool(((token_ids < 0) | (token_ids >= weight.outputs)).any()):
+        raise IndexError(f"a row that is none of {weight.outputs}")
+    words = weight.data[token_ids // PANEL, :, token_ids % PANEL]
+    return words.flatten(1)[:, : weight.inputs].float()
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:

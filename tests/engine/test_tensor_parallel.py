@@ -105,6 +105,16 @@ def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp
     assert made == transformers_answers(folder)
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_two_ranks_of_quantised_weights_answer_as_one(tmp_path: Path, quantize: str) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    found = []
+    for ranks in (1, 2):
+        with loaded(folder, ranks, quantize=quantize) as (runner, _):
+            found.append(answer(runner, GREEDY))
+    assert found[0] == found[1]
+
+
 def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3")
     with loaded(folder, ranks=1) as (runner, _):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,11 +23,10 @@ from engine.lora.adapters import AdapterSet
 from engine.model_config import DecoderConfig, ModelConfig, ModelError
 from engine.models.model import Model
 from engine.models.packed import packs
-from engine.models.primitive import PrimitiveChoice
 from engine.parallel.followers import cores_of, threads_of
 from engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
 from engine.parallel.load import check_gpus, check_parallel
-from engine.parallel.orders import FollowerPool, FollowerStart, LinearChoice, RankOptions
+from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
 from engine.parallel.shard import Shard
 from engine.pool_size import size_pool
 from engine.quantization.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
@@ -55,7 +55,6 @@ class ModelOptions:
     quantize: str = WeightFormat.PLAIN
     tensor_parallel: int = 1  # ranks that compute together
     cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
-    linear: PrimitiveChoice | None = None  # what multiplies plain weights on a CPU; None: Baton's own kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,6 @@ class PreparedModel:
             quantize=options.quantize,
             degree=options.tensor_parallel,
             cores=options.cores,
-            linear=None if options.linear is None else LinearChoice.of(options.linear),
             entry=ranks.entry,
             nice=ranks.nice,
         )
@@ -171,7 +169,6 @@ class PreparedModel:
             adapters,
             options.quantize,
             packed=True,
-            choice=options.linear,
         )
 
     def resized(self, kv_memory_bytes: int) -> "PreparedModel":
@@ -198,17 +195,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         digest.update(f" computed_in={dtype}".encode())  # else the layout says it
     if format in MADE_WHILE_LOADING:
         digest.update(f" weights={format}".encode())
-    packed = packs(options.device) and isinstance(config, DecoderConfig)
-    weights = loaded_bytes(options.folder, format, dtype.itemsize, packed)
-    tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
-    weight_bytes = weights.total
-    if packed and isinstance(config, DecoderConfig):
-        # A packed head is a copy of the embedding that it is tied to.
-        head_bytes = weights.embedding if tied else weights.head
-        if format in WITH_INT8_HEAD:
-            head_bytes = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES)
-        weight_bytes += head_bytes - weights.head
-    looked_up_bytes = 0 if tied and not packed else weights.embedding
+    weights = _weights(options, config, format, dtype)
     return PreparedModel(
         options,
         config,
@@ -216,10 +203,28 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         layout,
         *pool,
         format,
-        weight_bytes,
-        looked_up_bytes,
+        weights.size_bytes,
+        weights.looked_up_bytes,
         digest.digest(),
     )
+
+
+class _Weights(NamedTuple):
+    size_bytes: int
+    looked_up_bytes: int
+
+
+def _weights(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> _Weights:
+    """As PreparedModel has them."""
+    packed = packs(options.device) and isinstance(config, DecoderConfig)
+    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed)
+    tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
+    head_bytes, is_one = 0 if tied else loaded.head, tied
+    if packed and format in WITH_INT8_HEAD:
+        head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES), False
+    elif packed and tied and options.tensor_parallel > 1:
+        head_bytes, is_one = loaded.embedding, False  # of each rank a part of it is packed, the embedding is whole
+    return _Weights(loaded.total - loaded.head + head_bytes, 0 if is_one else loaded.embedding)
 
 
 def resolve_dtype(options: ModelOptions) -> torch.dtype:

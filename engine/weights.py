@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from tqdm import tqdm
 
 from engine.checkpoint_files import weight_files
 from engine.config_file import read_model_config
+from engine.freed_memory import return_freed_memory
 from engine.lora.adapters import AdapterSet
 from engine.model_config import DecoderConfig, ModelError, read_json
-from engine.models.checkpoint import TensorSource, build_decoder
+from engine.models.checkpoint import TensorSource, build_decoder, read_ends
+from engine.models.decoder import DecoderModel
 from engine.models.linear import DenseLinear, Linear
 from engine.models.model import Model
 from engine.models.packed import PackingTensors, packs, with_native_layers
-from engine.models.primitive import PrimitiveChoice
 from engine.quantization.formats import (
     MADE_WHILE_LOADING,
     WITH_INT8_HEAD,
@@ -40,11 +42,10 @@ def load_model(
     adapters: AdapterSet | None = None,
     quantize: str = WeightFormat.PLAIN,
     packed: bool = False,
-    choice: PrimitiveChoice | None = None,
 ) -> Model:
     """Reads the checkpoint in `folder`; raises ModelError for what it lacks or has too much of.
 
-    `packed`: projections as the CPU's native kernels want them, where those are there; `choice`: or another primitive.
+    `packed`: projections as the CPU's native kernels want them, where those are there.
     With `adapters`, those that are added there later may change the model's projections. `quantize` is a WeightFormat.
 
     A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
@@ -75,15 +76,46 @@ def load_model(
             stored = GgufTensors(files[0], config, dtype, device)
         else:
             stored = CheckpointTensors(files, stack, dtype, device, bar)
-        packing, int8_head = packed and packs(device), format in WITH_INT8_HEAD
-        # Packed weights of 4 bits take activations of any dtype; those for torch's kernel could not be packed any more.
-        activations = torch.float32 if packing else dtype
-        kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, folder, format, activations, device)
-        source: TensorSource = PackingTensors(kept, int8_head) if packing else kept
-        model = build_decoder(config, source if adapters is None else adapters.adaptable(source, dtype, device), device)
+        model = read_decoder(stored, config, KeptAs(folder, format, dtype, device, packed), adapters)
         bar.update(total - bar.n)  # headers
         stored.check_all_taken(ignored)
-    return with_native_layers(model, int8_head, choice) if packing else model
+    return_freed_memory()
+    return with_native_layers(model)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAs:
+    """In what form the weights of a checkpoint are to be in memory."""
+
+    folder: Path
+    format: WeightFormat
+    dtype: torch.dtype
+    device: torch.device
+    packed: bool  # as for load_model
+
+
+def read_decoder(
+    stored: GgufTensors | DenseTensors,
+    config: DecoderConfig,
+    kept_as: KeptAs,
+    adapters: AdapterSet | None = None,
+    head_rows: range | None = None,
+) -> DecoderModel:
+    """One rank's model, or the whole of it: what differs is what `stored` cuts, and `head_rows`, see read_ends."""
+    device, format = kept_as.device, kept_as.format
+    packing = kept_as.packed and packs(device)
+    # Packed weights of 4 bits take activations of any dtype; those for torch's kernel could not be packed any more.
+    activations = torch.float32 if packing else kept_as.dtype
+    kept = stored if isinstance(stored, GgufTensors) else as_kept(stored, kept_as.folder, format, activations, device)
+    source: TensorSource
+    if packing:
+        source = packing_source = PackingTensors(kept, format in WITH_INT8_HEAD)
+        ends = packing_source.ends(config, head_rows)
+    else:
+        source, ends = kept, read_ends(config, kept, head_rows)
+    if adapters is not None:
+        source = adapters.adaptable(source, kept_as.dtype, device)
+    return build_decoder(config, source, device, ends)
 
 
 def as_kept(

@@ -135,5 +135,6 @@ def _outputs_first(panels: torch.Tensor) -> torch.Tensor:
 
 def _panels(weight: torch.Tensor, side_by_side: int) -> torch.Tensor:
     outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -inputs % side_by_side, 0, -outputs % PANEL))
+    missing = (0, -inputs % side_by_side, 0, -outputs % PANEL)
+    padded = torch.nn.functional.pad(weight, missing) if any(missing) else weight.contiguous()  # pad() always copies
     return padded.view(-1, PANEL, padded.shape[1] // side_by_side, side_by_side).transpose(1, 2).contiguous()

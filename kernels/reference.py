@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from kernels.expert_weight import ExpertWeight, SortedPairs
 from kernels.kv_pages import KvLayer, KvPages
-from kernels.packed_weight import PackedWeight, Stored, unpacked
+from kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
 from kernels.quantise_kv import dequantise, quantise
 from kernels.quantised_weight import QuantisedWeight
 from kernels.sampled import Sampled, Survey
@@ -93,6 +93,13 @@ def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers of -127 to 127, and the scale of each last dimension."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
+
+
+def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    if bool(((token_ids < 0) | (token_ids >= weight.outputs)).any()):
+        raise IndexError(f"a row that is none of {weight.outputs}")
+    words = weight.data[token_ids // PANEL, :, token_ids % PANEL]
+    return words.flatten(1)[:, : weight.inputs].float()
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -15,8 +15,8 @@ from kernels.on_triton import triton_kernels
 class HeadNorms:
     """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
 
-    query: torch.Tensor  # [head_dim]
-    key: torch.Tensor  # [head_dim]
+    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed
+    key: torch.Tensor  # likewise
     eps: float
 
 
@@ -39,6 +39,8 @@ def rotate_and_store(
     for name, tensor in (("cos", cos), ("sin", sin)):
         check_shape(name, tensor, tokens, head_dim // 2)
         check_dtype(name, tensor, qkv.dtype)
+    if norms is not None:
+        _check_norms(norms, qkv)
     check_index("slots", slots, tokens)
     if kv.scales is None:
         check_dtype("kv", kv.data, qkv.dtype)
@@ -49,3 +51,12 @@ def rotate_and_store(
     if native is not None and native.layers.takes(qkv) and native.layers.stores(kv):
         return native.layers.rotate_and_store(qkv, cos, sin, norms, kv, slots)
     return reference.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+
+
+def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:
+    """Kernels read their numbers by address."""
+    for name, weight in (("query norm", norms.query), ("key norm", norms.key)):
+        check_shape(name, weight, qkv.shape[2])
+        check_dtype(name, weight, qkv.dtype)
+        if not weight.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")

@@ -37,11 +37,6 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
     quantize: Quantize = Field("none", description="what the weights of a plain checkpoint are made while loading")
-    linear: Literal["auto", "native", "onednn"] = Field(
-        "native",
-        description="what multiplies plain weights on a CPU; auto: Baton's kernels, and oneDNN for as many tokens at "
-        "once as it is faster for, measured at the first start and remembered in ~/.cache/baton",
-    )
     kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of KV in its pool; auto: as --dtype")
     block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")

@@ -4,7 +4,6 @@ import torch
 
 from engine.kv_memory import LargestStep, prepare_with_spare_memory
 from engine.lora.adapters import AdapterSet
-from engine.models.primitive import PrimitiveChoice
 from engine.parallel.orders import RankOptions
 from engine.prepare import ModelOptions, PreparedModel, prepare_model
 from service.worker_config import WorkerConfig
@@ -29,7 +28,6 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
         config.quantize,
         config.tensor_parallel,
         None if config.cores is None else tuple(sorted(config.cores)),
-        PrimitiveChoice.of_user(config.linear, None if config.cores is None else len(config.cores)),
     )
     if kv_bytes is not None:
         return prepare_model(asked)

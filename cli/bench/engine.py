@@ -32,7 +32,6 @@ class EngineBenchOptions:
     quantize: str
     kv_cache_dtype: str
     step_tokens: int = STEP_TOKENS  # a step computes at most
-    linear: str = "auto"  # a Primitive of engine/models/primitive.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,6 @@ def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
                 max(options.batches),
                 options.prompt_tokens + options.new_tokens,
                 options.step_tokens,
-                options.linear,
             )
         )
         speeds = [_measure(loaded, options, batch) for batch in options.batches]

@@ -13,7 +13,6 @@ from engine.engine import Engine
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed, TokenMade
 from engine.model_config import ModelError
-from engine.models.primitive import Primitive, PrimitiveChoice
 from engine.pages import BlockPool
 from engine.prepare import ModelOptions, PreparedModel, prepare_model
 from engine.runner import Runner
@@ -34,7 +33,6 @@ class EngineSetup:
     batch: int  # sequences at once, at most
     tokens: int  # of a sequence, prompt and answer, at most
     step_tokens: int = STEP_TOKENS
-    linear: str = Primitive.NATIVE  # a Primitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,6 @@ def load_engine(setup: EngineSetup) -> LoadedEngine:
         max_model_len=None,
         kv_cache_dtype=setup.kv_cache_dtype,
         quantize=setup.quantize,
-        linear=PrimitiveChoice.of_user(setup.linear),
     )
     try:
         kv_bytes = setup.batch * blocks_for(tokens, BLOCK_TOKENS) * prepare_model(roomy).layout.block_bytes

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from cli.bench.limits import Limits, measure_limits
+from engine.lora.rows import AdapterRows
 from engine.models.linear import DenseLinear, Linear
-from engine.models.onednn import OnednnLinear, has_onednn
 from engine.models.packed import PackedLinear, packed, packs
 from engine.quantization.int4 import GROUP_INPUTS, int4_linear, quantise_int4
 from engine.quantization.int8 import quantise_int8
@@ -24,6 +24,7 @@ PRIMITIVES = ("torch", "onednn", "native", "native_bf16", "native_int8", "native
 COLD_BYTES = 96 << 20  # of copies of one weight
 ROUND_S = 0.02  # at least, of one primitive
 ROUNDS = 5
+ONEDNN_ROWS = 512  # of inputs that its layout is made for; any number runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,26 @@ class LinearSpeed:
     read_bandwidth_fraction: float
     limit_read_gb_per_s: float
     limit_gflop_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OnednnLinear:
+    """A peer: oneDNN as PyTorch brings it, a weight packed once."""
+
+    weight: torch.Tensor  # [out, in], in a layout of oneDNN's own: good for nothing but this
+
+    @staticmethod
+    def is_there() -> bool:
+        return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "OnednnLinear":
+        """`weight`: `[out, in]`, float32 or bfloat16, on a CPU. A copy."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS))
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return product
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +114,8 @@ def candidates(outputs: int, inputs: int, dtype: torch.dtype) -> Iterator[Candid
     weight = torch.randn(outputs, inputs).bfloat16().to(dtype)
     wide = weight.float()
     makers: dict[str, Callable[[], Linear]] = {"torch": lambda: DenseLinear(weight.clone())}
-    if has_onednn():
-        makers["onednn"] = lambda: OnednnLinear.of(weight, None)
+    if OnednnLinear.is_there():
+        makers["onednn"] = lambda: OnednnLinear.of(weight)
     if packs(weight.device):
         # One small number more, and float32 is what the weight has to be kept in.
         makers["native"] = lambda: packed(DenseLinear(wide + 1e-7))

@@ -41,9 +41,6 @@ def engine(
     quantize: options.Quantize = "none",
     kv_cache_dtype: options.KvCacheDtype = "auto",
     step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of prompts that one step computes at most.")] = 512,
-    linear: Annotated[
-        Literal["auto", "native", "onednn"], typer.Option(help="What multiplies plain weights; auto: what is faster.")
-    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
     """Prefill tokens per second and decode step of the engine on this CPU, beside what the machine can do at most."""
@@ -59,6 +56,5 @@ def engine(
         quantize=quantize,
         kv_cache_dtype=kv_cache_dtype,
         step_tokens=step_tokens,
-        linear=linear,
     )
     raise typer.Exit(run_engine_bench(asked, json))

@@ -6,6 +6,7 @@ import torch
 
 from engine.model_config import DecoderConfig
 from engine.models.decoder import DecoderModel, Layer, Norm
+from engine.models.embedding import DenseEmbedding, Embedding
 from engine.models.expert_stack import stacked
 from engine.models.feed_forward import Experts, FeedForward, Gated
 from engine.models.linear import DenseLinear, Linear, LinearSource
@@ -30,14 +31,41 @@ class TensorSource(LinearSource, Protocol):
         """The named tensor in the dtype and on the device to compute with; raises ModelError if absent or misshapen."""
 
 
-def build_decoder(config: DecoderConfig, source: TensorSource, device: torch.device) -> DecoderModel:
-    embedding = source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+class Ends(NamedTuple):
+    """What tokens begin as, and what makes logits."""
+
+    embedding: Embedding
+    head: Linear
+
+
+def take_embedding(config: DecoderConfig, source: TensorSource) -> torch.Tensor:
+    return source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+
+
+def take_head(config: DecoderConfig, source: TensorSource) -> Linear:
+    """Of a model in which it is not tied to the embedding."""
+    return source.linear(["lm_head"], [config.vocab_size], config.hidden_size)
+
+
+def read_ends(config: DecoderConfig, source: TensorSource, head_rows: range | None = None) -> Ends:
+    """`head_rows`: those of a tied head that are wanted, if not all; another head the source has cut."""
+    embedding = take_embedding(config, source)
+    if not config.tie_word_embeddings:
+        return Ends(DenseEmbedding(embedding), take_head(config, source))
+    return Ends(DenseEmbedding(embedding), DenseLinear(rows_of(embedding, head_rows)))
+
+
+def rows_of(weight: torch.Tensor, wanted: range | None) -> torch.Tensor:
+    return weight if wanted is None else weight[wanted.start : wanted.stop]
+
+
+def build_decoder(
+    config: DecoderConfig, source: TensorSource, device: torch.device, ends: Ends | None = None
+) -> DecoderModel:
+    """`ends`: where they have been read from `source` already."""
+    embedding, head = ends or read_ends(config, source)
     layers = tuple(_layer(config, source, index, has_kernels(device)) for index in range(config.num_layers))
     norm = Norm(source.take("model.norm.weight", config.hidden_size), config.rms_norm_eps)
-    if config.tie_word_embeddings:
-        head: Linear = DenseLinear(embedding)
-    else:
-        head = source.linear(["lm_head"], [config.vocab_size], config.hidden_size)
     frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
     return DecoderModel(config, embedding, layers, norm, head, frequencies)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from engine.batch import Batch
 from engine.model_config import DecoderConfig
 from engine.models.attention import attend
+from engine.models.embedding import Embedding
 from engine.models.feed_forward import FeedForward
 from engine.models.linear import Linear
 from engine.rope import Rotation, rotation
@@ -59,10 +59,10 @@ class AllLayers(Protocol):
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
     config: DecoderConfig
-    embedding: torch.Tensor  # [vocab, hidden]
+    embedding: Embedding
     layers: tuple[Layer, ...]
     norm: Norm
-    head: Linear  # [vocab, hidden]; the embedding itself where they are tied
+    head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
     frequencies: torch.Tensor  # float32 [head_dim / 2], see engine/rope.py
     native: AllLayers | None = None  # the same layers; they know nothing of adapters
 
@@ -79,7 +79,7 @@ class DecoderModel:
 
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
         """
-        x = F.embedding(batch.token_ids, self.embedding)
+        x = self.embedding(batch.token_ids)
         if self.native is not None and batch.adapters is None:
             wide, angles = x.float(), rotation(self.frequencies, batch.positions, torch.float32)
             if self.native.take(wide, angles, batch, kv):

@@ -1,6 +1,5 @@
 """Projections laid out for the native kernels of a CPU, and a decoder's layers in one call where all of them are."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,22 +8,24 @@ import torch
 from engine.batch import Batch
 from engine.lora.linear import AdaptedLinear
 from engine.lora.rows import AdapterRows
-from engine.models.checkpoint import TensorSource
+from engine.model_config import DecoderConfig
+from engine.models.checkpoint import Ends, TensorSource, rows_of, take_embedding, take_head
 from engine.models.decoder import DecoderModel, Layer
+from engine.models.embedding import DenseEmbedding, PackedEmbedding
 from engine.models.feed_forward import Gated
 from engine.models.linear import DenseLinear, Linear
-from engine.models.primitive import ChosenLinear, PrimitiveChoice, in_onednn, onednn_from_rows
 from engine.quantization.int4 import Int4Linear
 from engine.quantization.int8 import Int8Linear, quantise_int8
 from engine.rope import Rotation
 from kernels.decoder_layers import DecoderLayers, PackedDecoder, PackedLayer, runs_natively
-from kernels.huge_pages import move_to_huge_pages
+from kernels.gather_rows import GATHERED
+from kernels.huge_pages import HugePages
 from kernels.kv_pages import KvPages
 from kernels.native.library import native_library
 from kernels.packed_linear import packed_linear
 from kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
 
-logger = logging.getLogger(__name__)
+AT_ONCE_ROWS = 4096  # of a weight that is looked through
 
 
 def packs(device: torch.device) -> bool:
@@ -69,103 +70,83 @@ def _int8(linear: Linear) -> Linear:
 
 def is_bfloat16(tensor: torch.Tensor) -> bool:
     """Whether a float32 tensor holds nothing but numbers of bfloat16."""
-    return torch.equal(tensor, tensor.bfloat16().float())
+    return all(torch.equal(part, part.bfloat16().float()) for part in tensor.split(AT_ONCE_ROWS))
 
 
 class PackingTensors:
-    """Packs every projection while it is read, one at a time; with `int8_head`, the head as integers of 8 bits."""
+    """Packs every projection while it is read, one at a time, into large pages; with `int8_head`, the head as integers
+    of 8 bits, since a step reads all of it, and of small models it is a good part of the weights.
+
+    Nothing of a model so read is a view of a file, which would keep all of the file in memory.
+    """
 
     def __init__(self, source: TensorSource, int8_head: bool = False) -> None:
         self._source = source
         self._int8_head = int8_head
+        self._pages = HugePages()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        return self._source.take(name, *shape)
+        return self._pages.copy(self._source.take(name, *shape))
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
         linear = self._source.linear(names, sizes, inputs, bias)
-        return packed(_int8(linear) if self._int8_head and list(names) == ["lm_head"] else linear)
+        return self._head(linear) if list(names) == ["lm_head"] else self._packed(linear)
+
+    def ends(self, config: DecoderConfig, head_rows: range | None = None) -> Ends:
+        """As read_ends. To be read before the layers, while there is most room for what packing takes.
+
+        An embedding and the head that it is tied to are one weight, unless the head is made of integers, so that the
+        numbers differ, or is cut.
+        """
+        if not config.tie_word_embeddings:
+            head = take_head(config, self)
+            return Ends(DenseEmbedding(_narrow(take_embedding(config, self._source))), head)
+        embedding = take_embedding(config, self._source)
+        head = self._head(DenseLinear(rows_of(embedding, head_rows)))
+        if head_rows is None and isinstance(head, PackedLinear) and head.weight.stored in GATHERED:
+            return Ends(PackedEmbedding(head.weight), head)
+        return Ends(DenseEmbedding(_narrow(embedding)), head)
+
+    def _head(self, linear: Linear) -> Linear:
+        return self._packed(_int8(linear) if self._int8_head else linear)
+
+    def _packed(self, linear: Linear) -> Linear:
+        made = packed(linear)
+        if not isinstance(made, PackedLinear):
+            return made
+        weight = made.weight
+        # All of it, little things too: between what is freed again while a model is read they would hold that in place.
+        rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
+        bias, scales, sums, zeros = (None if part is None else self._pages.copy(part) for part in rest)
+        data = self._pages.copy(weight.data)
+        return PackedLinear(replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros))
 
 
-def with_native_layers(
-    model: DecoderModel, int8_head: bool = False, choice: PrimitiveChoice | None = None
-) -> DecoderModel:
-    """Of a model read through PackingTensors: its head packed too, its embedding no wider than need be.
+def _narrow(embedding: torch.Tensor) -> torch.Tensor:
+    """A copy, no wider than need be."""
+    wide = embedding.dtype == torch.float32 and is_bfloat16(embedding)
+    return embedding.bfloat16() if wide else embedding.clone()
 
-    `int8_head`: a step reads all of the head, which of small models is a good part of the weights. `choice`: where
-    oneDNN is chosen for many rows, the layers are kept in its packing too; without, it never is.
-    """
-    embedding = model.embedding
-    head = packed(_int8(model.head) if int8_head else model.head)
-    if embedding.dtype == torch.float32 and is_bfloat16(embedding):
-        embedding = embedding.bfloat16()
+
+def with_native_layers(model: DecoderModel) -> DecoderModel:
+    """Of a model read through PackingTensors: its layers in one call, if all of them are packed."""
     layers = [_packed_layer(layer) for layer in model.layers]
     whole = tuple(layer for layer in layers if layer is not None)
-    model = replace(model, head=head, embedding=embedding)
     if len(whole) < len(layers):
         return model
-    read_by_each_step = [weight for layer in whole for weight in _projections(layer)]
-    if isinstance(head, PackedLinear):
-        read_by_each_step.append(head.weight)
-    move_to_huge_pages([weight.data for weight in read_by_each_step])
-    decoder = PackedDecoder(whole, model.config.num_heads, model.config.rms_norm_eps)
-    rows = None if choice is None else _onednn_from_rows(model, whole, choice)
-    if rows is None:
-        return replace(model, native=NativeLayers(decoder))
-    both = tuple(_in_both(layer, rows, model.dtype) for layer in model.layers)
-    return replace(model, layers=both, native=NativeLayers(decoder, rows))
-
-
-def with_onednn(model: DecoderModel, choice: PrimitiveChoice) -> DecoderModel:
-    """Of layers that are computed one by one: those projections in both packings, where `choice` comes to that."""
-    whole = tuple(packed for layer in model.layers if (packed := _packed_layer(layer)) is not None)
-    rows = _onednn_from_rows(model, whole, choice) if len(whole) == len(model.layers) else None
-    if rows is None:
-        return model
-    return replace(model, layers=tuple(_in_both(layer, rows, model.dtype) for layer in model.layers))
-
-
-def _onednn_from_rows(model: DecoderModel, whole: Sequence[PackedLayer], choice: PrimitiveChoice) -> int | None:
-    rows = onednn_from_rows(choice, _projections(whole[0]), len(whole), model.dtype)
-    if rows is not None:
-        numbers = sum(each.outputs * each.inputs for layer in whole for each in _projections(layer))
-        more = numbers * model.dtype.itemsize / 2**20
-        logger.info("linear layers from %d rows on: oneDNN, %.0f MiB more", rows, more)
-    return rows
-
-
-def _projections(layer: PackedLayer) -> tuple[PackedWeight, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
-
-
-def _in_both(layer: Layer, from_rows: int, dtype: torch.dtype) -> Layer:
-    """With its projections in both packings; those that requests may adapt stay as they are."""
-
-    def both(linear: Linear) -> Linear:
-        if not isinstance(linear, PackedLinear):
-            return linear
-        return ChosenLinear(linear, in_onednn(linear.weight, dtype), from_rows)
-
-    feed_forward = layer.feed_forward
-    if isinstance(feed_forward, Gated):
-        feed_forward = replace(feed_forward, gate_up=both(feed_forward.gate_up), down=both(feed_forward.down))
-    return replace(layer, qkv=both(layer.qkv), output=both(layer.output), feed_forward=feed_forward)
+    return replace(model, native=NativeLayers(PackedDecoder(whole, model.config.num_heads, model.config.rms_norm_eps)))
 
 
 class NativeLayers:
     """A decoder's layers, for any pool; keeps what was prepared for the last one."""
 
-    def __init__(self, decoder: PackedDecoder, too_many_rows: int | None = None) -> None:
-        """From `too_many_rows` on, batches are left to others."""
+    def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder = decoder
-        self._too_many_rows = too_many_rows
         self._pool: KvPages | None = None
         self._layers: DecoderLayers | None = None
 
     def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
         """As in AllLayers: `x` float32 `[tokens, hidden]`."""
-        if self._too_many_rows is not None and len(x) >= self._too_many_rows:
-            return False
         if kv is not self._pool:
             self._pool = kv
             self._layers = DecoderLayers(self._decoder, kv) if runs_natively(self._decoder, kv) else None

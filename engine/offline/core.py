@@ -14,7 +14,6 @@ from engine.hashing import cache_root
 from engine.kv_memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
-from engine.models.primitive import PrimitiveChoice
 from engine.offline.answer import Answer
 from engine.offline.engine_args import EngineArgs, model_folder
 from engine.offline.lora import (
@@ -137,7 +136,6 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
         args.kv_cache_dtype,
         args.quantization or WeightFormat.PLAIN,
         args.tensor_parallel_size,
-        linear=PrimitiveChoice.of_user(args.linear),
     )
     started = time.monotonic()
     prepared = _prepared(args, asked, adapters)

@@ -6,7 +6,6 @@ from typing import TypedDict
 
 import torch
 
-from engine.models.primitive import Primitive
 from engine.quantization.formats import WeightFormat
 from engine.sizing import KV_FORMATS
 
@@ -35,7 +34,6 @@ class EngineOptions(TypedDict, total=False):
     quiet: bool
     quantization: str | None
     kv_cache_dtype: str
-    linear: str
     enable_lora: bool
     max_loras: int
     max_lora_rank: int | None
@@ -63,7 +61,6 @@ class EngineArgs:
     max_num_batched_tokens: int | None = None  # tokens of one step; None: by device
     quiet: bool = False  # says nothing on stderr at start
     quantization: str | None = None  # int8, int4, fp8: made while loading; awq, gptq, gguf: as the checkpoint has it
-    linear: str = "auto"  # what multiplies plain weights on a CPU: native, onednn; auto: whichever is faster
     kv_cache_dtype: str = "auto"  # of KV in its pool: fp8, fp8_e4m3, fp8_e5m2, int8; auto: as dtype
     enable_lora: bool = False  # requests may choose adapters
     max_loras: int = 1  # that memory is set aside for on a GPU; any number share a batch, and all stay loaded
@@ -79,7 +76,6 @@ class EngineArgs:
             ("max_num_batched_tokens", (self.max_num_batched_tokens or 1) >= 1, "at least 1"),
             ("gpu_memory_utilization", 0.0 < self.gpu_memory_utilization <= 1.0, "within (0, 1]"),
             ("quantization", self.quantization in QUANTIZATIONS, "None, int8, int4, fp8, awq, gptq or gguf"),
-            ("linear", self.linear in tuple(Primitive), f"one of {', '.join(Primitive)}"),
             ("kv_cache_dtype", self.kv_cache_dtype in KV_CACHE_DTYPES, f"one of {', '.join(KV_CACHE_DTYPES)}"),
             ("max_loras", self.max_loras >= 1, "at least 1"),
             ("max_lora_rank", (self.max_lora_rank or 1) >= 1, "at least 1"),

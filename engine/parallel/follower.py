@@ -171,8 +171,7 @@ def _load(start: FollowerStart) -> ParallelModel:
     if start.nice:
         os.setpriority(os.PRIO_PROCESS, 0, start.nice)
     collectives = Collectives(shard, Path(start.meeting), device)
-    choice = None if start.linear is None else start.linear.choice()
-    part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives, choice)
+    part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives)
     return ParallelModel(part, collectives, announce_logits=lambda rows: None)
 
 

@@ -43,11 +43,10 @@ class LoadedRanks:
 def load_ranks(start: FollowerStart, dtype: torch.dtype, device: torch.device, progress: bool) -> LoadedRanks:
     """All parts at once. Raises: ModelError, RankLost."""
     followers = Followers(start)
-    choice = None if start.linear is None else start.linear.choice()
 
     def load_own(meeting: Path) -> ParallelModel:
         collectives = Collectives(Shard(0, start.degree), meeting, device)
-        part = load_part(Path(start.folder), dtype, device, progress, start.quantize, collectives, choice)
+        part = load_part(Path(start.folder), dtype, device, progress, start.quantize, collectives)
         return ParallelModel(part, collectives, followers.announce_logits)
 
     model = followers.load(load_own)

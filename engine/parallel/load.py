@@ -8,17 +8,15 @@ from tqdm import tqdm
 
 from engine.checkpoint_files import weight_files
 from engine.config_file import read_model_config
+from engine.freed_memory import return_freed_memory
 from engine.model_config import DecoderConfig, ModelError
-from engine.models.checkpoint import TensorSource, build_decoder
 from engine.models.decoder import DecoderModel
-from engine.models.packed import PackingTensors, packs, with_native_layers, with_onednn
-from engine.models.primitive import PrimitiveChoice
 from engine.parallel.collectives import Collectives
 from engine.parallel.model import parallel_part
 from engine.parallel.shard import shard_config
 from engine.parallel.tensors import ShardedTensors
 from engine.quantization.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
-from engine.weights import CheckpointTensors, as_kept
+from engine.weights import CheckpointTensors, KeptAs, read_decoder
 
 
 def load_part(
@@ -28,28 +26,25 @@ def load_part(
     progress: bool,
     quantize: str,
     collectives: Collectives,
-    choice: PrimitiveChoice | None = None,
 ) -> DecoderModel:
     """As load_model of engine/weights.py. Raises: ModelError."""
+    shard = collectives.shard
     whole = read_model_config(folder)
-    config = shard_config(whole, collectives.shard.degree)
-    format = check_weights(folder, quantize, collectives.shard.degree)
+    config = shard_config(whole, shard.degree)
+    format = check_weights(folder, quantize, shard.degree)
     files = weight_files(folder)
     total = sum(file.stat().st_size for file in files)
     with ExitStack() as stack:
         bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=False if progress else None)
         stack.enter_context(bar)
         stored = CheckpointTensors(files, stack, dtype, device, bar)
-        kept = as_kept(ShardedTensors(stored, collectives.shard, dtype), folder, format, dtype, device)
-        packing = packs(device)
-        source: TensorSource = PackingTensors(kept) if packing else kept
-        model = build_decoder(config, source, device)
+        cut = ShardedTensors(stored, shard, dtype)
+        kept_as = KeptAs(folder, format, dtype, device, packed=True)
+        model = read_decoder(cut, config, kept_as, head_rows=shard.vocabulary(config.vocab_size))
         bar.update(total - bar.n)  # headers
         stored.check_all_taken({"lm_head.weight"} if config.tie_word_embeddings else set())
-    if packing and choice is not None:
-        model = with_onednn(model, choice)  # before sums come in between
-    model = parallel_part(model, collectives)
-    return with_native_layers(model) if packing else model
+    return_freed_memory()
+    return parallel_part(model, collectives)
 
 
 def check_weights(folder: Path, quantize: str, degree: int) -> WeightFormat:

@@ -10,7 +10,7 @@ from engine.lora.rows import AdapterRows
 from engine.model_config import DecoderConfig
 from engine.models.decoder import DecoderModel, Layer
 from engine.models.feed_forward import FeedForward
-from engine.models.linear import DenseLinear, Linear
+from engine.models.linear import Linear
 from engine.parallel.collectives import Collectives
 from kernels.kv_pages import KvPages
 
@@ -73,13 +73,8 @@ class ParallelModel:
 
 
 def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel:
-    """What ShardedTensors read, with the sums that make it whole. A tied head is cut here."""
-    shard = collectives.shard
-    head = model.head
-    if model.config.tie_word_embeddings:
-        rows = shard.vocabulary(model.config.vocab_size)
-        head = DenseLinear(model.embedding[rows.start : rows.stop])
-    return replace(model, head=head, layers=tuple(_summed(layer, collectives) for layer in model.layers))
+    """What ShardedTensors read, with the sums that make it whole."""
+    return replace(model, layers=tuple(_summed(layer, collectives) for layer in model.layers))
 
 
 def _summed(layer: Layer, collectives: Collectives) -> Layer:

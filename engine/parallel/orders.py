@@ -2,9 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
-
-from engine.models.primitive import Primitive, PrimitiveChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +15,6 @@ class RankOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearChoice:
-    """A PrimitiveChoice as it travels; each rank uses its own threads."""
-
-    primitive: str
-    cache: str | None
-
-    @classmethod
-    def of(cls, choice: PrimitiveChoice) -> "LinearChoice":
-        return cls(str(choice.primitive), None if choice.cache is None else str(choice.cache))
-
-    def choice(self) -> PrimitiveChoice:
-        return PrimitiveChoice(Primitive(self.primitive), None if self.cache is None else Path(self.cache))
-
-
-@dataclass(frozen=True, slots=True)
 class FollowerStart:
     """What a follower needs to know to load its part of the model."""
 
@@ -42,7 +24,6 @@ class FollowerStart:
     quantize: str
     degree: int
     cores: tuple[int, ...] | None  # of the whole worker
-    linear: LinearChoice | None
     entry: str
     nice: int
     rank: int = 0
@@ -53,9 +34,7 @@ class FollowerStart:
 
     @classmethod
     def of_bytes(cls, payload: bytes) -> "FollowerStart":
-        values = json.loads(payload)
-        linear = values["linear"]
-        return cls(**{**values, "linear": None if linear is None else LinearChoice(**linear)})
+        return cls(**json.loads(payload))
 
 
 @dataclass(frozen=True, slots=True)

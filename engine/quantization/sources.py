@@ -1,6 +1,7 @@
 """Where a model's tensors come from when its projections are quantised: another source underneath, other linears made.
 
-The head and the routers of experts stay as they are, as in vLLM: they are small, or count most.
+The head and the routers of experts stay as they are here, as in vLLM: they are small, or count most. For a CPU's native
+kernels engine/models/packed.py makes the head integers of 8 bits where projections are int8 or int4.
 """
 
 from collections.abc import Callable, Sequence

@@ -26,6 +26,16 @@ class _LinearArguments(Structure):
     )
 
 
+class _GatherArguments(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        ("token_ids", c_void_p),
+        ("rows", c_void_p),
+        ("count", c_int64),
+        ("threads", c_int32),
+    )
+
+
 class _RotateStore(Structure):
     _fields_ = (
         ("pages", PagesStruct),
@@ -40,6 +50,8 @@ class NativeLayers:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._linear = library.baton_linear
         self._linear.argtypes, self._linear.restype = (POINTER(_LinearArguments),), None
+        self._gather_rows = library.baton_gather_rows
+        self._gather_rows.argtypes, self._gather_rows.restype = (POINTER(_GatherArguments),), c_int32
         self._rms_norm = library.baton_rms_norm
         self._rms_norm.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int32)
         self._rms_norm.restype = None
@@ -66,11 +78,20 @@ class NativeLayers:
         self._linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, is_gated=True))
         return output
 
+    def gather_rows(self, token_ids: torch.Tensor, weight: "PackedWeight") -> torch.Tensor:
+        """Raises: IndexError."""
+        token_ids = token_ids.contiguous()
+        rows = torch.empty(len(token_ids), weight.inputs)
+        asked = _GatherArguments(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
+        if not self._gather_rows(asked):
+            raise IndexError(f"a row that is none of {weight.outputs}")
+        return rows
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x = x.contiguous()
+        x, weight = x.contiguous(), weight.contiguous()  # held until the kernel is done with them
         output, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
-        self._rms_norm(*pointers((x, weight.contiguous())), rows, size, eps, output.data_ptr(), native_threads())
+        self._rms_norm(*pointers((x, weight)), rows, size, eps, output.data_ptr(), native_threads())
         return output
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

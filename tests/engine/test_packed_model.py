@@ -1,16 +1,21 @@
 """A model packed for the native kernels against the same model as PyTorch computes it."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.batch import Batch
 from engine.models.decoder import AllLayers, DecoderModel
+from engine.models.embedding import DenseEmbedding, PackedEmbedding
+from engine.models.feed_forward import Gated
 from engine.models.packed import PackedLinear, packs
 from engine.plan import Chunk
+from engine.prepare import ModelOptions, prepare_model
 from engine.rope import Rotation
 from kernels import reference
 from kernels.kv_pages import QUANTISED, KvPages
@@ -93,14 +98,67 @@ def test_weights_of_bfloat16_take_two_bytes_in_a_float32_model(tmp_path: Path) -
     layer = model.layers[0]
     assert isinstance(layer.qkv, PackedLinear) and isinstance(model.head, PackedLinear)
     assert layer.qkv.weight.stored is model.head.weight.stored is Stored.BFLOAT16
-    assert model.embedding.dtype == torch.bfloat16
     assert model.dtype == torch.float32
+
+
+def test_an_embedding_of_its_own_keeps_two_bytes_in_a_float32_model(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", dtype="bfloat16", tie_word_embeddings=False)
+    embedding = model_of(PagedModel(folder, packed=True)).embedding
+    assert isinstance(embedding, DenseEmbedding) and embedding.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_tokens_are_looked_up_in_the_head_that_is_the_embedding_too(
+    tmp_path: Path, stored: str, dtype: torch.dtype
+) -> None:
+    folder = make_checkpoint(tmp_path, "llama", dtype=stored, vocab_size=511)
+    plain, packed = (model_of(PagedModel(folder, dtype=dtype, packed=wish)) for wish in (False, True))
+    assert isinstance(packed.head, PackedLinear) and isinstance(packed.embedding, PackedEmbedding)
+    assert packed.embedding.weight is packed.head.weight
+    assert packed.device == CPU
+    every = torch.arange(511)
+    assert torch.equal(packed.embedding(every), plain.embedding(every).float())
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_beside_a_head_of_integers_the_embedding_stays_a_table_of_its_own(tmp_path: Path, quantize: str) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    plain, packed = (model_of(PagedModel(folder, quantize=quantize, packed=wish)) for wish in (False, True))
+    assert isinstance(packed.embedding, DenseEmbedding)
+    assert torch.equal(packed.embedding(torch.arange(512)), plain.embedding(torch.arange(512)))
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_stated_size_is_what_a_packed_model_takes(tmp_path: Path, tied: bool, quantize: str, dtype: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    folder = make_checkpoint(tmp_path, "llama", dtype="bfloat16", tie_word_embeddings=tied, **sizes)
+    stated = prepare_model(ModelOptions(folder, CPU, dtype, 16, 1 << 20, None, quantize=quantize))
+    model = model_of(PagedModel(folder, dtype=getattr(torch, dtype), quantize=quantize, packed=True))
+    looked_up = model.embedding.weight.nbytes if isinstance(model.embedding, DenseEmbedding) else 0
+    linears = [model.head]
+    for layer in model.layers:
+        assert isinstance(layer.feed_forward, Gated)
+        linears += [layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down]
+    taken = sum(linear.weight.nbytes for linear in linears if isinstance(linear, PackedLinear))
+    assert stated.looked_up_bytes == looked_up
+    assert abs(stated.weight_bytes - looked_up - taken) < 0.02 * stated.weight_bytes
+
+
+def test_nothing_of_a_packed_model_holds_its_file_in_memory(folder: Path) -> None:
+    models = [PagedModel(folder, dtype=dtype, packed=True) for dtype in (torch.float32, torch.bfloat16)]
+    gc.collect()
+    assert models and str(folder) not in Path("/proc/self/maps").read_text()
 
 
 def test_int8_weights_are_kept_as_they_were_quantised(folder: Path) -> None:
     model = model_of(PagedModel(folder, quantize="int8", packed=True))
     assert model.native is not None
-    for linear in (model.layers[0].feed_forward.down, model.head):
+    feed_forward = model.layers[0].feed_forward
+    assert isinstance(feed_forward, Gated)
+    for linear in (feed_forward.down, model.head):
         assert isinstance(linear, PackedLinear) and linear.weight.stored is Stored.INT8
 
 
@@ -130,7 +188,9 @@ def test_a_spoilt_row_leaves_the_others_bit_for_bit(folder: Path) -> None:
     clean, spoilt = PagedModel(folder, packed=True), PagedModel(folder, packed=True)
     chunks = [Chunk(0, [4, 5, 6, 7, 8], 0, clean.blocks(5)), Chunk(1, [3], 0, clean.blocks(1))]
     before = clean.logits(chunks)
-    model_of(spoilt).embedding[3] = torch.nan
+    weight = model_of(spoilt).embedding(torch.arange(512))
+    weight[3] = torch.nan
+    spoilt.model = replace(model_of(spoilt), embedding=DenseEmbedding(weight))
     after = spoilt.logits(chunks)
     assert torch.equal(before[0], after[0])
     assert after[1].isnan().all()

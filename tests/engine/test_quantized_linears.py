@@ -153,7 +153,7 @@ def test_a_model_answers_as_its_dequantised_twin(format: str, folder: Path) -> N
 def test_the_head_and_the_embedding_keep_the_models_dtype(folder: Path) -> None:
     model = load_model(folder, torch.float32, CPU, progress=False, quantize="int4")
     assert isinstance(model.head, DenseLinear)
-    assert model.embedding.dtype == model.head.weight.dtype == torch.float32
+    assert model.embedding.weight.dtype == model.head.weight.dtype == torch.float32
 
 
 def held(linear: Any) -> int:
@@ -177,7 +177,7 @@ def test_the_stated_size_is_the_size_in_memory(format: str, folder: Path) -> Non
         for layer in model.layers
         for linear in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
     )
-    rest = model.embedding.nbytes + held(model.head)
+    rest = model.embedding.weight.nbytes + held(model.head)
     stated = checkpoint_bytes(folder, WeightFormat(format), 4)
     assert abs(stated - projections - rest) < 0.01 * stated
 

@@ -4,7 +4,6 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,21 @@ from engine.cuda_graphs import GraphSizes, why_not_recorded
 from engine.kv_layout import kv_layout
 from engine.kv_memory import LargestStep, prepare_with_spare_memory
 from engine.model_config import ModelError
-from engine.models.primitive import ChosenLinear, Primitive, PrimitiveChoice
+from engine.models.decoder import DecoderModel
+from engine.models.packed import PackedLinear, packs
 from engine.parallel import wire
 from engine.parallel.collectives import Collectives
 from engine.parallel.follower import carry_out
 from engine.parallel.load import load_part
 from engine.parallel.model import ParallelModel, SummedLinear
-from engine.parallel.orders import FollowerStart, LinearChoice, RankOptions
+from engine.parallel.orders import FollowerStart, RankOptions
 from engine.parallel.shard import Shard
 from engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
 from engine.prepare import ModelOptions
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
 from engine.sizing import GPU_RESERVE_BYTES
+from engine.weights import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.metered_rank import ToldMeter
@@ -35,11 +36,10 @@ from tests.fixtures.paged import CPU, PagedModel, random_prompt
 MIB = 1 << 20
 METERED = RankOptions(entry="tests.fixtures.metered_rank")
 STEP = LargestStep(tokens=20, sequences=3)
-LINEAR = PrimitiveChoice(Primitive.ONEDNN)
 
 
 def options(folder: Path) -> ModelOptions:
-    return ModelOptions(folder, CPU, "float32", 8, 0, max_model_len=64, tensor_parallel=2, linear=LINEAR)
+    return ModelOptions(folder, CPU, "float32", 8, 0, max_model_len=64, tensor_parallel=2)
 
 
 def free_for(pool_bytes: int) -> int:
@@ -81,19 +81,31 @@ def test_a_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monke
         )
 
 
-def test_what_multiplies_is_told_to_every_rank_and_kept_to(checkpoint: Path, tmp_path: Path) -> None:
-    asked = PrimitiveChoice(Primitive.ONEDNN, tmp_path, threads=7)
-    start = FollowerStart(str(checkpoint), "cpu", "float32", "none", 2, None, LinearChoice.of(asked), "entry", 3)
-    read = FollowerStart.of_bytes(start.to_bytes())
-    assert read == start
-    assert read.linear is not None
-    assert read.linear.choice() == replace(asked, threads=None)
+def test_what_the_leader_says_of_a_model_is_what_a_rank_reads() -> None:
+    start = FollowerStart("folder", "cpu", "float32", "int8", 2, None, "entry", 3, rank=1, meeting="meeting")
+    assert FollowerStart.of_bytes(start.to_bytes()) == start
+
+
+@pytest.mark.skipif(not packs(CPU), reason="the native kernels are not built")
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4", "fp8"])
+def test_weights_of_a_rank_are_kept_as_those_of_a_model_on_one(checkpoint: Path, tmp_path: Path, quantize: str) -> None:
     alone = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)
-    part = load_part(checkpoint, torch.float32, CPU, False, "none", alone, read.linear.choice())
-    for layer in part.layers:
-        assert isinstance(layer.qkv, ChosenLinear)
-        assert isinstance(layer.output, SummedLinear)
-        assert isinstance(layer.output.part, ChosenLinear)
+    for dtype in (torch.float32, torch.bfloat16):
+        part = load_part(checkpoint, dtype, CPU, False, quantize, alone)
+        whole = load_model(checkpoint, dtype, CPU, False, quantize=quantize, packed=True)
+        assert isinstance(whole, DecoderModel)
+        output = part.layers[1].output
+        assert isinstance(output, SummedLinear)
+        pairs = (
+            (part.head, whole.head),
+            (part.layers[0].qkv, whole.layers[0].qkv),
+            (output.part, whole.layers[1].output),
+        )
+        for own, other in pairs:
+            assert type(own) is type(other)
+            if isinstance(own, PackedLinear) and isinstance(other, PackedLinear):
+                assert own.weight.stored is other.weight.stored
+                assert torch.equal(own.weight.data, other.weight.data)
     alone.close()
 
 

@@ -105,6 +105,16 @@ def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp
     assert made == transformers_answers(folder)
 
 
+def test_two_ranks_of_int4_weights_answer_as_one(tmp_path: Path) -> None:
+    """Not so of int8: each rank rounds its share of the inputs of a sum by a scale of its own."""
+    folder = make_checkpoint(tmp_path, "llama", intermediate_size=128)  # halves of whole groups
+    found = []
+    for ranks in (1, 2):
+        with loaded(folder, ranks, quantize="int4") as (runner, _):
+            found.append(answer(runner, GREEDY))
+    assert found[0] == found[1]
+
+
 def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3")
     with loaded(folder, ranks=1) as (runner, _):

@@ -53,7 +53,7 @@ def test_weights_are_cast_on_load(folder: Path) -> None:
 
 def test_a_tied_head_is_the_embedding_itself(folder: Path) -> None:
     model = load_model(folder, torch.float32, CPU, progress=False)
-    assert model.head.weight.data_ptr() == model.embedding.data_ptr()
+    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
 
 
 def test_shards_are_read_through_their_index(folder: Path) -> None:

@@ -1,8 +1,12 @@
-"""Tensors moved into large pages: the same numbers, one after the other."""
+"""Tensors copied into large pages: the same numbers, one after the other."""
 
+import itertools
+
+import pytest
 import torch
 
-from kernels.huge_pages import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, move_to_huge_pages
+from kernels import huge_pages
+from kernels.huge_pages import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, STRETCH_BYTES, HugePages
 
 
 def test_numbers_and_shapes_stay_and_lie_one_after_the_other() -> None:
@@ -11,27 +15,32 @@ def test_numbers_and_shapes_stay_and_lie_one_after_the_other() -> None:
         torch.randint(-9, 9, (7, 3), dtype=torch.int8),
         torch.randn(600, 1000).bfloat16(),
     ]
-    before = [tensor.clone() for tensor in tensors]
-    move_to_huge_pages(tensors)
-    for tensor, numbers in zip(tensors, before, strict=True):
-        assert torch.equal(tensor, numbers)
-        assert tensor.is_contiguous()
-        assert tensor.data_ptr() % ALIGNMENT_BYTES == 0
-    assert tensors[0].data_ptr() % HUGE_PAGE_BYTES == 0
-    assert 0 < tensors[1].data_ptr() - (tensors[0].data_ptr() + tensors[0].nbytes) + 1 <= ALIGNMENT_BYTES
+    pages = HugePages()
+    copies = [pages.copy(tensor) for tensor in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert torch.equal(copy, tensor) and copy.dtype == tensor.dtype
+        assert copy.is_contiguous()
+        assert copy.data_ptr() % ALIGNMENT_BYTES == 0
+    assert copies[0].data_ptr() % HUGE_PAGE_BYTES == 0
+    for before, after in itertools.pairwise(copies):
+        assert 0 <= after.data_ptr() - (before.data_ptr() + before.nbytes) < ALIGNMENT_BYTES
 
 
-def test_others_who_hold_the_tensor_see_it_moved() -> None:
-    tensor = torch.zeros(HUGE_PAGE_BYTES)
-    holder, old = {"weight": tensor}, tensor.data_ptr()
-    move_to_huge_pages([tensor])
-    assert holder["weight"].data_ptr() != old
-    tensor.fill_(3)
-    assert holder["weight"].sum() == 3 * HUGE_PAGE_BYTES
+def test_what_does_not_fit_behind_the_last_begins_a_page_of_its_own() -> None:
+    pages = HugePages()
+    first, second = pages.copy(torch.ones(5)), pages.copy(torch.full((STRETCH_BYTES,), 3, dtype=torch.uint8))
+    assert second.data_ptr() % HUGE_PAGE_BYTES == 0
+    assert first.sum() == 5 and second.min() == second.max() == 3
 
 
-def test_what_does_not_fill_a_page_stays_where_it_is() -> None:
-    tensor = torch.zeros(1000)
-    old = tensor.data_ptr()
-    move_to_huge_pages([tensor])
-    assert tensor.data_ptr() == old
+def test_copies_outlive_what_made_them() -> None:
+    copy = HugePages().copy(torch.arange(1000))
+    others = [HugePages().copy(torch.zeros(1000)) for _ in range(3)]
+    assert copy.sum() == 999 * 500 and not sum(other.sum() for other in others)
+
+
+def test_without_such_pages_it_copies_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_stretch", lambda nbytes: None)
+    tensor = torch.ones(1000)
+    copy = HugePages().copy(tensor)
+    assert torch.equal(copy, tensor) and copy.data_ptr() != tensor.data_ptr()

@@ -5,8 +5,10 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels import reference
+from kernels.kv_pages import KvLayer
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
+from kernels.rotate_and_store import HeadNorms, rotate_and_store
 from kernels.silu_mul import silu_mul
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -65,3 +67,16 @@ def test_launchers_refuse_what_their_contracts_exclude() -> None:
         rotary(torch.zeros(2, 1, 4), torch.zeros(2, 2), torch.zeros(2, 4))
     with pytest.raises(ValueError, match="gate_up"):
         silu_mul(torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("spoilt", [torch.ones(4).bfloat16(), torch.ones(3), torch.ones(8)[::2]])
+def test_norms_of_heads_that_kernels_could_not_read_are_refused(spoilt: torch.Tensor) -> None:
+    kv, angles = KvLayer(torch.zeros(2, 2, 1, 4, 4), None), torch.zeros(2, 2)
+    for norms in (HeadNorms(spoilt, torch.ones(4), 1e-6), HeadNorms(torch.ones(4), spoilt, 1e-6)):
+        with pytest.raises(ValueError, match="norm must be"):
+            rotate_and_store(torch.zeros(2, 3, 4), angles, angles, norms, kv, torch.arange(2))
+
+
+def test_a_norm_with_gaps_between_its_numbers_is_read_as_it_is() -> None:
+    x, weight = torch.randn(3, 40), torch.randn(80)[::2]
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))

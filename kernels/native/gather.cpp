@@ -1,0 +1,49 @@
+// Rows of a packed weight as floats. Contract: kernels/gather_rows.py.
+#include <cstdint>
+
+#include "linear.h"
+#include "threads.h"
+#include "vector.h"
+
+namespace baton {
+namespace {
+
+constexpr int64_t PANEL = 32;  // outputs; the words of one lie so many apart
+constexpr int64_t AHEAD = 48;  // words: every one is in a cache line of its own, so that waits add up unless begun early
+
+struct GatherArguments {
+    Weight weight;             // float32 or bfloat16
+    const int64_t* token_ids;  // each an output of the weight
+    float* rows;               // [count][inputs]
+    int64_t count;
+    int32_t threads;
+};
+
+void gather_row(const GatherArguments& asked, int64_t place) {
+    const Weight& weight = asked.weight;
+    const bool is_wide = weight.stored == static_cast<int32_t>(Stored::float32);
+    const int64_t id = asked.token_ids[place], inputs = weight.inputs, words = is_wide ? inputs : (inputs + 1) / 2;
+    const uint32_t* from = static_cast<const uint32_t*>(weight.data) + id / PANEL * PANEL * words + id % PANEL;
+    float* to = asked.rows + place * inputs;
+    for (int64_t word = 0; word < words; ++word) {
+        if (word + AHEAD < words) __builtin_prefetch(from + (word + AHEAD) * PANEL);
+        const uint32_t bits = from[word * PANEL];
+        if (is_wide) {
+            to[word] = as_float(bits);
+            continue;
+        }
+        to[2 * word] = as_float(bits << 16);
+        if (2 * word + 1 < inputs) to[2 * word + 1] = as_float(bits & 0xffff0000);
+    }
+}
+
+}  // namespace
+}  // namespace baton
+
+// 0, with nothing read of the weight, where an id is none of its outputs.
+extern "C" int32_t baton_gather_rows(const baton::GatherArguments* asked) {
+    for (int64_t place = 0; place < asked->count; ++place)
+        if (asked->token_ids[place] < 0 || asked->token_ids[place] >= asked->weight.outputs) return 0;
+    baton::share_rows(asked->count, asked->threads, [&](int64_t place) { baton::gather_row(*asked, place); });
+    return 1;
+}

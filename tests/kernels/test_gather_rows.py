@@ -1,0 +1,101 @@
+"""Rows of a packed weight: the very numbers that were packed, at odd sizes, at every level of the instruction set."""
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.gather_rows import GATHERED, gather_rows
+from kernels.native.library import NativeLibrary
+from kernels.packed_weight import PackedWeight, Stored, pack, pack_int8
+from tests.fixtures.native_levels import TESTED, native_at
+
+SHAPES = [(1, 1), (33, 7), (31, 64), (64, 130), (100, 575), (200, 33)]
+
+
+@pytest.fixture(scope="module", params=TESTED)
+def native(request: pytest.FixtureRequest) -> NativeLibrary:
+    return native_at(request.param)
+
+
+def bits(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(torch.int32)
+
+
+def odd_numbers(outputs: int, inputs: int) -> torch.Tensor:
+    """Among them what is not finite, not normal, or a zero with a sign."""
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inputs).bfloat16().float()
+    odd = torch.tensor([torch.nan, -torch.inf, -0.0, 1e-40, 3e38]).repeat(outputs * inputs)
+    weight.view(-1)[::5] = odd[: len(weight.view(-1)[::5])]
+    return weight.bfloat16().float()
+
+
+@pytest.mark.parametrize("stored", GATHERED)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_rows_are_the_numbers_that_were_packed_bit_by_bit(
+    native: NativeLibrary, stored: Stored, outputs: int, inputs: int
+) -> None:
+    weight = odd_numbers(outputs, inputs)
+    token_ids = torch.randint(outputs, (41,))
+    token_ids[0], token_ids[1], token_ids[2] = 0, outputs - 1, token_ids[3]
+    made = pack(weight, stored, None)
+    for rows in (native.layers.gather_rows(token_ids, made), reference.gather_rows(token_ids, made)):
+        assert rows.is_contiguous() and torch.equal(bits(rows), bits(weight[token_ids]))
+
+
+@pytest.mark.parametrize("stored", GATHERED)
+def test_other_rows_and_the_padding_are_not_read(native: NativeLibrary, stored: Stored) -> None:
+    weight = torch.full((70, 33), torch.nan)
+    weight[::9] = 1.5
+    made = pack(weight, stored, None)
+    made.data[-1, :, 70 % 32 :] = torch.nan
+    if made.data.shape[-1] == 2:
+        made.data[:, -1, :, 1] = torch.nan  # behind the last input
+    assert bool((native.layers.gather_rows(torch.arange(0, 70, 9), made) == 1.5).all())
+
+
+def test_many_tokens_are_the_same_on_any_number_of_threads(native: NativeLibrary) -> None:
+    weight, threads = torch.randn(300, 65), torch.get_num_threads()
+    token_ids = torch.randint(300, (1000,))
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            rows = native.layers.gather_rows(token_ids, pack(weight, Stored.FLOAT32, None))
+            assert torch.equal(rows, weight[token_ids])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_ids_with_gaps_between_them_in_memory_are_read_as_they_are() -> None:
+    weight = torch.randn(40, 12)
+    token_ids = torch.randint(40, (20,))[::3]
+    assert torch.equal(gather_rows(token_ids, pack(weight, Stored.FLOAT32, None)), weight[token_ids])
+
+
+def test_offsets_pass_the_reach_of_32_bits(native: NativeLibrary) -> None:
+    """2**31 elements into a weight, of which only the last panel has memory: the others are never touched."""
+    inputs, panels = 1 << 10, (1 << 16) + 3
+    data = torch.empty(panels, inputs // 2, 32, 2, dtype=torch.bfloat16)
+    assert data.numel() > 1 << 31
+    data[-1, :, 5] = 2.0
+    made = PackedWeight(data, Stored.BFLOAT16, panels * 32, inputs, None)
+    assert bool((native.layers.gather_rows(torch.tensor([(panels - 1) * 32 + 5]), made) == 2.0).all())
+
+
+@pytest.mark.parametrize("spoilt", [-1, 40, 1 << 40])
+def test_an_id_that_is_no_row_is_refused_and_nothing_read(native: NativeLibrary, spoilt: int) -> None:
+    made = pack(torch.randn(40, 12), Stored.BFLOAT16, None)
+    for gather in (native.layers.gather_rows, reference.gather_rows):
+        with pytest.raises(IndexError, match="none of 40"):
+            gather(torch.tensor([3, spoilt]), made)
+
+
+def test_integers_are_no_longer_what_was_packed_and_are_refused() -> None:
+    made = pack_int8(torch.ones(40, 64, dtype=torch.int8), torch.ones(40), None)
+    with pytest.raises(ValueError, match="INT8"):
+        gather_rows(torch.tensor([3]), made)
+
+
+def test_ids_are_int64() -> None:
+    with pytest.raises(ValueError, match="int64"):
+        gather_rows(torch.tensor([3], dtype=torch.int32), pack(torch.randn(40, 12), Stored.FLOAT32, None))

@@ -171,11 +171,10 @@ class _Up:
         supervisor.start()
         try:
             await self._until_ended(supervisor)
+            exit_code = 0
         except (StartupFailed, NotReady) as error:
             self._say(str(error))
             exit_code = 1
-        else:
-            exit_code = 0
         self._say("draining: router, workers, Redis")
         await supervisor.stop()
         shutil.rmtree(self._settings.core_use, ignore_errors=True)

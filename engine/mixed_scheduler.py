@@ -40,6 +40,8 @@ from engine.sequence import (
 from engine.step_budget import PromptRates, StepBudget
 from engine.swap_space import SwapSpace
 
+SMALLER_FOR_LANDING = 8  # times: steps of prompts while the KV of an answer is on its way
+
 
 class MixedScheduler:
     """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
@@ -239,8 +241,10 @@ class MixedScheduler:
 
     def _prefill_budget(self, decode_tokens: int) -> int:
         left = max(0, self._max_step_tokens - decode_tokens)
-        if decode_tokens == 0 or self._budget is None:
-            return left  # nobody waits between two tokens
+        if self._budget is None:
+            return left
+        if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
+            return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
         return self._budget.prompt_tokens(decode_tokens, left)
 
     def _make_room(self, draft: Draft) -> None:

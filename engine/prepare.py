@@ -275,8 +275,7 @@ def thread_preparation(
 
     `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
     it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
-    `warm`: another thread has warmed this model up before, and by now somebody owns blocks. `spare`: cores of another
-    process, used while that does not need them.
+    `warm`: another thread has warmed this model up before, and blocks are owned by now. `spare`: see SpareCores.
     """
     first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
     dealt = None if cores is None else tuple(sorted(cores))

@@ -22,8 +22,9 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         on_fault: Callable[[BaseException], None],
         observe: Callable[[], Any],
         prepare: Callable[[], None] = lambda: None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        super().__init__(engine, on_step, on_fault, observe, prepare)
+        super().__init__(engine, on_step, on_fault, observe, prepare, on_busy)
         loop = asyncio.get_running_loop()
         if not isinstance(loop, SimulatedLoop):
             raise TypeError("a simulated thread needs a simulated loop")

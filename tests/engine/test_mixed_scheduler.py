@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine.hashing import cache_root
-from engine.mixed_scheduler import MixedScheduler
+from engine.mixed_scheduler import SMALLER_FOR_LANDING, MixedScheduler
 from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed, TokenMade
 from engine.pages import BlockPool
 from engine.plan import BlockSwap, Computed, Drawn, NonFinite, Plan
@@ -98,6 +98,15 @@ def test_a_prompt_shrinks_to_what_answers_can_wait_for(make: Maker) -> None:
     assert sizes[0] == 100, "nobody waits between two tokens yet"
     assert sizes[1] == 0, "how long answers take by themselves is measured"
     assert 20 <= max(sizes[-8:]) <= 30
+
+
+def test_steps_of_prompts_are_small_while_an_answer_is_on_its_way(make: Maker) -> None:
+    scheduler = make(blocks=32, step_tokens=32, target_s=0.1)
+    scheduler.add(request(1, 40))
+    assert scheduler.reserve(request(2, 4)) is not None
+    assert step(scheduler)[0].tokens == 32 // SMALLER_FOR_LANDING
+    scheduler.abort(2)
+    assert step(scheduler)[0].tokens == 32
 
 
 def test_a_prompt_is_never_starved_by_the_budget(make: Maker) -> None:

@@ -46,12 +46,13 @@ class Client:
             self.logprobs.setdefault(event.index, []).extend(event.logprobs)
 
     def received(self) -> Received:
+        """As the library has it: a choice may have ended without a token, all of them a stop string."""
         return Received(
             {
                 index: ReceivedChoice(
-                    tuple(token_ids), len(self.text.get(index, "").encode()), finished=index in self.ends
+                    tuple(self.tokens.get(index, ())), len(self.text.get(index, "").encode()), index in self.ends
                 )
-                for index, token_ids in self.tokens.items()
+                for index in self.tokens.keys() | self.ends.keys()
             }
         )
 

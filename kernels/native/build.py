@@ -17,16 +17,23 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 BUILT = FOLDER / "built"
 AVX512 = ("-march=skylake-avx512", "-mprefer-vector-width=512")
+AVX512_VNNI = (*AVX512, "-mavx512vnni")
+AVX512_BF16 = (*AVX512_VNNI, "-mavx512bf16")
 LEVELS = {
-    "AVX512_BF16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
-    "AVX512_VNNI": (*AVX512, "-mavx512vnni"),
+    "AMX_BF16": (*AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
+    "AVX512_BF16": AVX512_BF16,
+    "AVX512_VNNI": AVX512_VNNI,
     "AVX2": ("-march=haswell",),
     "DEFAULT": (),
 }
 """Flags by what processor_level() says. The last one runs on any processor."""
 EMULATED_BF16 = "AVX512_BF16_EMULATED"
-EMULATIONS = {EMULATED_BF16: (*AVX512, "-mavx512vnni", "-DBATON_EMULATED_BF16")}
-"""For tests, on processors with AVX-512 and without its bfloat16 products: the sources of that level, slower."""
+EMULATED_AMX = "AMX_BF16_EMULATED"
+EMULATIONS = {
+    EMULATED_BF16: (*AVX512_VNNI, "-DBATON_EMULATED_BF16"),
+    EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX"),
+}
+"""For tests, on processors with AVX-512 and without its bfloat16 products or without AMX: those levels' sources."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
 
@@ -86,7 +93,9 @@ def processor_level() -> str:
 
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512" and torch.cpu._is_vnni_supported():
-        return "AVX512_BF16" if torch.cpu._is_avx512_bf16_supported() else "AVX512_VNNI"
+        if not torch.cpu._is_avx512_bf16_supported():
+            return "AVX512_VNNI"
+        return "AMX_BF16" if torch.cpu._is_amx_tile_supported() else "AVX512_BF16"
     return "AVX2" if capability in ("AVX512", "AVX2") else "DEFAULT"
 
 

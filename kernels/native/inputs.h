@@ -1,4 +1,5 @@
-// Inputs of a product as its tiles read them: a few rows of nearly equal number each, transposed, in words of 32 bits.
+// Inputs of a product as its tiles read them: a few rows of nearly equal number each, transposed, in words of 32 bits;
+// for the tile registers of AMX in the order of the rows.
 #pragma once
 
 #include <algorithm>
@@ -8,22 +9,28 @@
 #include "formats.h"
 #include "pairs.h"
 #include "threads.h"
+#include "tiled.h"
 
 namespace baton {
 
-// The first `taller` tiles have a row more than the others, of which each has `height`.
+// What becomes of each number: a float as it is or rounded to bfloat16, two of bfloat16 in a word, also `tiled`, or four
+// bytes, which stand for -127 to 127 times a scale per row, or in `groups` per row and group.
+enum class Words { floats, rounded, pairs, tiled, bytes, groups };
+
+// The first `taller` tiles have a row more than the others, of which each has `height`. Tile registers are filled: there
+// only the last tile has fewer rows.
 struct Tiles {
-    const int64_t count, height, taller;
+    const int64_t total, most, count, height, taller;
 
-    explicit Tiles(int64_t rows)
-        : count((rows + MOST_ROWS - 1) / MOST_ROWS), height(rows / count), taller(rows % count) {}
-    int64_t first_row(int64_t tile) const { return tile * height + std::min(tile, taller); }
-    int64_t rows(int64_t tile) const { return height + (tile < taller); }
+    Tiles(int64_t rows, Words kind)
+        : total(rows),
+          most(kind == Words::tiled ? MOST_TILED_ROWS : MOST_ROWS),
+          count((rows + most - 1) / most),
+          height(kind == Words::tiled ? most : rows / count),
+          taller(kind == Words::tiled ? 0 : rows % count) {}
+    int64_t first_row(int64_t tile) const { return std::min(total, tile * height + std::min(tile, taller)); }
+    int64_t rows(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
 };
-
-// What becomes of each number: a float as it is or rounded to bfloat16, two of bfloat16 in a word, or four bytes, which
-// stand for -127 to 127 times a scale per row, or in `groups` per row and group.
-enum class Words { floats, rounded, pairs, bytes, groups };
 
 // Of each row and group, before the words of its bytes: their scale, and the sum of the bytes with the other sign.
 constexpr int64_t GROUP_HEAD_WORDS = 2;
@@ -82,7 +89,8 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     std::memcpy(to + 1, &minus, sizeof minus);
 }
 
-// `[tile][word][row]`, zeros after the last input. Its memory is the thread's: one at a time in each.
+// `[tile][word][row]`, or where they are tiled `[tile][word / TILE_WORDS][row][TILE_WORDS]`; zeros after the last input.
+// Its memory is the thread's: one at a time in each.
 class Inputs {
    public:
     const Tiles tiles;
@@ -90,9 +98,10 @@ class Inputs {
 
     Inputs(const float* x, int64_t rows, int64_t inputs, Words kind, int64_t padded_inputs, int64_t group_inputs,
            int threads)
-        : tiles(rows),
-          words(kind == Words::groups ? inputs / group_inputs * (GROUP_HEAD_WORDS + group_inputs / 4)
-                                      : padded_inputs / inputs_of(kind)),
+        : tiles(rows, kind),
+          words(kind == Words::groups  ? inputs / group_inputs * (GROUP_HEAD_WORDS + group_inputs / 4)
+                : kind == Words::tiled ? (padded_inputs / 2 + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS
+                                       : padded_inputs / inputs_of(kind)),
           x_(x),
           inputs_(inputs),
           group_inputs_(group_inputs),
@@ -102,11 +111,14 @@ class Inputs {
             packed_ = reinterpret_cast<const uint32_t*>(x);
         } else {
             // Kept from call to call, since the system hands out fresh memory page by page, which takes long.
-            static thread_local std::vector<uint32_t> kept;
-            if (static_cast<int64_t>(kept.size()) < rows * words + LANES) kept.resize(rows * words + LANES);
-            packed_ = kept.data();
-            share(tiles.count, rows * inputs < WORTH_SHARING ? 1 : threads,
-                  [&, to = kept.data()](int64_t tile) { pack(tile, to); });
+            static thread_local std::vector<Line> kept;
+            const int64_t lines = (rows * words + LANES) / LINE_WORDS + 1;
+            if (static_cast<int64_t>(kept.size()) < lines) kept.resize(lines);
+            uint32_t* const to = kept.data()->words;
+            packed_ = to;
+            share(tiles.count, rows * inputs < WORTH_SHARING ? 1 : threads, [&](int64_t tile) {
+                kind == Words::tiled ? pack_tiled(tile, to) : pack(tile, to);
+            });
         }
     }
 
@@ -114,9 +126,22 @@ class Inputs {
     float scale(int64_t row) const { return scales_[row]; }
 
    private:
-    static constexpr int64_t WORTH_SHARING = 1 << 15;
+    static constexpr int64_t WORTH_SHARING = 1 << 15, LINE_WORDS = LINE_BYTES / 4;
+    struct alignas(LINE_BYTES) Line {  // of the cache: rows of tile registers that lie across two are read at half the pace
+        uint32_t words[LINE_WORDS];
+    };
 
-    static int64_t inputs_of(Words kind) { return kind == Words::pairs ? 2 : kind == Words::bytes ? 4 : 1; }
+    static int64_t inputs_of(Words kind) {
+        return kind == Words::pairs || kind == Words::tiled ? 2 : kind == Words::bytes ? 4 : 1;
+    }
+
+    void pack_tiled(int64_t tile, uint32_t* packed) const {
+        const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
+        uint32_t* to = packed + first * words;
+        for (int64_t word = 0; word < words; word += LANES)
+            for (int64_t row = first; row < first + rows; ++row, to += LANES)
+                store(reinterpret_cast<float*>(to), as_floats(converted(row, word, 0)));
+    }
 
     void pack(int64_t tile, uint32_t* packed) {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
@@ -167,7 +192,8 @@ class Inputs {
             case Words::floats: return load_bits(from);
             case Words::rounded: return rounded_bits(load(from));
 #if defined(BATON_BF16_PRODUCTS)
-            case Words::pairs: return to_words(load(from), load(from + LANES));
+            case Words::pairs:
+            case Words::tiled: return to_words(load(from), load(from + LANES));
 #endif
             default: return to_bytes(from, inverse);
         }

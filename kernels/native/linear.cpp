@@ -11,12 +11,15 @@
 #include "groups.h"
 #include "inputs.h"
 #include "layer.h"
+#include "scaling.h"
 #include "stream.h"
+#include "tiled.h"
 
 namespace baton {
 namespace {
 
 constexpr int64_t BLOCK_TILES = 20;     // at most, of which the inputs of a stretch stay in the second-level cache
+constexpr int64_t TALL_BLOCK_TILES = 9;  // likewise, of MOST_TILED_ROWS
 constexpr int64_t BLOCK_STRIPS = 6;      // at most, of which the sums do
 constexpr int64_t STRETCH_WORDS = 320;   // at most; no group of inputs is longer
 constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight that a thread takes at a time, where there is one tile
@@ -38,8 +41,10 @@ class Product {
           strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated ? 2 : 1)) {}
 
     void run() {
-        if (rows_ <= MOST_STREAMED_ROWS) return stream_all();
-        const int64_t blocks = (tiles_.count + BLOCK_TILES - 1) / BLOCK_TILES, strip_bytes = steps_ * STRIP * 4;
+        if constexpr (!IS_TILED)
+            if (rows_ <= MOST_STREAMED_ROWS) return stream_all();
+        const int64_t most_tiles = IS_TILED ? TALL_BLOCK_TILES : BLOCK_TILES;
+        const int64_t blocks = (tiles_.count + most_tiles - 1) / most_tiles, strip_bytes = steps_ * STRIP * 4;
         const int64_t most = tiles_.count > 1 ? BLOCK_STRIPS : STREAM_BYTES / strip_bytes;
         const int64_t width = evenly(strips_, blocks, std::max<int64_t>(1, most / (is_gated_ ? 2 : 1)), threads_);
         const int64_t groups = (strips_ + width - 1) / width;
@@ -57,6 +62,7 @@ class Product {
         Sum halves[2];
     };
     static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
+    static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
 
     // Several strips at a time; of groups one panel, whose scales and zero points are streams of addresses too, and some
@@ -111,6 +117,7 @@ class Product {
                     width * rows);
             }
         }
+        if constexpr (IS_TILED) release_tiles();  // registers in use make switches between threads slower
     }
 
     struct Part {
@@ -125,13 +132,15 @@ class Product {
 
     // Of about equal length.
     int64_t stretch_steps() const {
-        const int64_t unit = unit_steps(), units = steps_ / unit;
+        const int64_t unit = unit_steps(), units = (steps_ + unit - 1) / unit;
         const int64_t most = std::max<int64_t>(1, STRETCH_WORDS / Format::PARTS / unit), count = (units + most - 1) / most;
         return (units + count - 1) / count * unit;
     }
 
     // That are not parted.
-    int64_t unit_steps() const { return Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1; }
+    int64_t unit_steps() const {
+        return IS_TILED ? TILE_WORDS : Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1;
+    }
 
     int64_t unit_words() const { return unit_steps() * Format::PARTS + (Format::IS_GROUPED ? GROUP_HEAD_WORDS : 0); }
 
@@ -175,6 +184,8 @@ class Product {
             if constexpr (Format::IS_GROUPED) {
                 const GroupedStrip strip = grouped_strip(part.strip, part.begin);
                 MULTIPLY_GROUPS[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
+            } else if constexpr (IS_TILED) {
+                multiply_tiled(x, rows, column, own_steps, sums, is_first, ahead);
             } else if (is_unfolded) {
                 MULTIPLY<Float32Weight, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
             } else {
@@ -204,7 +215,7 @@ class Product {
             const int64_t output = strip * STRIP + half * LANES, at = is_gated_ ? output - outputs : output;
             const int64_t count = std::min<int64_t>(LANES, outputs - at);
             if (count <= 0) return;
-            const Scaling scaling(weight_, output), gate_scaling(weight_, at);
+            const Scaling<Format, kind == Words::bytes> scaling(weight_, output), gate_scaling(weight_, at);
             float* to = output_ + row * outputs + at;
             for (int64_t r = 0; r < rows; ++r, to += outputs) {
                 Floats value = scaling(sums[r].halves[half], scale(row + r));
@@ -219,28 +230,6 @@ class Product {
     }
 
     float scale(int64_t row) const { return kind == Words::bytes ? inputs_.scale(row) : 1; }
-
-    // From the sums of LANES outputs to the outputs.
-    struct Scaling {
-        Floats scale{}, bias{};
-        Ints offset{};
-
-        Scaling(const Weight& weight, int64_t output) {
-            if (kind == Words::bytes) {
-                offset = Int8Weight::INPUT_OFFSET * load_bits(weight.sums + output);
-                scale = load(static_cast<const float*>(weight.scales) + output);
-            }
-            for (int64_t i = 0; weight.bias && i < std::min<int64_t>(LANES, weight.outputs - output); ++i)
-                bias[i] = weight.bias[output + i];
-        }
-        Floats operator()(Sum sum, float row_scale) const {
-            if constexpr (kind == Words::bytes) {
-                return __builtin_convertvector(sum - offset, Floats) * scale * row_scale + bias;
-            } else {
-                return sum + bias;
-            }
-        }
-    };
 
     const int64_t rows_;
     const Weight& weight_;
@@ -264,6 +253,10 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         std::remove_pointer_t<decltype(kind)>(x, rows, weight, output, accumulate, is_gated, threads).run();
     };
     if (rows == 0) return;
+#if defined(BATON_TILES)
+    if (static_cast<Stored>(weight.stored) == Stored::rounding && may_use_tiles())
+        return run(static_cast<Product<PairWeight, Words::tiled>*>(nullptr));
+#endif
     switch (static_cast<Stored>(weight.stored)) {
         case Stored::float32: return run(static_cast<Product<Float32Weight, Words::floats>*>(nullptr));
         case Stored::bfloat16: return run(static_cast<Product<Bfloat16Weight, Words::floats>*>(nullptr));

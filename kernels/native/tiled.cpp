@@ -1,0 +1,136 @@
+// Products in tile registers: tiles 0 to 3 hold the sums of up to 32 rows and 32 outputs, 4 and 5 inputs, 6 and 7 weights.
+#include "tiled.h"
+
+#if defined(BATON_TILES)
+
+#include <algorithm>
+
+#if !defined(BATON_EMULATED_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace baton {
+namespace {
+
+constexpr int64_t ROW_BYTES = TILE_WORDS * 4, PANEL_BYTES = PANEL * 4;
+static_assert(PANEL == 2 * TILE_WORDS && STRIP == PANEL, "two tiles of a panel");
+
+thread_local int64_t shaped_rows = 0;  // for which this thread's tiles are set up; 0: for none
+
+// Takes some hundred cycles and clears all tiles, and so is done only where the number of rows is another one.
+void shape_for(int64_t rows) {
+    if (rows == shaped_rows) return;
+    TileShapes shapes;
+    const auto upper = static_cast<uint8_t>(std::min(rows, TILE_ROWS)), lower = static_cast<uint8_t>(rows - upper);
+    for (int tile : {0, 1, 4}) shapes.rows[tile] = upper;
+    for (int tile : {2, 3, 5}) shapes.rows[tile] = lower;
+    for (int tile : {6, 7}) shapes.rows[tile] = TILE_WORDS;
+    for (int tile = 0; tile < TILES; ++tile) shapes.row_bytes[tile] = shapes.rows[tile] ? ROW_BYTES : 0;
+    shape_tiles(shapes);
+    shaped_rows = rows;
+}
+
+template <bool has_lower>
+void begin_sums() {
+    zero_tile<0>();
+    zero_tile<1>();
+    if constexpr (has_lower) {
+        zero_tile<2>();
+        zero_tile<3>();
+    }
+}
+
+template <bool has_lower>
+void load_sums(const float* from) {
+    load_tile<0>(from, PANEL_BYTES);
+    load_tile<1>(from + TILE_WORDS, PANEL_BYTES);
+    if constexpr (has_lower) {
+        load_tile<2>(from + TILE_ROWS * PANEL, PANEL_BYTES);
+        load_tile<3>(from + TILE_ROWS * PANEL + TILE_WORDS, PANEL_BYTES);
+    }
+}
+
+template <bool has_lower>
+void store_sums(float* to) {
+    store_tile<0>(to, PANEL_BYTES);
+    store_tile<1>(to + TILE_WORDS, PANEL_BYTES);
+    if constexpr (has_lower) {
+        store_tile<2>(to + TILE_ROWS * PANEL, PANEL_BYTES);
+        store_tile<3>(to + TILE_ROWS * PANEL + TILE_WORDS, PANEL_BYTES);
+    }
+}
+
+// TILE_WORDS steps.
+template <bool has_lower>
+ALWAYS_INLINE void add_steps(const uint32_t* x, const uint32_t* panel) {
+    load_tile<6>(panel, PANEL_BYTES);
+    load_tile<4>(x, ROW_BYTES);
+    add_tile_products<0, 4, 6>();
+    load_tile<7>(panel + TILE_WORDS, PANEL_BYTES);
+    add_tile_products<1, 4, 7>();
+    if constexpr (has_lower) {
+        load_tile<5>(x + TILE_ROWS * TILE_WORDS, ROW_BYTES);
+        add_tile_products<2, 5, 6>();
+        add_tile_products<3, 5, 7>();
+    }
+}
+
+template <bool has_lower>
+void multiply_some(const uint32_t* x, int64_t rows, const uint32_t* panel, int64_t steps, float* sums, bool begins,
+                   Ahead ahead) {
+    if (begins) {
+        begin_sums<has_lower>();
+    } else {
+        load_sums<has_lower>(sums);
+    }
+    for (; steps >= TILE_WORDS; steps -= TILE_WORDS, panel += TILE_WORDS * PANEL, x += TILE_WORDS * rows) {
+        for (int64_t at = 0; at < TILE_WORDS * ahead.stride; at += LINE_BYTES) __builtin_prefetch(ahead.from + at, 0, 2);
+        ahead.from += TILE_WORDS * ahead.stride;
+        add_steps<has_lower>(x, panel);
+    }
+    if (steps > 0) {  // what follows the last step in memory is another panel's, or nobody's
+        alignas(LINE_BYTES) uint32_t padded[TILE_WORDS * PANEL] = {};
+        std::copy_n(panel, steps * PANEL, padded);
+        add_steps<has_lower>(x, padded);
+    }
+    store_sums<has_lower>(sums);
+}
+
+#if !defined(BATON_EMULATED_AMX)
+// Of Linux since 5.16, which saves these registers only for processes that have asked.
+bool has_permission() {
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const bool has_bfloat16 = d >> 22 & 1, has_tiles = d >> 24 & 1;
+    return has_bfloat16 && has_tiles && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
+
+}  // namespace
+
+bool may_use_tiles() {
+#if defined(BATON_EMULATED_AMX)
+    return true;
+#else
+    static const bool is_allowed = has_permission();
+    return is_allowed;
+#endif
+}
+
+void multiply_tiled(const uint32_t* x, int64_t rows, const uint32_t* panel, int64_t steps, void* sums, bool begins,
+                    Ahead ahead) {
+    shape_for(rows);
+    (rows > TILE_ROWS ? multiply_some<true> : multiply_some<false>)(x, rows, panel, steps, static_cast<float*>(sums),
+                                                                    begins, ahead);
+}
+
+void release_tiles() {
+    release_all_tiles();
+    shaped_rows = 0;
+}
+
+}  // namespace baton
+#endif

@@ -18,7 +18,7 @@ def peers(
     batch: Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")] = "1,16",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores that this process may use.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Each engine takes its turn in every round.")] = 7,
-    precision: Annotated[Literal["bf16", "int8", "both"], typer.Option(help="Of weights and products.")] = "both",
+    precision: Annotated[Literal["bf16", "int8", "int4", "all"], typer.Option(help="Of weights and products.")] = "all",
     only: Annotated[list[str] | None, typer.Option(help="Name of a peer, such as llama.cpp; may be repeated.")] = None,
     peers_folder: Annotated[Path, typer.Option(help="Where peers and converted checkpoints are.")] = DEFAULT_FOLDER,
     setup: Annotated[bool, typer.Option("--setup", help="Install the peers into that folder, and end.")] = False,
@@ -47,7 +47,7 @@ def peers(
         batches=read_sizes(batch, "--batch"),
         threads=threads or len(os.sched_getaffinity(0)),
         rounds=rounds,
-        precisions=tuple(Precision) if precision == "both" else (Precision(precision),),
+        precisions=tuple(Precision) if precision == "all" else (Precision(precision),),
         folder=folder,
         only=tuple(only or ()),
     )

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native.library import native_library
-
-pytestmark = pytest.mark.skipif(native_library() is None, reason="the native kernels are not built here")
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 SCRIPT = """
 import os, sys, threading

@@ -12,7 +12,7 @@ import torch
 
 from kernels import reference
 from kernels.kv_pages import QUANTISED, KvLayer
-from kernels.native.build import NoCompiler, build, library_path
+from kernels.native.build import build
 from kernels.native.library import NativeLibrary
 from kernels.scoring import Scoring
 from tests.fixtures.native_levels import TESTED, native_at
@@ -128,20 +128,6 @@ def test_splitting_a_long_context_over_threads_changes_nothing(native: NativeLib
 def test_shapes_without_whole_vectors_are_the_references(native: NativeLibrary) -> None:
     kv = KvLayer(torch.zeros(1, 2, 1, 8, 24), None)
     assert not native.takes(torch.zeros(1, 1, 24), kv)
-
-
-def test_without_a_compiler_nothing_is_built_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NoCompiler, match="no C\\+\\+ compiler"):
-        build("DEFAULT", tmp_path / "built")
-    assert not (tmp_path / "built").exists()
-
-
-def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = library_path("DEFAULT", tmp_path)
-    monkeypatch.setattr("kernels.native.build.FLAGS", ("-O1",))
-    assert library_path("DEFAULT", tmp_path) != before
 
 
 def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.paths import ROOT
-from cli.second_look import SecondLook, look_again, noting_failures
+from cli.skips import avoidable, noting_skips, read_skips, summary
 
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -52,12 +53,11 @@ class Verdict:
     took_s: float
     output: str  # empty where it was shown as it came
     status: int
-    failures: Path | None = None  # where pytest has noted which tests failed
-    second_look: SecondLook | None = None
+    skips: Counter[str] = field(default_factory=Counter)  # tests by reason
 
     @property
     def passed(self) -> bool:
-        return self.status == 0 or (self.second_look is not None and self.second_look.passed)
+        return self.status == 0
 
     def __str__(self) -> str:
         return f"{self.name} {'passed' if self.passed else 'FAILED'} ({self.took_s:.0f} s)"
@@ -86,30 +86,26 @@ def all_checks() -> list[list[Check]]:
     ]
 
 
-def run_checks(pytest_arguments: Sequence[str]) -> int:
-    """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing."""
-    if pytest_arguments:
-        return conclude([run_check(Check("tests", ["pytest", *pytest_arguments]), None)])
+def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
+    """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing.
+
+    `no_skips`: a test that was skipped for anything but a missing GPU fails the run.
+    """
+    stages = [[Check("tests", ["pytest", *pytest_arguments])]] if pytest_arguments else all_checks()
     with tempfile.TemporaryDirectory() as scratch:
-        verdicts = [verdict for stage in all_checks() for verdict in run_stage(stage, Path(scratch))]
-        return conclude([after_second_look(verdict) for verdict in verdicts])
+        return conclude([verdict for stage in stages for verdict in run_stage(stage, Path(scratch))], no_skips)
 
 
-def conclude(verdicts: Sequence[Verdict]) -> int:
-    """Says what came out, the unreliable by name; the exit status."""
+def conclude(verdicts: Sequence[Verdict], no_skips: bool = False) -> int:
+    """Says what came out, with the number of skipped tests by reason; the exit status."""
     failed = [verdict.name for verdict in verdicts if not verdict.passed]
+    skips = sum((verdict.skips for verdict in verdicts), Counter[str]())
+    if no_skips and avoidable(skips):
+        failed.append(f"skipped ({', '.join(avoidable(skips))})")
     print("== " + ", ".join(map(str, verdicts)))
-    for verdict in verdicts:
-        if verdict.second_look is not None:
-            print(f"== {verdict.name}: {verdict.second_look}")
+    print(f"== skipped tests: {summary(skips)}")
     print(f"== {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}", flush=True)
     return 1 if failed else 0
-
-
-def after_second_look(verdict: Verdict) -> Verdict:
-    if verdict.failures is None or verdict.passed:
-        return verdict
-    return replace(verdict, second_look=look_again(verdict.failures, verdict.status, ONE_THREAD))
 
 
 def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
@@ -126,13 +122,13 @@ def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
     return [*verdicts, last]
 
 
-def run_check(check: Check, output: int | None, scratch: Path | None = None) -> Verdict:
-    """`output` as subprocess takes it. In `scratch` pytest notes which tests failed."""
+def run_check(check: Check, output: int | None, scratch: Path) -> Verdict:
+    """`output` as subprocess takes it. In `scratch` pytest notes which tests it skipped."""
     start = time.monotonic()
-    failures = scratch / check.name if scratch is not None and check.command[0] == "pytest" else None
-    command = [sys.executable, "-m", *check.command, *(noting_failures(failures) if failures is not None else [])]
+    report = scratch / f"{check.name}.xml"
+    noted = noting_skips(report) if check.command[0] == "pytest" else []
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", *check.command, *noted],
         cwd=ROOT,
         env=ONE_THREAD,
         check=False,
@@ -140,4 +136,4 @@ def run_check(check: Check, output: int | None, scratch: Path | None = None) -> 
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
     )
-    return Verdict(check.name, time.monotonic() - start, done.stdout or "", done.returncode, failures)
+    return Verdict(check.name, time.monotonic() - start, done.stdout or "", done.returncode, read_skips(report))

@@ -223,7 +223,9 @@ def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) ->
     recorder = Recorder()
     monkeypatch.setattr(cli.checks, "run_checks", recorder)
     run("test", "-q", "-k", "backoff", "tests/cli")
-    assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"],)]
+    assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"], False)]
+    run("test", "--no-skips", "tests/cli")
+    assert recorder.calls[1:] == [(["tests/cli"], True)]
 
 
 def test_the_command_does_not_import_what_help_does_not_need() -> None:

@@ -198,11 +198,15 @@ async def test_two_routers_may_use_the_same_attempt_id() -> None:
         assert not both.router.about("failed", 1)
 
 
-async def test_an_attempt_sent_twice_is_taken_once() -> None:
+async def test_an_attempt_sent_twice_is_taken_once(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as both:
         await both.ask_decode_alone(1)
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint))
+        await both.ask_decode_alone(2)  # commands are taken in their order: the one before has been by then
+        assert [answer.attempt_id for answer in both.decode.service._book] == [1, 2]
+        assert "sent attempt 1 twice" in caplog.text
         await both.router.cancel(1)
+        await both.router.cancel(2)
 
 
 async def test_a_router_that_comes_back_in_time_gets_every_token_once() -> None:

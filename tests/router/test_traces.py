@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
 from protos import baton_pb2, session_pb2
@@ -73,7 +74,7 @@ async def test_the_time_to_the_first_token_is_the_sum_of_its_stages(stack: Stack
 async def test_refused_and_cancelled_requests_leave_a_trace_too(stack: Stack) -> None:
     await stack.ready()
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text=""), timeout=10)
-    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+    with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
         await call.read()
     assert (await spans_of(stack))["generate"].error == "INVALID_ARGUMENT"
     stack.pair.manual = True

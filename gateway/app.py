@@ -27,8 +27,7 @@ from gateway.problem import Renamed
 from gateway.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
 from gateway.responses import RENAMED as RESPONSE_NAMES
 from gateway.responses import Responses
-from gateway.simple import RENAMED as SIMPLE_NAMES
-from gateway.simple import Simple
+from gateway.simple import GENERATE_NAMES, TOKENIZER_NAMES, Simple
 from router.dispatcher import Dispatcher
 from router.readiness import Readiness
 
@@ -42,7 +41,7 @@ _STREAMED = {
 
 def make_app(
     dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorRegistry, page: PageState, transport: Transport
-) -> ASGIApp:
+) -> Router:
     """`metrics` is what /metrics tells. Raises: OSError where files of the page are missing."""
     posts = _posts(dispatcher, transport)
     document: dict[str, Any] = {}
@@ -88,7 +87,7 @@ def _posts(dispatcher: Dispatcher, transport: Transport) -> dict[str, Endpoint[A
         "/v1/completions": endpoint(CompletionRequest, Completions(dispatcher).answer, COMPLETION_NAMES),
         "/v1/chat/completions": endpoint(ChatRequest, Chat(dispatcher).answer, CHAT_NAMES),
         "/v1/responses": endpoint(ResponseRequest, Responses(dispatcher).answer, RESPONSE_NAMES),
-        "/generate": endpoint(GenerateRequest, simple.generate, SIMPLE_NAMES),
-        "/tokenize": endpoint(TokenizeRequest, simple.tokenize, SIMPLE_NAMES),
-        "/detokenize": endpoint(DetokenizeRequest, simple.detokenize, SIMPLE_NAMES),
+        "/generate": endpoint(GenerateRequest, simple.generate, GENERATE_NAMES),
+        "/tokenize": endpoint(TokenizeRequest, simple.tokenize, TOKENIZER_NAMES),
+        "/detokenize": endpoint(DetokenizeRequest, simple.detokenize, TOKENIZER_NAMES),
     }

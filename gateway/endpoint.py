@@ -14,8 +14,9 @@ from gateway.body import Body, BodyReader, ClientGone
 from gateway.call import REQUEST_ID_HEADER, Call, call_of
 from gateway.connection import abort_of
 from gateway.guard import caller_of
+from gateway.names import names_of
 from gateway.parser import Parser
-from gateway.problem import Problem, Renamed, check_method, problem_of
+from gateway.problem import Problem, Renamed, check_method, check_query, problem_of
 from gateway.reply import Reply, Stalled, refuse, send_reply, unless_gone
 from service.errors import BatonError
 from service.trace_context import current_request_id, current_trace
@@ -59,6 +60,7 @@ class Endpoint(Generic[Message]):
         try:
             try:
                 check_method(scope, "POST")
+                check_query(scope)
                 with await self._transport.bodies.read(headers, receive) as body:
                     await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:
@@ -74,12 +76,17 @@ class Endpoint(Generic[Message]):
         try:
             message = await self._transport.parser.parse(self.message_type, body.parts)
             body.release()  # it may be large, and the answer long
-            reply = await self._answer(message, call)
-            await send_reply(reply, send, {REQUEST_ID_HEADER: call.request_id}, self._transport.stall_s)
+            await self._reply(message, call, send)
         except (Problem, Stalled):
             raise
-        except BatonError as error:
-            raise problem_of(error, self._renamed) from error
         except Exception as error:
             logger.exception("%s failed", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
+
+    async def _reply(self, message: Message, call: Call, send: Send) -> None:
+        """Raises: Problem, Stalled."""
+        try:
+            reply = await self._answer(message, call)
+            await send_reply(reply, send, {REQUEST_ID_HEADER: call.request_id}, self._transport.stall_s)
+        except BatonError as error:
+            raise problem_of(error, names_of(message, self._renamed)) from error

@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.call import REQUEST_ID_HEADER, call_of
 from gateway.guard import caller_of
-from gateway.problem import Problem, check_method, problem_of
+from gateway.page.files import is_public
+from gateway.problem import Problem, check_method, check_query, problem_of
 from gateway.reply import Reply, Whole, json_reply, problem_reply, send_reply
 from router.dispatcher import Dispatcher
 from router.readiness import Readiness
@@ -31,6 +32,8 @@ class Query:
         headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
         try:
             check_method(scope, "GET", "HEAD")
+            if not is_public(scope):  # links to a page may carry anything
+                check_query(scope)
             reply = await self._answer(scope)
         except BatonError as error:
             reply = problem_reply(problem_of(error, {}))

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qsl
 
 import grpc
 
@@ -40,7 +41,7 @@ _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 Renamed = Mapping[str, str]
-"""What a field of ours is called in a message: by its first name, after `sampling.`."""
+"""What a field of ours is called in a message: by its path, or by its first name, after `sampling.`."""
 
 
 class Problem(Exception):
@@ -89,6 +90,12 @@ def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
         raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
 
 
+def check_query(scope: Mapping[str, Any]) -> None:
+    """Raises: Problem that names the first parameter: no route has any."""
+    for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        raise refused(name, "unknown query parameter; this route has none", "unknown_field")
+
+
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:
     """The same error as gRPC would tell it."""
     status = _STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -114,6 +121,8 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
 
 def _renamed(field: str, renamed: Renamed) -> str:
     path = field.removeprefix("sampling.")
+    if path in renamed:
+        return renamed[path]
     first = _FIRST_NAME.match(path)
     if first is None or first[0] not in renamed:
         return path

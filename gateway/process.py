@@ -43,8 +43,8 @@ class GatewayProcess(RouterProcess):
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("gateway.parse_process"))
         transport = Transport(bodies, self._parser, config.http_stall_s)
-        app = make_app(self.dispatcher, self.readiness, metrics, page, transport)
-        app = Guard(app, self.access, config.http_stall_s)
+        routes = make_app(self.dispatcher, self.readiness, metrics, page, transport)
+        app = Guard(routes, self.access, config.http_stall_s)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
         cluster = ClusterMetrics(

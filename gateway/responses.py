@@ -20,8 +20,7 @@ from service.errors import BatonError
 RENAMED: Renamed = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
-    "json_schema": "text.format",
-    "json_object": "text.format",
+    "session": "session_id",
 }
 
 

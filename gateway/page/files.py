@@ -15,7 +15,8 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _NAMES = ("page.css", "icon.svg", "page.js", "dom.js", "api.js", "chat.js", "workers.js", "requests.js")
-FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
+_DOCS = ("docs.css", "docs.js")
+FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in (*_NAMES, *_DOCS)}}
 """By path. A file that is not named here is not served."""
 
 # Nothing from elsewhere, nothing inline, no forms that go anywhere, in nobody's frame.

@@ -89,10 +89,14 @@ class Gateway:
         tokens = [[*byte_level().encode(answer).ids, end] for answer in answers]
         self.pair.script = lambda prompt, choice: tokens[choice % len(tokens)]
 
+    @property
+    def prefill(self) -> Any:
+        """The last command to compute a prompt."""
+        return [c.prefill for c in self.pair.prefill.commands if c.WhichOneof("command") == "prefill"][-1]
+
     def prompt(self) -> str:
         """The text of the last prompt that was computed."""
-        commands = [c.prefill for c in self.pair.prefill.commands if c.WhichOneof("command") == "prefill"]
-        return byte_level().decode(list(commands[-1].token_ids), skip_special_tokens=False)
+        return byte_level().decode(list(self.prefill.token_ids), skip_special_tokens=False)
 
 
 @pytest.fixture

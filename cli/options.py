@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 VARIABLES_PREFIX = "BATON"
 DEFAULT_TARGET = "127.0.0.1:50051"
+TARGET_VARIABLE = f"{VARIABLES_PREFIX}_TARGET"
 SAMPLING_FLAGS = (
     "max_tokens",
     "temperature",
@@ -75,14 +76,26 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-Target = Annotated[str, typer.Option(help="Public port of the router, host:port.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        envvar=TARGET_VARIABLE,
+        help="gRPC address of the router, host:port; several of one cluster: host:port,host:port.",
+    ),
+]
 Admin = Annotated[
-    str | None, typer.Option(help="Admin port of the router, host:port; default: the port after that of --target.")
+    str | None, typer.Option(help="Admin address of the router, host:port; default: the port after that of --target.")
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
         envvar="BATON_TLS_CA", exists=True, dir_okay=False, help="Certificate of who vouches for the server (PEM): TLS."
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
@@ -189,11 +202,14 @@ KvMemory = Annotated[
 
 
 def admin_target_of(target: str) -> str:
-    """`host:50051` -> `host:50052`, which is where `baton up` puts the admin port unless told otherwise."""
-    host, _, port = target.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()):
-        raise typer.BadParameter(f"{target!r} is not host:port; --admin names the admin port", param_hint="--target")
-    return f"{host}:{int(port) + 1}"
+    """`host:50051` -> `host:50052`, the default of `baton up --admin-port`; of several targets, each."""
+    admins = []
+    for each in target.split(","):
+        host, _, port = each.strip().rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()):
+            raise typer.BadParameter(f"{each!r} is not host:port; --admin names the admin port", param_hint="--target")
+        admins.append(f"{host}:{int(port) + 1}")
+    return ",".join(admins)
 
 
 def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":

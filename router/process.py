@@ -20,6 +20,7 @@ from router.exposure import warnings
 from router.fleet import Fleet
 from router.journal import Journal
 from router.key_limits import KeyMeters
+from router.latency import RecentLatency
 from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
 from router.planner import Planner, PlannerTiming
 from router.readiness import Readiness
@@ -95,6 +96,8 @@ class RouterProcess:
         self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
         explainer = Explainer(cluster.name_of)
+        latency = RecentLatency()
+        tracer.observers.append(latency.observe)
         tracer.observers += [explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
             self._readiness,
@@ -113,6 +116,7 @@ class RouterProcess:
             lambda: self._membership.connected,
             self._fleet,
             explainer,
+            latency,
             self._replicas,
             self._planning,
         )

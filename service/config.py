@@ -1,7 +1,7 @@
 """One frozen configuration per process, from command-line flags and BATON_* variables. The only reader of either.
 
     class RouterConfig(ListenConfig, RegistryConfig, LogConfig): ...
-    config = read_config_or_exit(RouterConfig, program="python -m router")
+    config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m router")
 
 Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Values are texts on both
 ways, and the field's type reads them.

@@ -1,15 +1,19 @@
 """`baton bench serve`: its flags."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_TARGET
+from cli.options import DEFAULT_TARGET, TARGET_VARIABLE
 
 GOODPUT_HELP = "What a good request keeps to, in milliseconds: ttft:500 tpot:50, also e2el."
-ADDRESSES = "grpc://host:port of a router, or the URL before /completions of any other server; may be repeated."
+ADDRESSES = (
+    "grpc://host:port of a router, or the URL before /completions of any other server; may be repeated. Default: "
+    f"grpc://{DEFAULT_TARGET}, or the router that {TARGET_VARIABLE} names."
+)
 
 TraceFile = Annotated[
     Path | None, typer.Option(help="Open loop: arrivals and lengths of Azure's .csv or Mooncake's .jsonl.")
@@ -64,7 +68,7 @@ def read_streams(text: str) -> tuple[int, ...]:
 
 
 def serve(
-    target: Annotated[list[str], typer.Option(help=ADDRESSES)] = [f"grpc://{DEFAULT_TARGET}"],  # noqa: B006
+    target: Annotated[list[str], typer.Option(help=ADDRESSES)] = [],  # noqa: B006
     model: Annotated[list[str], typer.Option(help="As requests name it: for all targets, or one for each.")] = [],  # noqa: B006
     rate: Annotated[float | None, typer.Option(help="Open loop: requests per second; inf sends all at once.")] = None,
     trace: TraceFile = None,
@@ -100,7 +104,8 @@ def serve(
         raise typer.BadParameter("exactly one of --rate, --trace, --concurrency and --table is needed")
     if rate is not None and not rate > 0:
         raise typer.BadParameter("must be above 0", param_hint="--rate")
-    servers = Servers(tuple(target), tuple(model), vocab_size, tokenizer, api_key, timeout)
+    targets = tuple(target) or (f"grpc://{os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET}",)
+    servers = Servers(targets, tuple(model), vocab_size, tokenizer, api_key, timeout)
     if table:
         asked = TableOptions(servers, read_streams(streams), input_len or 512, output_len or 128, rounds, seed)
         raise typer.Exit(run_streams_bench(asked, json))

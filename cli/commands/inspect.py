@@ -11,14 +11,24 @@ from cli.options import DEFAULT_TARGET
 
 
 def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh each second, until Ctrl-C.")] = False,
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Workers, pages and load. Exit code 3 where the router answers but is not ready."""
+    """Workers, KV blocks, requests and latency, as one router sees them. Exit code 3: it answers but is not ready.
+
+    A wide terminal shows more columns, --json all figures. TTFT and TBT are of the requests that ended on this router
+    in the last minute.
+    """
+    admin_target = admin or options.admin_target_of(target)
+    if watch:
+        from cli.status_watch import watch_status
+
+        raise typer.Exit(watch_status(admin_target, json))
     from cli.status import show_status
 
-    raise typer.Exit(show_status(admin or options.admin_target_of(target), json))
+    raise typer.Exit(show_status(admin_target, json))
 
 
 def health(
@@ -54,7 +64,7 @@ def explain(
     """
     from cli.explain import show_explanation
 
-    raise typer.Exit(show_explanation(request_id, admin or [options.admin_target_of(target)], json))
+    raise typer.Exit(show_explanation(request_id, admin or options.admin_target_of(target).split(","), json))
 
 
 def role(

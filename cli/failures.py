@@ -25,7 +25,7 @@ def for_people(
     if isinstance(error, Unavailable) and error.reason is None:
         return Unavailable(_unreachable(error.message, target, begun, grpc_port), error.details)
     if isinstance(error, NotAllowed):
-        return NotAllowed(f"{error.message}; {API_KEY_VARIABLE} is where the key is looked for", error.details)
+        return NotAllowed(f"{error.message}; set {API_KEY_VARIABLE}", error.details)
     if error.code is grpc.StatusCode.UNIMPLEMENTED:
         text = f"{target} does not serve this; --target is the public port of a router, --admin its admin port"
         return ServerError(text, error.details, error.code)

@@ -131,7 +131,7 @@ def _refuse_too_open(options: UpOptions) -> None:
     has_keys = options.exposure.api_keys is not None or bool(os.environ.get("BATON_API_KEY_HASHES"))
     risk = too_open((options.host,), LOOPBACK, has_keys)
     if risk and not options.exposure.insecure:
-        raise CommandFailed(f"{risk}; give --api-keys FILE, or --insecure where that is meant")
+        raise CommandFailed(f"{risk}; use --api-keys FILE, or --insecure to allow it")
 
 
 def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -207,7 +207,7 @@ class _Up:
     def _handle_signals(self, supervisor: Supervisor) -> None:
         def on_signal() -> None:
             if self._ended.is_set():
-                self._say("second signal: killing everything")
+                self._say("second signal: killing all processes")
                 supervisor.force()
             self._ended.set()
 
@@ -233,14 +233,16 @@ class _Up:
     def _announce(self) -> None:
         settings = self._settings
         if self._source.is_random:
-            self._say("models/tableqa is missing: serving a tiny checkpoint of random weights, which talks nonsense")
+            self._say(
+                "models/tableqa is missing: serving a tiny checkpoint of random weights, whose answers mean nothing"
+            )
         self._say(f"model {settings.model_name} from {settings.model_folder}")
         workers, ranks = range(settings.prefill + settings.decode), settings.tensor_parallel
         devices = sorted({settings.machine.device(worker, ranks) for worker in workers})
-        amount = "what is left" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
+        amount = "the remaining memory" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
         self._say(
             f"{_workers(settings)} on {', '.join(devices)}{f', {ranks} ranks each' if ranks > 1 else ''}, "
-            f"{amount} of KV each; Redis: {self._redis.description}"
+            f"KV: {amount} each; Redis: {self._redis.description}"
         )
         way = "prefill, transfer and decode" if settings.prefill else "a worker"
         self._say(f"starting: load, warm up, then a canary request through {way}")

@@ -50,7 +50,7 @@ class AdminServicer:
         needed = self.readiness.needed | self.cluster.roles_seen
         gaps = [self.readiness.detail, *_missing(needed, self.cluster.workers)]
         if not connected:
-            gaps.append("the registry does not answer; membership is as last seen")
+            gaps.append("the registry does not answer; the router keeps the workers it knows")
         return admin_pb2.GetStatusResponse(
             ready=self.readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),
@@ -86,7 +86,7 @@ class AdminServicer:
     ) -> admin_pb2.ChangeRoleResponse:
         role = next((role for role, number in ROLES.items() if number == message.role), None)
         if role is None:
-            raise InvalidArgument("role", "neither prefill nor decode")
+            raise InvalidArgument("role", "must be prefill or decode")
         self.fleet.change_role(message.worker_id, role)
         return admin_pb2.ChangeRoleResponse()
 

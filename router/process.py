@@ -162,7 +162,7 @@ class RouterProcess:
     async def start(self, running: Running) -> None:
         self._running = running
         public, admin = running.ports
-        logger.info("listening on %s:%d, for operators on port %d", self._config.host, public, admin)
+        logger.info("gRPC on %s:%d, admin port %d", self._config.host, public, admin)
         config = self._config
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:
@@ -216,11 +216,11 @@ class RouterProcess:
         ended_as_told = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
         if ended_as_told or self._running is None:
             return
-        logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
+        logger.critical("task %s ended; the process exits", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)
 
     def _on_fault(self, error: Exception) -> None:
-        logger.critical("the queue failed, the process ends", exc_info=error)
+        logger.critical("the admission queue failed; the process exits", exc_info=error)
         if self._running is not None:
             self._running.stop(exit_code=1)
 

@@ -52,13 +52,13 @@ def generate(
     from cli.ask import generate as run_generate
 
     if (prompt is None) == (token_ids is None):
-        raise typer.BadParameter("give a text or --token-ids, one of them", param_hint="prompt")
+        raise typer.BadParameter("give either a text or --token-ids", param_hint="prompt")
     if token_ids is not None and system is not None:
-        raise typer.BadParameter("a system message needs a text, not --token-ids", param_hint="--system")
+        raise typer.BadParameter("a system message needs a prompt as text, not --token-ids", param_hint="--system")
     options.check_logprobs(logprobs, json)
     options.check_logprobs(prompt_logprobs, json, "--prompt-logprobs")
     if echo and system is not None:
-        raise typer.BadParameter("a conversation has no text to begin with", param_hint="--echo")
+        raise typer.BadParameter("a chat has no text to echo", param_hint="--echo")
     given = options.sampling_options(context.params)
     if echo:
         given["echo"] = True

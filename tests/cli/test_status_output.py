@@ -83,7 +83,7 @@ def huge(number: int) -> WorkerStatus:
 
 LARGE = ClusterStatus(
     ready=True,
-    detail="the registry does not answer; membership is as last seen",
+    detail="the registry does not answer; the router keeps the workers it knows",
     registry_connected=False,
     active_requests=2000,
     queued_requests=999,
@@ -223,7 +223,11 @@ def test_the_headline_says_ready_or_what_is_missing() -> None:
         ((WorkerRole.PREFILL, WorkerRole.DECODE), True, ""),
         ((WorkerRole.PREFILL,), True, "no decode worker is connected"),
         ((), True, "no prefill worker is connected; no decode worker is connected"),
-        ((WorkerRole.PREFILL, WorkerRole.DECODE), False, "the registry does not answer; membership is as last seen"),
+        (
+            (WorkerRole.PREFILL, WorkerRole.DECODE),
+            False,
+            "the registry does not answer; the router keeps the workers it knows",
+        ),
     ],
 )
 async def test_a_router_that_is_ready_says_what_it_lacks(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from cli.rounding import round_milliseconds
-from client import BatonClientError, Delta, Event, Finished, InvalidRequest, PromptPart, Started
+from client import BatonClientError, Delta, Event, Finished, InvalidRequest, PromptPart, Started, Timings, Usage
 
 
 class AnswerOutput(Protocol):
@@ -116,13 +116,28 @@ def event_as_object(event: Event) -> dict[str, object]:
     return content
 
 
-def show_answer(events: Iterable[Event], output: AnswerOutput) -> bool:
-    """Shows an answer to its end; False where it failed, which has been shown too."""
+def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:
+    """Shows an answer to its end; False where it failed, which is shown too. `timing` gets a line of figures."""
+    last: Event | None = None
     try:
         for event in events:
             output.show(event)
+            last = event
     except BatonClientError as error:
         output.fail(error)
         return False
     output.end()
+    if timing is not None and isinstance(last, Finished) and last.usage is not None and last.timings is not None:
+        timing.write(timing_line(last.usage, last.timings) + "\n")
     return True
+
+
+def timing_line(usage: Usage, timings: Timings) -> str:
+    """The rate is that of the tokens after the first one."""
+    parts = [f"TTFT {timings.ttft_ms:.0f} ms"]
+    decoding_ms = timings.total_ms - timings.ttft_ms
+    if usage.completion_tokens > 1 and decoding_ms >= 1:
+        parts.append(f"{(usage.completion_tokens - 1) * 1e3 / decoding_ms:.1f} tokens/s")
+    parts.append(f"{usage.completion_tokens} tokens")
+    parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
+    return " · ".join(parts)

@@ -111,7 +111,7 @@ class Supervisor:
             if self._is_hopeless(ending, backoff):
                 self._fail(f"{spec.name} {ending.text}; see its output above")
                 return
-            self._report(f"{spec.name} {ending.text}; starting it again in {delay_s:g} s")
+            self._report(f"{spec.name} {ending.text}; restarting it in {delay_s:g} s")
             await self._pause(delay_s)
 
     async def _run_once(self, spec: ProcessSpec) -> Ending:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -16,11 +15,12 @@ from cli.devices import DeviceChoice, Machine, inspect_machine
 from cli.errors import CommandFailed
 from cli.http_ports import choose_http_ports, is_free
 from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
-from cli.options import DEFAULT_TARGET, admin_target_of
+from cli.options import DEFAULT_TARGET, TARGET_VARIABLE
 from cli.paths import ROOT, RUNTIME
-from cli.process_plan import LOOPBACK, Exposure, UpSettings, plan_processes, router_ports
+from cli.process_plan import LOOPBACK, Exposure, UpSettings, plan_processes
 from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from cli.readiness import NotReady, wait_until_serving, waiting_for
+from cli.ready_hint import ready_lines, script_command
 from cli.redis_source import RedisSource, choose_redis
 from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
@@ -131,7 +131,7 @@ def _refuse_too_open(options: UpOptions) -> None:
     has_keys = options.exposure.api_keys is not None or bool(os.environ.get("BATON_API_KEY_HASHES"))
     risk = too_open((options.host,), LOOPBACK, has_keys)
     if risk and not options.exposure.insecure:
-        raise CommandFailed(f"{risk}; give --api-keys FILE, or --insecure where that is meant")
+        raise CommandFailed(f"{risk}; use --api-keys FILE, or --insecure to allow it")
 
 
 def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -207,7 +207,7 @@ class _Up:
     def _handle_signals(self, supervisor: Supervisor) -> None:
         def on_signal() -> None:
             if self._ended.is_set():
-                self._say("second signal: killing everything")
+                self._say("second signal: killing all processes")
                 supervisor.force()
             self._ended.set()
 
@@ -230,48 +230,29 @@ class _Up:
     def _admin_target(self) -> str:
         return f"{LOOPBACK}:{self._settings.admin_port}"
 
-    @property
-    def _router_target(self) -> str:
-        # An address for listening everywhere is none to connect to.
-        host = LOOPBACK if self._settings.host in ("0.0.0.0", "::") else self._settings.host
-        return f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
-
     def _announce(self) -> None:
         settings = self._settings
         if self._source.is_random:
-            self._say("models/tableqa is missing: serving a tiny checkpoint of random weights, which talks nonsense")
+            self._say(
+                "models/tableqa is missing: serving a tiny checkpoint of random weights, whose answers mean nothing"
+            )
         self._say(f"model {settings.model_name} from {settings.model_folder}")
         workers, ranks = range(settings.prefill + settings.decode), settings.tensor_parallel
         devices = sorted({settings.machine.device(worker, ranks) for worker in workers})
-        amount = "what is left" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
+        amount = "the remaining memory" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
         self._say(
             f"{_workers(settings)} on {', '.join(devices)}{f', {ranks} ranks each' if ranks > 1 else ''}, "
-            f"{amount} of KV each; Redis: {self._redis.description}"
+            f"KV: {amount} each; Redis: {self._redis.description}"
         )
         way = "prefill, transfer and decode" if settings.prefill else "a worker"
         self._say(f"starting: load, warm up, then a canary request through {way}")
 
     def _announce_ready(self, seconds: float) -> None:
-        settings, target = self._settings, self._router_target
-        elsewhere = "" if target == DEFAULT_TARGET else f" --target {target}"
-        admin = self._admin_target
-        # As `status` would find it from --target by itself.
-        found = admin == admin_target_of(target)
-        question = "generate 'Once upon a time' --max-tokens 32"
-        if has_chat_template(self._source.folder):
-            question = "chat 'What is a block table?'"
         self._say(f"ready in {seconds:.1f} s")
-        self._say(f"  endpoint  {target}   (gRPC, baton.v1.BatonService)")
-        scheme = "http" if settings.exposure.tls_cert is None else "https"
-        self._say(f"  HTTP      {scheme}://{target.rpartition(':')[0]}:{settings.http_ports[0]}/v1   (OpenAI's API)")
-        self._say(f"  admin     {admin}")
-        for number, (public_port, admin_port) in enumerate(router_ports(settings)[1:], 2):
-            host = target.rpartition(":")[0]
-            http_port = settings.http_ports[number - 1]
-            self._say(f"  router {number}  {host}:{public_port}, HTTP {http_port}, admin {LOOPBACK}:{admin_port}")
-        shown = "BATON_API_KEY=... " if settings.exposure.api_keys is not None else ""
-        self._say(f"  try       {shown}{_command()} {question}{elsewhere}")
-        self._say(f"            {_command()} status{elsewhere if found else f' --admin {admin}'}")
+        default_target = os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET
+        chats = has_chat_template(self._source.folder)
+        for line in ready_lines(self._settings, script_command(ROOT, Path.cwd()), default_target, chats):
+            self._say(line)
 
     def _say(self, text: str) -> None:
         self._output.write(f"{'baton':<9} | {text}")
@@ -281,12 +262,6 @@ def _workers(settings: UpSettings) -> str:
     if settings.prefill:
         return f"{settings.prefill} prefill + {settings.decode} decode"
     return f"{settings.decode} decode, prefill colocated,"
-
-
-def _command() -> str:
-    """How the user can call us from where they stand."""
-    script = ROOT / "baton"
-    return "./baton" if script.parent == Path.cwd() else shlex.quote(str(script))
 
 
 def _require_free(host: str, port: int) -> None:

@@ -10,7 +10,18 @@ Streams the same events whichever workers serve them; knows nothing of prefill, 
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, RouterStatus, WorkerStatus
+from client.cluster import (
+    CacheView,
+    ClusterStatus,
+    Latency,
+    Link,
+    Load,
+    PageCounts,
+    PlannerStatus,
+    Quantiles,
+    RouterStatus,
+    WorkerStatus,
+)
 from client.errors import (
     BatonClientError,
     Busy,
@@ -69,6 +80,7 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "InvalidRequest",
+    "Latency",
     "Link",
     "Load",
     "Message",
@@ -79,6 +91,7 @@ __all__ = [
     "PlannerStatus",
     "PromptPart",
     "ProtocolError",
+    "Quantiles",
     "RequestExplanation",
     "RetryPolicy",
     "RouterStatus",

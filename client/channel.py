@@ -34,7 +34,7 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
     given = target.split(",") if isinstance(target, str) else target
     targets = tuple(each.strip() for each in given if each.strip())
     if not targets:
-        raise ValueError("no target is given")
+        raise ValueError("a target is required")
     return targets
 
 

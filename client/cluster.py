@@ -110,6 +110,21 @@ class RouterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the requests that ended on this router in the last minute."""
+
+    requests: int  # how many, at most 256
+    ttft: Quantiles
+    tbt: Quantiles | None  # None: no answer was long enough to have one
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     ready: bool
     detail: str  # why not ready, or in which way degraded; empty when all is well
@@ -121,3 +136,4 @@ class ClusterStatus:
     planner: PlannerStatus | None = None  # None: there is none
     indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker
     routers: tuple[RouterStatus, ...] = ()  # the other ones
+    latency: Latency | None = None  # None: no request ended in the last minute

@@ -5,10 +5,12 @@ from dataclasses import fields
 from client.cluster import (
     CacheView,
     ClusterStatus,
+    Latency,
     Link,
     Load,
     PageCounts,
     PlannerStatus,
+    Quantiles,
     Role,
     RouterStatus,
     WorkerStatus,
@@ -123,12 +125,21 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
             for each in response.routers
         ),
         planner=_planner_from(response.planner) if response.HasField("planner") else None,
+        latency=_latency_from(response.latency) if response.HasField("latency") else None,
     )
 
 
 def _planner_from(planner: admin_pb2.PlannerStatus) -> PlannerStatus:
     return PlannerStatus(
         planner.mode, planner.prefill_pressure, planner.decode_pressure, planner.verdict, planner.changes
+    )
+
+
+def _latency_from(latency: admin_pb2.LatencyStatus) -> Latency:
+    return Latency(
+        latency.requests,
+        Quantiles(latency.ttft.p50_ms, latency.ttft.p99_ms),
+        Quantiles(latency.tbt.p50_ms, latency.tbt.p99_ms) if latency.HasField("tbt") else None,
     )
 
 

@@ -104,7 +104,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         if self.hands_over:
             self.draining = True
             for answer in self._book:
-                self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker ends")
+                self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is stopping")
             await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
         if self._tasks:

@@ -154,7 +154,7 @@ class DecodeWorker(ServedWorker):
         await self._peers.close()
         await self._transfers.end_groups()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
-            logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+            logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:
             self._steps.close()
         if self._owns_host:

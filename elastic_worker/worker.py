@@ -106,7 +106,7 @@ class ElasticWorker(ServedWorker):
     async def _change_to(self, role: WorkerRole) -> None:
         began_s = time.monotonic()
         old = self._current
-        logger.info("%s drains, to serve as %s", self._config.worker_id, role)
+        logger.info("%s drains to become %s", self._config.worker_id, role)
         old.drain.begin()
         try:
             async with asyncio.timeout(self._config.role_drain_s):
@@ -114,7 +114,7 @@ class ElasticWorker(ServedWorker):
                     await asyncio.sleep(DRAIN_POLL_S)
                 epoch = await self._next_epoch()
         except TimeoutError:
-            logger.warning("it stays %s: requests were open for %g s", old.role, self._config.role_drain_s)
+            logger.warning("it stays %s: requests were still open after %g s", old.role, self._config.role_drain_s)
             old.drain.call_off()
             return
         drained_s = time.monotonic()

@@ -40,9 +40,17 @@ _STREAMED = {
 
 
 def make_app(
-    dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorRegistry, page: PageState, transport: Transport
+    dispatcher: Dispatcher,
+    readiness: Readiness,
+    metrics: CollectorRegistry,
+    page: PageState,
+    transport: Transport,
+    grpc_port: Callable[[], int],
 ) -> Router:
-    """`metrics` is what /metrics tells. Raises: OSError where files of the page are missing."""
+    """`metrics` is what /metrics exposes; `grpc_port` the bound public port, once there is one.
+
+    Raises: OSError where files of the page are missing.
+    """
     posts = _posts(dispatcher, transport)
     document: dict[str, Any] = {}
 
@@ -52,7 +60,7 @@ def make_app(
     async def described(scope: Scope) -> Reply:
         return json_reply(document)
 
-    operations = Operations(dispatcher, readiness)
+    operations = Operations(dispatcher, readiness, grpc_port)
     gets: dict[str, tuple[str, Callable[[Scope], Awaitable[Reply]]]] = {
         "/v1/models": (JSON, operations.models),
         "/v1/models/{model:path}": (JSON, operations.model),

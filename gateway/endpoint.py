@@ -68,7 +68,7 @@ class Endpoint(Generic[Message]):
         except ClientGone:
             logger.info("the client has gone")
         except Stalled:
-            logger.warning("the client took nothing of its answer for %g s", stall_s)
+            logger.warning("the client read nothing of its answer for %g s", stall_s)
             abort_of(scope)()
 
     async def _respond(self, body: Body, call: Call, send: Send) -> None:

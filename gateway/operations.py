@@ -54,9 +54,10 @@ class Unknown:
 
 
 class Operations:
-    def __init__(self, dispatcher: Dispatcher, readiness: Readiness) -> None:
+    def __init__(self, dispatcher: Dispatcher, readiness: Readiness, grpc_port: Callable[[], int]) -> None:
         self._dispatcher = dispatcher
         self._readiness = readiness
+        self._grpc_port = grpc_port
         self._created = int(time.time())
 
     async def models(self, scope: Scope) -> Reply:
@@ -80,7 +81,7 @@ class Operations:
         return json_reply({"ready": self._readiness.ready, "detail": detail}, status)
 
     async def version(self, scope: Scope) -> Reply:
-        return json_reply({"version": installed_version()})
+        return json_reply({"version": installed_version(), "grpc_port": self._grpc_port()})
 
     def _model(self, chosen: ChosenModel) -> dict[str, object]:
         return {

@@ -43,9 +43,9 @@ class Parser:
         try:
             packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
         except HelperBusy:
-            raise _unavailable("too many large bodies are being looked at") from None
+            raise _unavailable("too many large bodies are being parsed") from None
         except HelperFailed as error:
-            raise _unavailable("the body could not be looked at") from error
+            raise _unavailable("the body could not be parsed") from error
         return await asyncio.get_running_loop().run_in_executor(self._thread, unpack, message_type, memoryview(packed))
 
     def close(self) -> None:

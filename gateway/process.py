@@ -35,6 +35,7 @@ class GatewayProcess(RouterProcess):
         self._http_config = config
         self.http_port = 0
         """The bound port, once it has started."""
+        self._grpc_port = 0
         metrics = CollectorRegistry(auto_describe=False)
         requests = RequestMetrics()
         recent = RecentRequests()
@@ -43,7 +44,7 @@ class GatewayProcess(RouterProcess):
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("gateway.parse_process"))
         transport = Transport(bodies, self._parser, config.http_stall_s)
-        routes = make_app(self.dispatcher, self.readiness, metrics, page, transport)
+        routes = make_app(self.dispatcher, self.readiness, metrics, page, transport, lambda: self._grpc_port)
         app = Guard(routes, self.access, config.http_stall_s)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
@@ -60,6 +61,7 @@ class GatewayProcess(RouterProcess):
 
     async def start(self, running: Running) -> None:
         """Raises: ListenError, TlsError."""
+        self._grpc_port, _ = running.ports
         host = self._http_config.http_host
         self.http_port = await self._http.start(host, self._http_config.http_port)
         logger.info("HTTP on %s:%d", host, self.http_port)

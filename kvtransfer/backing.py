@@ -36,4 +36,7 @@ def _populate(address: int, nbytes: int, advice: int) -> None:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if length > 0 and madvise(first, length, advice) != 0:
-        logger.info("memory of the pool comes as it is used: madvise: %s", os.strerror(ctypes.get_errno()))
+        logger.info(
+            "the pool could not be allocated in advance, but is on first use: madvise: %s",
+            os.strerror(ctypes.get_errno()),
+        )

@@ -29,7 +29,7 @@ class PairingRefused(TransferError):
     """`field` is the field of PoolDescription that does not fit."""
 
     def __init__(self, field: str, mine: str, theirs: str) -> None:
-        super().__init__(f"{field} of the two pools do not go together: {mine} here, {theirs} there")
+        super().__init__(f"{field} of the two pools differ: {mine} here, {theirs} there")
         self.field = field
 
 

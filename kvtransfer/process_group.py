@@ -125,7 +125,7 @@ class ProcessGroup:
     def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Pending:
         group = self._group
         if group is None or self._closed:
-            raise LinkBroken("the group was dropped")
+            raise LinkBroken("the process group was closed")
         try:
             self._works[sequence] = start(group)
         except RuntimeError as error:
@@ -136,7 +136,7 @@ class ProcessGroup:
         with self._lock:
             work = self._works.pop(sequence, None)
             if work is None or self._closed:
-                raise LinkBroken("the group was dropped")
+                raise LinkBroken("the process group was closed")
             awaited: Future[None] = Future()
             self._awaited = awaited
         try:
@@ -147,7 +147,7 @@ class ProcessGroup:
                 self._waits.put((work, awaited))
                 awaited.result()
         except CancelledError as error:
-            raise LinkBroken("the group was dropped") from error
+            raise LinkBroken("the process group was closed") from error
         except RuntimeError as error:
             raise LinkBroken(str(error)) from error
         finally:

@@ -150,7 +150,7 @@ class PrefixFetcher:
         self._loop.landed(landing, pull.result().blocks if valid else 0)
 
     def _avoid(self, endpoint: str, why: str) -> None:
-        logger.info("a prefix could not be fetched from %s, it is computed: %s", endpoint, why)
+        logger.info("fetching a prefix from %s failed, it is computed instead: %s", endpoint, why)
         now = time.monotonic()
         self._avoided_until = {other: until for other, until in self._avoided_until.items() if until > now}
         self._avoided_until[endpoint] = now + AVOIDED_S

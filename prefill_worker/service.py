@@ -96,7 +96,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         if self.hands_over:
             self.draining = True
             for prompt in tuple(self._prompts.values()):
-                self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker ends")
+                self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker is stopping")
             await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
 

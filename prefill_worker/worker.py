@@ -151,7 +151,7 @@ class PrefillWorker(ServedWorker):
         if self._fetcher is not None:
             await self._fetcher.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
-            logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+            logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:
             self._steps.close()
         if self._owns_host:

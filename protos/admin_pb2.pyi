@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers")
+    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "latency")
     READY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class GetStatusResponse(_message.Message):
     PLANNER_FIELD_NUMBER: _ClassVar[int]
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     detail: str
     registry_connected: bool
@@ -33,7 +34,26 @@ class GetStatusResponse(_message.Message):
     planner: PlannerStatus
     indexed_blocks: int
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
-    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ...) -> None: ...
+    latency: LatencyStatus
+    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ...) -> None: ...
+
+class LatencyStatus(_message.Message):
+    __slots__ = ("requests", "ttft", "tbt")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    TBT_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    ttft: Quantiles
+    tbt: Quantiles
+    def __init__(self, requests: _Optional[int] = ..., ttft: _Optional[_Union[Quantiles, _Mapping]] = ..., tbt: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
+
+class Quantiles(_message.Message):
+    __slots__ = ("p50_ms", "p99_ms")
+    P50_MS_FIELD_NUMBER: _ClassVar[int]
+    P99_MS_FIELD_NUMBER: _ClassVar[int]
+    p50_ms: float
+    p99_ms: float
+    def __init__(self, p50_ms: _Optional[float] = ..., p99_ms: _Optional[float] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
     __slots__ = ("router_id", "address", "uptime_s", "requests", "tokens")

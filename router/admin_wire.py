@@ -6,6 +6,7 @@ from dataclasses import asdict
 from protos import admin_pb2, report_pb2, session_pb2
 from router.caches import CacheStatus
 from router.cluster import Worker
+from router.latency import Latency
 from router.shared_view import Share
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 
@@ -35,6 +36,14 @@ def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStat
         uptime_s=share.uptime_s,
         requests=sum(load.requests for endpoint, load in share.loads.items() if endpoint in decode),
         tokens=share.tokens,
+    )
+
+
+def latency_status(latency: Latency) -> admin_pb2.LatencyStatus:
+    return admin_pb2.LatencyStatus(
+        requests=latency.requests,
+        ttft=admin_pb2.Quantiles(**latency.ttft._asdict()),
+        tbt=admin_pb2.Quantiles(**latency.tbt._asdict()) if latency.tbt is not None else None,
     )
 
 

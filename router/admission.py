@@ -86,7 +86,9 @@ class AdmissionQueue:
             absent = self._absent(ticket)
             if absent is not None:
                 raise absent from None
-            raise self.prospects.refusal(f"no room became free in {self._limits.max_wait_s:g} s", standing) from None
+            raise self.prospects.refusal(
+                f"no worker had room for the request within {self._limits.max_wait_s:g} s", standing
+            ) from None
         except asyncio.CancelledError:
             self._withdraw(entry)
             raise
@@ -132,7 +134,9 @@ class AdmissionQueue:
         while (entry := turns.next()) is not None:
             ticket, began_s = entry.item, self._clock()
             if self.prospects.is_hopeless(entry, began_s):
-                too_late = self.prospects.refusal("the deadline is too near by now", ticket.standing)
+                too_late = self.prospects.refusal(
+                    "the request can no longer finish before its deadline", ticket.standing
+                )
                 self._settle(entry, too_late, served=False)
                 continue
             current = seen is not None and seen.ticket is ticket
@@ -191,7 +195,7 @@ class AdmissionQueue:
     def _make_place(self, standing: Standing) -> None:
         """The queue is full: the tenant with most requests in it gives one up, unless that is who comes now."""
         newest = self._queue.newest_of_largest()
-        message = f"{len(self._queue)} requests are waiting already"
+        message = f"{len(self._queue)} requests are pending already"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
             raise self.prospects.refusal(message, standing)
         self._settle(newest, self.prospects.refusal(message, newest.item.standing), served=False)

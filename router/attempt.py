@@ -144,7 +144,9 @@ class Attempt:
 
     def _take_scores(self, scores: PromptScores) -> None:
         if scores.offset != len(self._request.token_ids) - self._unscored or len(scores.logprobs) > self._unscored:
-            raise InconsistentOutput(f"scores of the prompt from {scores.offset} on; {self._unscored} are missing")
+            raise InconsistentOutput(
+                f"prompt log-probabilities begin at token {scores.offset}; the last {self._unscored} are missing"
+            )
         self._unscored -= len(scores.logprobs)
         self._scores.append(scores)
 

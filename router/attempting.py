@@ -59,7 +59,7 @@ class Attempting:
                 cacheable = part.block_hashes if part.sampling.prompt_logprobs is None else ()
                 admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._standing())
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed while the request waited for room") from None
+            raise DeadlineExceeded("the deadline passed while the request was pending") from None
         candidates = candidates_of(admitted.placement, admitted.workers)
         placed_s = time.monotonic()
         note = AttemptNote(

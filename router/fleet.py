@@ -85,13 +85,20 @@ class Fleet:
             commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
         for endpoint, command in commands:
             if not self._send(endpoint, command):
-                failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
+                failed = Failed(
+                    tag.attempt_id,
+                    endpoint,
+                    FailureReason.WORKER_LOST,
+                    "the worker was lost before the request was sent",
+                )
                 self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
         """Tells a decode worker to go on here with what it makes for that router. One that was lost fails it."""
         if not self._send(endpoint, session_wire.adopt(router_id, attempt_id, tag)):
-            failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
+            failed = Failed(
+                tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "the worker was lost before the request was sent"
+            )
             self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
@@ -143,7 +150,7 @@ class Fleet:
 
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)
-        logger.info("what is known of the cache of %s is not right (%s): it is asked for all of it", endpoint, wrong)
+        logger.info("cache view of %s is stale (%s); requesting a snapshot", endpoint, wrong)
         self._send(endpoint, cache_wire.snapshot_request())
 
     def on_event(self, event: AttemptEvent) -> None:

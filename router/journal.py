@@ -237,12 +237,12 @@ class Journal:
         except RegistryUnavailable as error:
             self.counts.failed += len(changes)
             if self._connected:
-                logger.warning("streams are not journaled, going on without: %s", error)
+                logger.warning("the journal is unavailable, new streams cannot resume at another router: %s", error)
             self._connected = False
             return
         self.counts.written += len(changes)
         if not self._connected:
-            logger.info("streams are journaled again")
+            logger.info("the journal is available again")
             self._connected = True
             for live in tuple(self._live.values()):
                 if live.record.places:

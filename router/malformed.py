@@ -161,7 +161,7 @@ def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
     else:
         raise ValueError(f"wire type {wire_type}")
     if position + length > len(data):
-        raise ValueError("the message is cut off")
+        raise ValueError("the message is truncated")
     return position, position + length
 
 

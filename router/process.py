@@ -20,6 +20,7 @@ from router.exposure import warnings
 from router.fleet import Fleet
 from router.journal import Journal
 from router.key_limits import KeyMeters
+from router.latency import RecentLatency
 from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
 from router.planner import Planner, PlannerTiming
 from router.readiness import Readiness
@@ -95,6 +96,8 @@ class RouterProcess:
         self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
         explainer = Explainer(cluster.name_of)
+        latency = RecentLatency()
+        tracer.observers.append(latency.observe)
         tracer.observers += [explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
             self._readiness,
@@ -113,6 +116,7 @@ class RouterProcess:
             lambda: self._membership.connected,
             self._fleet,
             explainer,
+            latency,
             self._replicas,
             self._planning,
         )
@@ -158,7 +162,7 @@ class RouterProcess:
     async def start(self, running: Running) -> None:
         self._running = running
         public, admin = running.ports
-        logger.info("listening on %s:%d, for operators on port %d", self._config.host, public, admin)
+        logger.info("gRPC on %s:%d, admin port %d", self._config.host, public, admin)
         config = self._config
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:
@@ -212,11 +216,11 @@ class RouterProcess:
         ended_as_told = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
         if ended_as_told or self._running is None:
             return
-        logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
+        logger.critical("task %s ended; the process exits", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)
 
     def _on_fault(self, error: Exception) -> None:
-        logger.critical("the queue failed, the process ends", exc_info=error)
+        logger.critical("the admission queue failed; the process exits", exc_info=error)
         if self._running is not None:
             self._running.stop(exit_code=1)
 

@@ -46,14 +46,17 @@ class Prospects:
             return
         own = self._queue.waiting_of(standing.tenant)
         if own >= self._limits.max_waiting_per_tenant:
-            raise self.refusal(f"{own} requests of this caller are waiting already", standing)
+            raise self.refusal(f"{own} requests of this caller are pending already", standing)
         now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
         ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + tokens
         wait_s = self._estimate.wait_s(ahead, now)
         time_left_s = PLANNED_SHARE * (standing.deadline_s - now)
         longest_s = min(self._limits.max_wait_s, time_left_s - self._estimate.stay_s(tokens))
         if wait_s is not None and wait_s > longest_s:
-            raise self.refusal(f"the wait for room would be {wait_s:.1f} s; there is time for less", standing)
+            raise self.refusal(
+                f"the request would be pending for {wait_s:.1f} s, too long for its deadline or the queue's limit",
+                standing,
+            )
 
     def is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
         """Its deadline will pass before it is answered, and others wait who can be."""

@@ -100,11 +100,11 @@ class Replicas:
             answers = await self._store.exchange(message)
         except RegistryUnavailable as error:
             if self._connected:
-                logger.warning("other routers are not heard, going on without: %s", error)
+                logger.warning("the load of other routers is unknown: %s", error)
             self._connected, answers = False, ()
         else:
             if not self._connected:
-                logger.info("other routers are heard again")
+                logger.info("the load of other routers is known again")
             self._connected = True
         self._take(answers)
         return self._connected

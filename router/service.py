@@ -98,4 +98,4 @@ class BatonServicer:
         except TimeoutError:
             if not life.expired():
                 raise
-            raise Aborted("another stream of this request goes on", "SUPERSEDED") from None
+            raise Aborted("another stream continues this request", "SUPERSEDED") from None

@@ -105,7 +105,7 @@ class WorkerSession:
         try:
             command.number = self._channel.number(command)
         except SessionOverflow:
-            self._lose("it acknowledges nothing")
+            self._lose("it acknowledges no messages")
             return False
         if self._outbox is not None:
             self._outbox.put(command)
@@ -150,7 +150,7 @@ class WorkerSession:
         await call.write(session_wire.hello(self._router_id, self._channel.last_received, self._epoch))
         first = await call.read()
         if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
-            raise _SessionBroken("it does not begin with Welcome")
+            raise _SessionBroken("its first message is not Welcome")
         try:
             description = session_wire.worker_description(first.welcome.worker)
         except ValueError as error:
@@ -177,7 +177,7 @@ class WorkerSession:
         while isinstance(message := await call.read(), session_pb2.ConnectResponse):
             self._heard_at = time.monotonic()
             if message.epoch != self._epoch:
-                raise _SessionBroken("it speaks of another session")
+                raise _SessionBroken("it answered for another session")
             self._take(message)
         raise _SessionBroken("the worker closed the stream")
 
@@ -224,7 +224,7 @@ class WorkerSession:
             now = time.monotonic()
             self._heard_at += max(0.0, now - before - 2 * self._timing.watch_s)
             if now - self._heard_at > self._timing.silence_s:
-                raise _WorkerSilent(f"nothing heard for {now - self._heard_at:.1f} s")
+                raise _WorkerSilent(f"no message for {now - self._heard_at:.1f} s")
             self._acknowledge()
 
     def _broken(self, welcomed: bool, error: Exception) -> None:
@@ -234,7 +234,7 @@ class WorkerSession:
             self._listener.on_disconnected(self.endpoint)
         if self._epoch and self._grace is None:
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not come back in time")
+            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not reconnect in time")
 
     def _lose(self, why: str, died: bool = False) -> None:
         """Gives the session up: the next connection begins a new one."""

@@ -65,7 +65,7 @@ class Streams:
         try:
             data = await self._journal.read(key)
         except RegistryUnavailable as error:
-            logger.info("a stream to be resumed cannot be looked up: %s", error)
+            logger.info("the journal cannot be read to resume a stream: %s", error)
             return None
         return journal_wire.from_bytes(data, asked.tenant, block_tokens) if data is not None else None
 

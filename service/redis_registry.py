@@ -101,7 +101,7 @@ class RedisRegistry:
                 records.append(WorkerRecord.from_json(text))
             except ValueError as error:
                 if text not in self._unreadable:
-                    logger.warning("a worker's record is not understood: %s", error)
+                    logger.warning("ignoring an unreadable worker record: %s", error)
                     self._unreadable.add(text)
         return tuple(records)
 

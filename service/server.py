@@ -126,7 +126,7 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
             await running.stopping.wait()
             await health.drain()
             if started and not await _until(running.forced, process.drain(), grace_s):
-                logger.warning("stopping with work left")
+                logger.warning("stopping with unfinished requests")
         finally:
             await process.stop()
             grace = 0.0 if running.forced.is_set() else _STOP_S

@@ -100,7 +100,7 @@ async def _greeting(commands: AsyncIterator[Command]) -> Greeting:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             first = await anext(commands)
     except (TimeoutError, StopAsyncIteration) as error:
-        raise InvalidArgument("hello", f"a session begins with Hello within {HELLO_TIMEOUT_S:g} s") from error
+        raise InvalidArgument("hello", f"no Hello within {HELLO_TIMEOUT_S:g} s") from error
     if len(first.hello.router_id) != ROUTER_ID_BYTES:
         raise InvalidArgument("hello.router_id", f"must be {ROUTER_ID_BYTES} bytes")
     return first.hello

@@ -44,7 +44,7 @@ class Stillness:
 
 def end_process(name: str, still_s: float) -> None:
     """Says what stands still and where every thread is; does not come back."""
-    logger.critical("the %s has made no progress for %.1f s: the process ends", name, still_s)
+    logger.critical("the %s has made no progress for %.1f s: the process exits", name, still_s)
     faulthandler.dump_traceback(file=STDERR, all_threads=True)
     os._exit(STALLED)
 

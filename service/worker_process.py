@@ -79,7 +79,7 @@ class WorkerProcess:
         endpoint = f"{self._config.advertised_host}:{running.ports[0]}"  # wrong ones show before the model is loaded
 
         def on_fault(fault: BaseException) -> None:
-            logger.critical("the worker is lost, the process ends: %s", fault)
+            logger.critical("the worker failed, the process exits: %s", fault)
             self._lost = True
             running.stop(exit_code=1)
 

@@ -45,7 +45,7 @@ class Departing:
 
     def on_change_role(self, wanted: session_pb2.Role) -> None:
         if self._change_role is None:
-            logger.warning("a router asked for another role, and this process has one for life")
+            logger.warning("a router asked for a change of role, which this worker does not support")
         else:
             self._change_role(wanted)
 

@@ -90,7 +90,7 @@ class GrpcLink:
             for response in self.stub.Read(request, timeout=READ_TIMEOUT_S):
                 yield response.data
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
-            raise CopyBroken(f"reading broke off: {error}") from error
+            raise CopyBroken(f"reading failed: {error}") from error
 
     def close(self) -> None:
         self._channel.close()
@@ -234,7 +234,7 @@ class Peers:
                 continue
             slow = name == "grpc" and self._choice == "auto"
             if slow:
-                logger.warning("KV from %s goes over grpc, the slow way: %s", endpoint, "; ".join(reasons))
+                logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, "; ".join(reasons))
             return _Chosen(transport, "; ".join(reasons) if slow else "")
         raise PeerUnreachable("; ".join(reasons))
 

@@ -122,7 +122,7 @@ def _share(prepared: PreparedModel, choice: TransportChoice) -> SharedPool | Non
     except SharedMemoryUnavailable as error:
         if choice == "shared_memory" or needed:
             raise
-        logger.warning("KV will leave over grpc, the slow way: %s", error)
+        logger.warning("KV of this worker is read over grpc, the slowest transport: %s", error)
         return None
 
 
@@ -136,7 +136,7 @@ def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHa
     except SharedMemoryUnavailable as error:
         if choice == "cuda_ipc" or needed:
             raise
-        logger.warning("KV will not leave by cuda_ipc: %s", error)
+        logger.warning("cuda_ipc is not available: %s", error)
         return ()
 
 
@@ -160,7 +160,7 @@ def _nixl(storage: Storage, name: str, transfers: TransferOptions) -> NixlAgent 
     except SharedMemoryUnavailable as error:
         if transfers.choice == "nixl":
             raise
-        logger.info("KV will not travel by nixl: %s", error)
+        logger.info("nixl is not available: %s", error)
         return None
 
 

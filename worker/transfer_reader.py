@@ -119,7 +119,7 @@ class TransferReader:
         try:
             end = await self._follow(peer, stream, transfer_id, destination, progress)
             if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
-                raise TransferFailed("the source ended before the prompt did")
+                raise TransferFailed("the source ended the transfer before the prompt was complete")
             asked = time.monotonic()
             confirmed = await self._confirm(peer, transfer_id)
             progress.round_trip_s = time.monotonic() - asked
@@ -128,7 +128,7 @@ class TransferReader:
             if replaced or error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._peers.forget(peer)
             if replaced:
-                raise PoolReplaced(f"another process has come to {endpoint}") from error
+                raise PoolReplaced(f"another process now listens at {endpoint}") from error
             kind = TransferFailed if error.code() in TAKEN_BACK else SourceLost
             raise kind(f"the transfer from {endpoint} broke: {error.code().name} {error.details()}") from error
         except PeerFailed as error:
@@ -193,7 +193,7 @@ class TransferReader:
         first_new = max(len(progress.source_blocks), destination.cached_blocks)
         progress.source_blocks.extend(message.blocks)
         if len(progress.source_blocks) > len(destination.blocks):
-            raise TransferFailed("the source has more blocks than were wanted")
+            raise TransferFailed("the source offered more blocks than requested")
         pairs = [
             BlockPair(index, progress.source_blocks[index], destination.blocks[index])
             for index in range(first_new, len(progress.source_blocks))
@@ -243,7 +243,7 @@ class TransferReader:
             try:
                 await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                logger.info("%s was not told that a reader gave up: %s", peer.endpoint, error.code().name)
+                logger.info("cancelling a transfer at %s failed: %s", peer.endpoint, error.code().name)
             finally:
                 self._peers.give_back(peer)
 

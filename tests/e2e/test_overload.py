@@ -84,7 +84,7 @@ async def test_who_cannot_be_served_by_its_deadline_is_told_so_at_once(small: St
         await asyncio.to_thread(small.wait_for, lambda: small.status().queued_requests == WAITING, 5.0, "queue")
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        with pytest.raises(Busy, match="the wait for room would be"):
+        with pytest.raises(Busy, match="the request would be pending for"):
             await baton.complete([5] * PROMPT_TOKENS, max_tokens=120, ignore_eos=True, timeout_s=0.2, api_key="hasty")
         assert loop.time() - began_s < 0.2
         assert await asyncio.gather(*patient) == [None] * (SLOTS + WAITING)

@@ -136,7 +136,7 @@ async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_ot
 
 async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
     drained, router = twofold.processes["decode-1"], twofold.processes["router"]
-    handed_over = "another attempt: DRAINING"
+    handed_over = "starting another attempt after DRAINING"
     before = router.text().count(handed_over)
 
     async def disturb(readers: Sequence[Reader]) -> None:

@@ -105,7 +105,7 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
                     worker.kill()
                     worker.start()
     assert tokens == list(undisturbed.choices[0].token_ids)
-    assert "another attempt: WORKER_" in router.processes["router"].text()
+    assert "starting another attempt after WORKER_" in router.processes["router"].text()
     assert not Path(f"/proc/{follower}").exists()
     router.stop()
     await asyncio.to_thread(stack.wait_ready)

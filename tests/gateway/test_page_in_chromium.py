@@ -77,7 +77,7 @@ async def test_a_key_is_asked_for_and_kept_in_memory_only(page: Page, gateway: G
     await visit(page, gateway)
     await page.until("!document.getElementById('keys').hidden")
     await page.type("#key", "baton-wrong")
-    await page.until("document.getElementById('key-problem').textContent.includes('not known')")
+    await page.until("document.getElementById('key-problem').textContent.includes('unknown')")
 
     await page.type("#key", "baton-user")
     await page.until("document.getElementById('keys').hidden")

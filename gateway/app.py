@@ -52,6 +52,8 @@ def make_app(
     Raises: OSError where files of the page are missing.
     """
     posts = _posts(dispatcher, transport)
+    for path in _STREAMED:
+        posts[path].observers.append(page.recent.refused)
     document: dict[str, Any] = {}
 
     async def exposed(scope: Scope) -> Reply:

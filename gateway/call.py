@@ -1,6 +1,7 @@
 """One HTTP request, as far as its headers tell."""
 
 import secrets
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -19,6 +20,10 @@ class Call:
     caller: Caller
     session: str  # whose requests go to the same workers
     trace: TraceContext | None  # the caller's place in its trace
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""What the current task answers; None outside a POST over HTTP."""
 
 
 def call_of(headers: Headers, caller: Caller) -> Call:

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.body import Body, BodyReader, ClientGone
-from gateway.call import REQUEST_ID_HEADER, Call, call_of
+from gateway.call import REQUEST_ID_HEADER, Call, call_of, current_call
 from gateway.connection import abort_of
 from gateway.guard import caller_of
 from gateway.names import names_of
@@ -49,12 +49,15 @@ class Endpoint(Generic[Message]):
         self._answer = answer
         self._transport = transport
         self._renamed = renamed
+        self.observers: list[Callable[[Call, Problem], None]] = []
+        """Called with every refusal, before it is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         call = call_of(headers, caller_of(scope))
         current_trace.set(call.trace)
         current_request_id.set(call.request_id)
+        current_call.set(call)
         told = {REQUEST_ID_HEADER: call.request_id}
         stall_s = self._transport.stall_s
         try:
@@ -64,6 +67,8 @@ class Endpoint(Generic[Message]):
                 with await self._transport.bodies.read(headers, receive) as body:
                     await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:
+                for observe in self.observers:
+                    observe(call, problem)
                 await refuse(problem, receive, send, told, stall_s)
         except ClientGone:
             logger.info("the client has gone")

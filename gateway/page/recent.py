@@ -4,35 +4,42 @@ No prompt and no answer: sizes, times and who did it.
 """
 
 import itertools
+import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.timeline import Stages, stages
+from gateway.call import Call, current_call
+from gateway.problem import Problem
+from router.timeline import Stages, Timeline, stages
 from router.tracing import RequestRecord
+from service.trace_context import current_request_id
 
 KEPT_REQUESTS = 256
 KEPT_GAPS = 1024
 """Of one worker: about the last half minute of a busy one."""
+REASON_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecentRequest:
     number: int  # no other has it; clients may give one id to several
     request_id: str
-    tenant: str
-    model: str
+    tenant: str | None  # None: not known, so that only those who see all requests see it
     status: str  # OK, or the name of the error
+    reason: str  # of an error, for a person; may be empty
     ended_s: float  # monotonic
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    attempts: int
-    prefill: str  # endpoint; empty where decode computed the prompt
-    decode: str
     stages: Stages
+    model: str = ""
+    prompt_tokens: int | None = None  # None: it was refused before they were counted
+    completion_tokens: int | None = None  # None: it did not end well
+    cached_tokens: int = 0
+    attempts: int = 0
+    prefill: str = ""  # endpoint; empty where decode computed the prompt
+    decode: str = ""  # empty where no worker was chosen
+    call: Call | None = None  # over HTTP
 
 
 class TokenTimes(NamedTuple):
@@ -41,38 +48,60 @@ class TokenTimes(NamedTuple):
 
 
 class RecentRequests:
-    """`observe` is called with every request that has ended."""
+    """`observe` is called with every request that has ended, `refused` where an HTTP client got an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._requests: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
         self._gaps_ms: dict[str, array[float]] = {}
         self._numbers = itertools.count(1)
 
     def observe(self, record: RequestRecord) -> None:
-        timeline, prepared, usage = record.timeline, record.prepared, record.summary and record.summary.usage
-        placement, ended_s = timeline.placement, timeline.ended_s
-        if prepared is None or placement is None or ended_s is None:
-            return  # nobody was chosen for it
-        self._requests.append(
-            RecentRequest(
-                number=next(self._numbers),
-                request_id=prepared.valid.request_id,
-                tenant=prepared.valid.tenant,
-                model=record.model,
-                status=record.error or "OK",
-                ended_s=ended_s,
-                prompt_tokens=len(prepared.token_ids),
-                cached_tokens=timeline.prefill.cached_tokens if timeline.prefill else 0,
-                completion_tokens=usage.completion_tokens if usage else 0,
-                attempts=timeline.attempts,
-                prefill=placement.prefill or "",
-                decode=placement.decode,
-                stages=stages(timeline, ended_s),
+        timeline, placement = record.timeline, record.timeline.placement
+        self._requests.append(self._recent(record, timeline.ended_s or self._clock()))
+        if placement is not None:
+            gaps_ms = self._gaps_ms.setdefault(placement.decode, array("d"))
+            gaps_ms.extend(timeline.gaps.each_ms[-KEPT_GAPS:])
+            del gaps_ms[:-KEPT_GAPS]
+
+    def refused(self, call: Call, problem: Problem) -> None:
+        """The reason, as the client got it; also of a request that never came to the router."""
+        reason = problem.message[:REASON_CHARACTERS]
+        failed = [request for request in self._requests if request.call is call and request.status != "OK"]
+        for request in failed:
+            request.reason = reason
+        if not failed:
+            now = self._clock()
+            nothing = stages(Timeline(arrived_s=now), now)
+            number, status = next(self._numbers), problem.status.name
+            self._requests.append(
+                RecentRequest(number, call.request_id, call.caller.tenant, status, reason, now, nothing, call=call)
             )
+
+    def _recent(self, record: RequestRecord, ended_s: float) -> RecentRequest:
+        timeline, prepared, call = record.timeline, record.prepared, current_call.get()
+        placement, usage = timeline.placement, record.summary and record.summary.usage
+        tenant = call.caller.tenant if call is not None else None
+        request_id = current_request_id.get() or ""
+        if prepared is not None:
+            tenant, request_id = prepared.valid.tenant, prepared.valid.request_id
+        return RecentRequest(
+            number=next(self._numbers),
+            request_id=request_id,
+            tenant=tenant,
+            status=record.error or "OK",
+            reason=reason_of(record)[:REASON_CHARACTERS],
+            ended_s=ended_s,
+            stages=stages(timeline, ended_s),
+            model=record.model,
+            prompt_tokens=len(prepared.token_ids) if prepared is not None else None,
+            completion_tokens=usage.completion_tokens if usage else None,
+            cached_tokens=timeline.prefill.cached_tokens if timeline.prefill else 0,
+            attempts=timeline.attempts,
+            prefill=(placement.prefill or "") if placement is not None else "",
+            decode=placement.decode if placement is not None else "",
+            call=call,
         )
-        gaps_ms = self._gaps_ms.setdefault(placement.decode, array("d"))
-        gaps_ms.extend(timeline.gaps.each_ms[-KEPT_GAPS:])
-        del gaps_ms[:-KEPT_GAPS]
 
     def newest(self, count: int, tenant: str | None) -> Iterator[RecentRequest]:
         """The newest first; of one tenant, or of all."""
@@ -94,3 +123,21 @@ class RecentRequests:
         """Workers that are no more are forgotten."""
         for gone in self._gaps_ms.keys() - endpoints:
             del self._gaps_ms[gone]
+
+
+def reason_of(record: RequestRecord) -> str:
+    """Why it did not end well, as far as its record says it; empty where it ended well. Pure."""
+    timeline = record.timeline
+    match record.error:
+        case None:
+            return ""
+        case "CANCELLED" if timeline.first_token_s is not None:
+            return "the client left after the first token"
+        case "CANCELLED" if timeline.placement is not None:
+            return "the client left before the first token"
+        case "CANCELLED":
+            return "the client left before a worker was chosen"
+        case "DEADLINE_EXCEEDED":
+            return "the deadline passed"
+    failed = next((note.failed for note in reversed(timeline.notes) if note.failed is not None), None)
+    return f"{failed.reason.name}: {failed.message}" if failed is not None else ""

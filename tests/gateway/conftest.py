@@ -17,6 +17,7 @@ from gateway.process import GatewayProcess
 from protos import session_pb2
 from service.server import Running, serve
 from service.telemetry import NoTelemetry
+from tests.fixtures.chromium import Page, open_page
 from tests.router.conftest import echo
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
@@ -139,3 +140,10 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
         yield Gateway(process, pair, client)
     process.running.stop()
     assert await serving == 0
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    """An empty page of a browser; a test that has it is skipped where there is no Chromium."""
+    async with open_page(tmp_path / "profile") as page:
+        yield page

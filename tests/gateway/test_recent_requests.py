@@ -1,0 +1,98 @@
+"""What the page keeps of requests that have ended, and why they failed."""
+
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from gateway.call import Call, current_call
+from gateway.page.recent import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
+from gateway.problem import Problem
+from router.access import Caller
+from router.events import Failed, FailureReason
+from router.explanation import AttemptNote
+from router.request import Operation
+from router.tracing import RequestRecord
+
+NOW = 100.0
+NOT_READ: Any = object()
+
+
+def ended(error: str | None) -> RequestRecord:
+    """A request that was refused before it had tokens."""
+    record = RequestRecord.begin(Operation.CHAT, None)
+    record.error = error
+    return record
+
+
+def newest(recent: RecentRequests, tenant: str | None = None) -> list[RecentRequest]:
+    return list(recent.newest(KEPT_REQUESTS, tenant))
+
+
+def call_of(tenant: str) -> Call:
+    return Call("r1", Caller(tenant), session="", trace=None)
+
+
+def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() -> None:
+    recent, call = RecentRequests(lambda: NOW), call_of("one")
+    token = current_call.set(call)
+    recent.observe(ended("INVALID_ARGUMENT"))
+    current_call.reset(token)
+
+    recent.refused(call, Problem(HTTPStatus.BAD_REQUEST, "top_p: " + "x" * 1000))
+
+    (request,) = newest(recent, "one")
+    assert (request.status, request.prompt_tokens, request.decode) == ("INVALID_ARGUMENT", None, "")
+    assert request.reason.startswith("top_p: ")
+    assert len(request.reason) == REASON_CHARACTERS
+    assert newest(recent, "two") == []
+
+
+def test_a_refusal_that_never_came_to_the_router_is_listed_too() -> None:
+    recent = RecentRequests(lambda: NOW)
+    recent.observe(ended(None))
+
+    recent.refused(call_of("one"), Problem(HTTPStatus.BAD_REQUEST, "no JSON"))
+
+    request, other = newest(recent)
+    assert (request.request_id, request.status, request.reason) == ("r1", "BAD_REQUEST", "no JSON")
+    assert (request.ended_s, request.stages.total_ms) == (NOW, 0.0)
+    assert request.number > other.number
+    assert other.reason == ""
+
+
+def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_nobody_but_administrators() -> None:
+    recent = RecentRequests(lambda: NOW)
+    recent.observe(ended("NOT_FOUND"))
+
+    assert newest(recent, "") == []
+    assert [request.status for request in newest(recent)] == ["NOT_FOUND"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, ""),
+        ("CANCELLED", "the client left before a worker was chosen"),
+        ("DEADLINE_EXCEEDED", "the deadline passed"),
+        ("UNAVAILABLE", ""),
+    ],
+)
+def test_a_reason_says_what_the_record_has(error: str | None, reason: str) -> None:
+    assert reason_of(ended(error)) == reason
+
+
+def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
+    record = ended("CANCELLED")
+    record.timeline.placement = NOT_READ
+    assert reason_of(record) == "the client left before the first token"
+    record.timeline.first_token_s = NOW
+    assert reason_of(record) == "the client left after the first token"
+
+
+def test_a_request_whose_attempts_failed_names_the_last_failure() -> None:
+    record = ended("UNAVAILABLE")
+    failed = Failed(1, "d", FailureReason.WORKER_LOST, "gone")
+    record.timeline.notes.append(AttemptNote(NOT_READ, NOT_READ, (), 0.0, 0.0, failed=failed))
+
+    assert reason_of(record) == "WORKER_LOST: gone"

@@ -15,6 +15,7 @@ from gateway.sse import told_problems
 from gateway.token_texts import TokenTexts
 from gateway.tool_calls import CallBegins, CallGoesOn
 from gateway.tool_choice import ToolUse, tool_use
+from router.answer_ids import AnswerId
 from router.dispatcher import Dispatcher
 
 RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
@@ -30,7 +31,7 @@ class Chat:
         tools = tool_use(message, tokenizer.chat_template)
         request = chat_request(message, call, tools)
         events = self._dispatcher.answer(request, None, call.trace)
-        stream_id, texts = f"chatcmpl-{request.request_id}", TokenTexts(tokenizer.token_bytes)
+        stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
         if message.stream:
             return Streamed(told_problems(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))
         whole = await collect(events)

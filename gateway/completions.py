@@ -16,6 +16,7 @@ from gateway.several import Numbered, collect_all, merged
 from gateway.sse import ChunkWriter, UsageSoFar, told_problems
 from gateway.token_texts import TokenTexts
 from router.answer import Delta
+from router.answer_ids import AnswerId
 from router.dispatcher import Dispatcher
 from router.prompt_echo import PromptPart
 from router.request import GenerationRequest
@@ -32,7 +33,7 @@ class Completions:
         """Raises: Problem, BatonError."""
         requests = completion_requests(message, call)
         texts = TokenTexts((await self._dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
-        stream_id = f"cmpl-{requests[0].request_id}"
+        stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
 
         def answer(request: GenerationRequest) -> AsyncGenerator[ResponseEvent, None]:
             return self._dispatcher.answer(request, None, call.trace)

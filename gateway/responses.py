@@ -13,6 +13,7 @@ from gateway.problem import Problem, Renamed, problem_of
 from gateway.reply import Reply, Streamed, json_reply
 from gateway.requests import response_request
 from router.answer import Delta, FinishReason
+from router.answer_ids import AnswerId
 from router.dispatcher import Dispatcher
 from router.response import Finished, ResponseEvent, Started, Usage
 from service.errors import BatonError
@@ -47,10 +48,10 @@ class _Response:
     """One response object, and the one message in it."""
 
     def __init__(self, message: ResponseRequest, request_id: str) -> None:
-        self.item_id = f"msg_{request_id}"
+        self.item_id = f"{AnswerId.MESSAGE}{request_id}"
         self.model = ""
         self.text = ""
-        self._id = f"resp_{request_id}"
+        self._id = f"{AnswerId.RESPONSE}{request_id}"
         self._created = int(time.time())
         self._message = message
 

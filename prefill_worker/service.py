@@ -29,6 +29,7 @@ from protos import report_pb2, session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import SessionHub
+from service.trace_context import in_trace
 from worker.adapters import adapter_number
 from worker.cache_teller import CacheTeller
 from worker.drain import Departing
@@ -101,13 +102,13 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         await self._hub.close(CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker, takes_commands=True)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
             case "prefill":
-                self._on_prefill(session, command.prefill)
+                in_trace(command.prefill.traceparent).run(self._on_prefill, session, command.prefill)
             case "snapshot_request":
                 self.cache.send_snapshot(session)
             case "cancel":

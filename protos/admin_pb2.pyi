@@ -180,7 +180,7 @@ class ExplainedAttempt(_message.Message):
     def __init__(self, candidates: _Optional[_Iterable[_Union[ExplainedCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., queue_ms: _Optional[float] = ..., predicted: _Optional[_Mapping[str, float]] = ..., actual: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., failure: _Optional[str] = ..., failed_endpoint: _Optional[str] = ...) -> None: ...
 
 class ExplainedCandidate(_message.Message):
-    __slots__ = ("worker_id", "endpoint", "role", "chosen", "excluded", "terms")
+    __slots__ = ("worker_id", "endpoint", "role", "chosen", "excluded", "terms", "cost_terms")
     class TermsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,13 +194,15 @@ class ExplainedCandidate(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
+    COST_TERMS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     endpoint: str
     role: _session_pb2.Role
     chosen: bool
     excluded: str
     terms: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., chosen: bool = ..., excluded: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    cost_terms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., chosen: bool = ..., excluded: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ..., cost_terms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CacheViewStatus(_message.Message):
     __slots__ = ("follows", "exact", "blocks", "sequence", "resyncs", "checked_requests", "equal_requests", "missing_tokens", "surplus_tokens", "drift")

@@ -121,16 +121,14 @@ class Hello(_message.Message):
     def __init__(self, router_id: _Optional[bytes] = ..., received: _Optional[int] = ..., resumes_epoch: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("resumed", "received", "worker", "takes_commands")
+    __slots__ = ("resumed", "received", "worker")
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    TAKES_COMMANDS_FIELD_NUMBER: _ClassVar[int]
     resumed: bool
     received: int
     worker: WorkerInfo
-    takes_commands: bool
-    def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ..., takes_commands: bool = ...) -> None: ...
+    def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles")

@@ -10,8 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.cluster import Cluster
+from router.decision import Decision
 from router.fair_queue import Entry, FairQueue
-from router.placement import NoPrefillWorker, NoRoom, Placement, PlacementPolicy, PlacementRequest, WorkerView, place
+from router.placement import (
+    NoPrefillWorker,
+    NoRoom,
+    Placement,
+    PlacementPolicy,
+    PlacementRequest,
+    WorkerView,
+    decide,
+    placement_of,
+)
 from router.prospects import Prospects
 from router.refusals import RETRY_AFTER_S, never_fits, no_workers
 from router.tickets import BEGUN_PRIORITY, NOBODY, AdmissionLimits, Admitted, Standing, Ticket
@@ -142,8 +152,8 @@ class AdmissionQueue:
             current = seen is not None and seen.ticket is ticket
             views, outcome = self._place(ticket, seen.views if current and seen is not None else None)
             match outcome:
-                case Placement():
-                    self._dispatch(entry, outcome, began_s, views)
+                case Decision():
+                    self._dispatch(entry, outcome, began_s)
                     turns.served(entry)
                     seen = None
                 case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
@@ -161,14 +171,14 @@ class AdmissionQueue:
 
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
-    ) -> tuple[Sequence[WorkerView], Placement | NoRoom]:
+    ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
         """The workers looked at, all of them where those worth a look have no room; and what came of it."""
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
-        outcome = place(request, views, self._policy)
+        outcome = decide(request, views, self._policy)
         if isinstance(outcome, NoRoom) and len(views) < self._cluster.able:
             views = self._cluster.snapshot(hashes)
-            outcome = place(request, views, self._policy)
+            outcome = decide(request, views, self._policy)
         return views, outcome
 
     def close(self) -> None:
@@ -177,13 +187,12 @@ class AdmissionQueue:
         for entry in tuple(self._queue.order()):
             self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
 
-    def _dispatch(
-        self, entry: Entry[Ticket], placement: Placement, began_s: float, workers: Sequence[WorkerView]
-    ) -> None:
+    def _dispatch(self, entry: Entry[Ticket], decision: Decision, began_s: float) -> None:
         ticket = entry.item
+        placement = placement_of(ticket.request, decision, self._policy)
         self._cluster.charge(ticket.attempt_id, placement, ticket.request, ticket.block_hashes)
         self.prospects.dispatched(ticket.attempt_id, entry.tokens, began_s)
-        self._settle(entry, Admitted(placement, began_s, workers), served=True)
+        self._settle(entry, Admitted(placement, began_s, decision), served=True)
 
     def _settle(self, entry: Entry[Ticket], outcome: Admitted | BatonError, served: bool) -> None:
         if served:
@@ -217,7 +226,7 @@ class AdmissionQueue:
 
     def _absent(self, ticket: Ticket) -> Unavailable | None:
         """What it is told where there are no workers for it."""
-        outcome = place(ticket.request, self._cluster.snapshot(()), self._policy)
+        outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
         return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 
     def _withdraw(self, entry: Entry[Ticket]) -> None:

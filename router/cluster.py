@@ -25,6 +25,9 @@ __all__ = ["Cluster", "Worker"]
 LATEST_AGE = 0.05
 """A view may be so old, in windows of the newest work: by then what a worker did of that has faded by as much."""
 
+KEPT_NAMES = 1024
+"""A failed attempt is explained when its worker is gone, or has come back at another endpoint."""
+
 
 class Cluster:
     """All workers that membership names. Every change of it goes through a method."""
@@ -36,6 +39,7 @@ class Cluster:
         self.pairs = PairHealth()
         self.deaths: Counter[str] = Counter()  # of processes, by worker's name, as this router noticed them
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
+        self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
         """What is measured of the workers goes here."""
         self._able: Able[Worker] | None = None  # None: to be found out
@@ -74,6 +78,10 @@ class Cluster:
         worker.role = description.role
         self._able = None
         worker.changed()
+        self._names.pop(endpoint, None)
+        self._names[endpoint] = description.worker_id
+        if len(self._names) > KEPT_NAMES:
+            del self._names[next(iter(self._names))]
 
     def disconnected(self, endpoint: str) -> None:
         """The connection broke; the worker takes no new work until it is back."""
@@ -115,9 +123,11 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """The worker's id; its endpoint where it has not told it, or is gone."""
+        """The worker's id, also of one that is gone; its endpoint where it never said it, or long ago."""
         worker = self._workers.get(endpoint)
-        return worker.description.worker_id if worker is not None and worker.description is not None else endpoint
+        if worker is not None and worker.description is not None:
+            return worker.description.worker_id
+        return self._names.get(endpoint, endpoint)
 
     def find(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)

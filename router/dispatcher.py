@@ -25,7 +25,7 @@ from router.tracing import RequestRecord, Tracer
 from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
 from router.worker import Adapter
 from service.errors import BatonError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
-from service.trace_context import TraceContext, current_request_id
+from service.trace_context import TraceContext, current_request_id, current_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class Dispatcher:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
+        current_trace.set(record.identity)  # for log lines: those of the workers bear the same id
         # What is resumed by its record was charged to the key when it began.
         meter = self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
         self.active += 1

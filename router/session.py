@@ -89,7 +89,6 @@ class WorkerSession:
         self._epoch = 0  # of the session that is held, 0: none
         self._outbox: SessionOutbox | None = None  # while connected
         self._grace: asyncio.TimerHandle | None = None
-        self._takes_commands = False  # several in one message: the worker that is connected
         self._heard_at = 0.0
         self._acknowledged = 0  # the last number that we acknowledged
 
@@ -161,14 +160,13 @@ class WorkerSession:
             self._grace.cancel()
             self._grace = None
         self._epoch = first.epoch
-        self._takes_commands = first.welcome.takes_commands
         self._heard_at = time.monotonic()
         self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _open_outbox(self) -> SessionOutbox:
         """Begins with what the worker has not acknowledged."""
-        self._outbox = SessionOutbox(self._takes_commands)
+        self._outbox = SessionOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
         return self._outbox

@@ -51,7 +51,9 @@ def health(
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="As in Started, in the trace, or as the client named it.")],
+    request_id: Annotated[
+        str, typer.Argument(help="The request's id, as an answer has it (chatcmpl-... too), or its trace's id.")
+    ],
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: Annotated[

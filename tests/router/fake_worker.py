@@ -80,7 +80,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self._session = None
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info, takes_commands=True)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
         return session_pb2.ConnectResponse(epoch=self.epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:

@@ -110,7 +110,8 @@ def _install_openvino(place: Environment) -> None:
 def _install_llamacpp(place: Environment) -> None:
     place.torch()
     pins = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors==0.8.0"]
-    place.pip("install", *pins, environment={"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DGGML_NATIVE=ON")})
+    compiled_as = {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DGGML_NATIVE=ON")}
+    place.pip("install", "--no-cache-dir", *pins, environment=compiled_as)  # a cached build may be another CPU's
 
 
 def _install_vllm(place: Environment) -> None:

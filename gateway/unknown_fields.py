@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from gateway.problem import Problem, refused
 
 _SHOWN = 64  # characters of a name
+_LIKE = 0.7  # of 1; less alike is another word
 
 
 class UnknownField(NamedTuple):
@@ -20,7 +21,7 @@ class UnknownField(NamedTuple):
 
     @property
     def problem(self) -> Problem:
-        near = get_close_matches(self.name, self.known, 1) if len(self.name) <= _SHOWN else []
+        near = get_close_matches(self.name, self.known, 1, _LIKE) if len(self.name) <= _SHOWN else []
         hint = f"did you mean {near[0]}?" if near else "it is not served here"
         return refused(self.path, f"unknown field; {hint}", "unknown_field")
 

@@ -4,9 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from gateway.call import Call
+from gateway.messages.completions import CompletionRequest
 from gateway.messages.harmless import HarmlessChatFields, HarmlessFields, HarmlessResponseFields
+from gateway.requests import completion_requests
 from protos import sampling_pb2
+from router.access import Caller
 from router.chat_template import ChatTemplate
 from tests.gateway.conftest import Gateway
 
@@ -32,7 +37,7 @@ HARMLESS: dict[str, Any] = {
     "parallel_tool_calls": True,
     "max_tool_calls": 3,
 }
-ROUTES = {
+ROUTES: dict[str, list[type[BaseModel]]] = {
     CHAT: [HarmlessFields, HarmlessChatFields],
     TEXT: [HarmlessFields],
     RESPONSE: [HarmlessFields, HarmlessResponseFields],
@@ -150,18 +155,11 @@ async def test_a_template_that_reads_an_option_gets_it(gateway: Gateway) -> None
     assert error["param"] == "tools"
 
 
-async def test_a_session_of_the_body_is_that_of_the_header(gateway: Gateway) -> None:
-    seen = []
-    choose = gateway.process.dispatcher.answer
-
-    def answer(request: Any, *others: Any) -> Any:
-        seen.append(request.session)
-        return choose(request, *others)
-
-    gateway.process.dispatcher.answer = answer  # type: ignore[method-assign]
-    await gateway.post(TEXT, **ASKED[TEXT], session_id="mine")
-
-    assert seen == ["mine"]
+def test_a_session_of_the_body_is_as_one_of_the_header() -> None:
+    for given, expected in (({}, "header"), ({"session_id": "body"}, "body")):
+        message = CompletionRequest(prompt="a", **given)
+        (request,) = completion_requests(message, Call("", Caller(), "header", None))
+        assert request.session == expected
 
 
 CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -249,7 +247,8 @@ async def test_a_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
 
 
 async def test_what_goes_with_the_other_kind_of_tokenizing_is_refused(gateway: Gateway) -> None:
-    for fields in ({"add_generation_prompt": True}, {"chat_template_kwargs": {}}, {"tools": []}):
+    others: tuple[dict[str, Any], ...] = ({"add_generation_prompt": True}, {"chat_template_kwargs": {}}, {"tools": []})
+    for fields in others:
         assert (await gateway.refused("/tokenize", prompt="a", **fields))["param"] == next(iter(fields))
     assert (await gateway.refused("/tokenize", messages=HI, add_special_tokens=True))["param"] == "add_special_tokens"
     await gateway.post("/tokenize", messages=HI, add_special_tokens=False)

@@ -91,7 +91,7 @@ def event_as_object(event: Event) -> dict[str, object]:
     """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
     if isinstance(event, Started):
         started = {"event": "started", **asdict(event)}
-        del started["resume_token"]  # whoever has it may take the stream over
+        del started["resume_token"]  # its holder may take the stream over
         return started
     if isinstance(event, PromptPart):
         part = {"event": "prompt", **asdict(event)}

@@ -13,8 +13,8 @@ def choose_http_ports(
 ) -> tuple[int, ...]:
     """As many, one for each router.
 
-    As asked, and those after it: whoever listens there finds it out. 0: free ones. None: 8000, and those after it,
-    each replaced by a free one where somebody has it, or it is `reserved`.
+    `asked`: that port and those after it, taken or not. 0: free ones. None: 8000 and those after it, each replaced by a
+    free one if it is taken or `reserved`.
     """
     if asked == 0:
         return tuple(free_port() for _ in range(count))

@@ -80,7 +80,7 @@ class Supervisor:
                 self._send(spec.name, signal.SIGTERM)
             await asyncio.gather(*(self._ended(spec) for spec in specs))
         if not self.failure.cancel() and not self.failure.cancelled():
-            # It failed while it was being stopped: nobody waits for that any more, so it must not be reported as lost.
+            # It failed while it was being stopped: that is no longer awaited, so it must not be reported as lost.
             self.failure.exception()
 
     def force(self) -> None:

@@ -68,7 +68,7 @@ class UpOptions:
 
 
 class PortTaken(CommandFailed):
-    """Another process listens where we were told to."""
+    """Another process listens on a port that was asked for."""
 
 
 def run_up(options: UpOptions) -> int:

@@ -14,7 +14,7 @@ class PageCounts:
 
     total: int
     free: int
-    cached: int  # held by nobody, kept under their hash
+    cached: int  # in no use, kept under their hash until evicted
     held: int
     held_by_sequences: int
     held_by_transfers: int

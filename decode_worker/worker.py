@@ -77,7 +77,9 @@ class DecodeWorker(ServedWorker):
         self.service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s, kept)
         self.drain = Drain(self.service)
         self._transfers = TransferSource(
-            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # nothing is announced: nobody is parked
+            SourceTable(
+                config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S
+            ),  # nothing is announced, so no reader is parked
             self._memory.description,
             self._memory.storage,
             groups=make_host(self._memory),

@@ -15,7 +15,7 @@ _BUSY_RETRY_S = 1.0
 
 
 class ClientGone(Exception):
-    """The connection ended before the answer did; there is nobody to tell."""
+    """The connection ended before the answer did, which can no longer be sent."""
 
 
 class Body:

@@ -1,7 +1,7 @@
 """Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
 
-While one is parsed nobody gets a token, so what is parsed here takes a millisecond or two at most. What comes back from
-the other process is taken in on a thread, in steps as short as those.
+While one is parsed no stream gets a token, so what is parsed here takes a millisecond or two at most. What the other
+process returns is read on a thread, in steps as short as those.
 """
 
 import asyncio

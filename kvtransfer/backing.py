@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def back(storage: torch.Tensor) -> None:
     """`storage`: uint8, one dimension, on the CPU; its contents stay. Takes up to a second per GiB, without the GIL.
 
-    Before anything is served: meanwhile whoever maps or unmaps memory waits. Where the kernel refuses, pages come as
+    Before anything is served: meanwhile threads that map or unmap memory wait. Where the kernel refuses, pages come as
     they are used.
     """
     _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)

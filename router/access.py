@@ -16,7 +16,7 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """What a route or method asks of who calls it. Any that nobody has thought of needs a key."""
+    """What a route or method asks of who calls it. One that is not listed needs a key."""
 
     NOTHING = "nothing"
     KEY = "key"

@@ -104,7 +104,7 @@ class AdminServicer:
 
 
 def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
-    """Roles that nobody fills now. The router may call itself ready: a lost connection has a moment to come back, and
+    """Roles without a worker now. The router may call itself ready: a lost connection has a moment to come back, and
     decode workers may do without prefill workers for a while.
     """
     filled = {worker.role for worker in workers if worker.connected}

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there. Of a name nobody knows it."""
+    """Whether only this machine can reach what listens there. Unknown for a host name."""
     if host == "localhost":
         return True
     try:
@@ -27,15 +27,15 @@ def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> st
 
 
 def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_tls: bool) -> list[str]:
-    """To be told when the router starts."""
+    """What the router logs when it starts."""
     hosts = tuple(public_hosts)
-    told = []
+    found = []
     if (risk := too_open(hosts, admin_host, has_keys)) != "":
-        told.append(f"INSECURE (--insecure): {risk}")
+        found.append(f"INSECURE (--insecure): {risk}")
     elif not has_keys:
-        told.append(
+        found.append(
             "no API keys: every process on this machine may send requests (--api-keys FILE, baton keys new NAME)"
         )
     if has_keys and not has_tls and not all(map(is_loopback, hosts)):
-        told.append("API keys and prompts travel unencrypted; --tls-cert and --tls-key turn TLS on")
-    return told
+        found.append("API keys and prompts travel unencrypted; --tls-cert and --tls-key turn TLS on")
+    return found

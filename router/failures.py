@@ -1,4 +1,4 @@
-"""Why an attempt failed, as the client is told, and whether another attempt may do better. The one mapping."""
+"""Why an attempt failed, as the client sees it, and whether another attempt may do better. The one mapping."""
 
 from router.events import Failed, FailureReason
 from router.refusals import RETRY_AFTER_S

@@ -2,7 +2,7 @@
 
 Membership says which endpoints there are; what a worker is, its session tells. A worker that leaves membership is kept
 as long as its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their
-attempt; an attempt that nobody reads any more is an old one, and what is said of it is dropped.
+attempt; an attempt that is no longer read is an old one, and its events are dropped.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Fleet:
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
     def want(self, wanted: Want) -> None:
-        """Tells a decode worker what to lend this router. One that was lost has forgotten what it was told."""
+        """Tells a decode worker what to lend this router. One that was lost has forgotten it."""
         self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:

@@ -2,7 +2,7 @@
 no output, no API key.
 
 Never on a request's way: a change is noted, and one task writes what was noted meanwhile. A store that does not answer
-costs nobody anything but the resuming: a client whose stream then breaks must bring its request along.
+costs nothing but resuming: a client whose stream then breaks must bring its request along.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class JournalCounts:
 
 
 class Journal:
-    """The records of this router's streams. `on_seized` is told of one that another router goes on with."""
+    """The records of this router's streams. `on_seized` is called with one that another router continues."""
 
     def __init__(
         self,

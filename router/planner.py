@@ -74,7 +74,7 @@ class Planner:
         return Verdict(wanted, why, situation.prefill.level, situation.decode.level)
 
     def changed(self, now: float) -> None:
-        """A worker was told to change its role."""
+        """A worker was asked to change its role."""
         self._changed_s, self._wanted = now, None
 
     def _cooling(self, now: float) -> bool:

@@ -123,7 +123,7 @@ class RouterProcess:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """What answers requests, for whoever carries them here another way than gRPC."""
+        """Answers requests, also those that arrive by another way than gRPC."""
         return self._dispatcher
 
     @property
@@ -212,7 +212,7 @@ class RouterProcess:
             await self._running.health.set_serving(ready)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """These tasks end only by cancellation; anything else is a bug, and a router without them serves nobody."""
+        """These tasks end only by cancellation; anything else is a bug, and a router without them serves no request."""
         ended_as_told = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
         if ended_as_told or self._running is None:
             return
@@ -246,7 +246,7 @@ def _planning(
         return None
 
     async def may_act() -> bool:
-        """One router of several; all of them know the same. Without Redis there is one, or nobody knows."""
+        """One router of several; all of them know the same. Without Redis there is one, or the number is unknown."""
         if shares is None:
             return True
         try:

@@ -28,7 +28,7 @@ NOTHING = ReceivedChoice()
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """By choice; of one that is left out, nothing came. `prompt_tokens`: of the prompt, where it is told back."""
+    """By choice; of one that is left out, nothing came. `prompt_tokens`: of the prompt, where it is echoed."""
 
     choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
     prompt_tokens: int = 0

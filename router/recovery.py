@@ -86,7 +86,7 @@ class Recovery:
             await asyncio.sleep(_LOOK_S)
 
     def _died(self, failed: Failed, note: AttemptNote | None) -> bool:
-        """Whether a worker that was at the attempt is gone; of its prefill worker, decode may have told first."""
+        """Whether a worker that was at the attempt is gone; decode may report its prefill worker first."""
         if failed.reason is FailureReason.WORKER_DIED:
             return True
         if failed.reason not in ABOUT_A_PAIR or note is None or note.placement.prefill is None:

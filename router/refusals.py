@@ -1,4 +1,4 @@
-"""What a request is told that there is no place for, now or ever. Pure."""
+"""Errors for a request that has no place, now or ever. Pure."""
 
 from router.placement import NoRoom, PlacementRequest
 from service.errors import InvalidArgument, Unavailable

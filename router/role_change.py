@@ -1,4 +1,4 @@
-"""Whether a worker may change its role now: never so that a role is left to nobody. Pure."""
+"""Whether a worker may change its role now: never the last worker of a role. Pure."""
 
 from collections.abc import Sequence
 

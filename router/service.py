@@ -32,7 +32,7 @@ class BatonServicer:
     """
 
     def __init__(self, dispatcher: Dispatcher, access: Access, vet: Vet | None = None) -> None:
-        """`vet` looks at large messages before they are parsed; None: nobody does."""
+        """`vet` looks at large messages before they are parsed; None: no check."""
         self._vet = vet
         self._dispatcher = dispatcher
         self._access = access

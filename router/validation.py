@@ -175,7 +175,7 @@ def _logprobs(name: str, asked: int | None) -> int | None:
 
 
 def _prompt_logprobs(request: GenerationRequest, logprobs: int | None) -> int | None:
-    """A prompt told back has log-probabilities where the answer has."""
+    """An echoed prompt has log-probabilities where the answer has."""
     asked = _logprobs("prompt_logprobs", request.sampling.prompt_logprobs)
     return logprobs if asked is None and request.echo else asked
 

@@ -92,7 +92,7 @@ class Process(Protocol):
     def listeners(self) -> Sequence[Listener]: ...
 
     async def start(self, running: Running) -> None:
-        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is told.
+        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is set.
 
         Returns when the process works on its own; cancelled if it is asked to stop before.
         """

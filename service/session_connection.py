@@ -83,7 +83,7 @@ async def serve_connection(
         if reader.done():
             reader.result()  # what went wrong while reading ends the connection loudly
     finally:
-        hub.disconnect(session, outbox)  # before any wait: whoever is cancelled twice has still done this
+        hub.disconnect(session, outbox)  # before any wait: a task that is cancelled twice has still done this
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 

@@ -201,7 +201,7 @@ class SessionHub(Generic[Message]):
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels tell nobody
+                while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels have no event
                     await asyncio.sleep(DELIVERY_POLL_S)
         except TimeoutError:
             logger.warning("a router did not acknowledge its last messages in time")

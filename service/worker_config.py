@@ -1,4 +1,4 @@
-"""What both kinds of worker are told: where to listen, what to serve, how much memory, which cores."""
+"""Configuration of both kinds of worker: where to listen, what to serve, how much memory, which cores."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -112,7 +112,7 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
 
     @property
     def advertised_host(self) -> str:
-        """Raises ValueError where only a wildcard address is known, since nobody could connect to that."""
+        """Raises ValueError where only a wildcard address is known, to which no peer could connect."""
         host = self.advertise or self.host
         if host in ("0.0.0.0", "::"):
             raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")

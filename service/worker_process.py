@@ -39,7 +39,7 @@ class Worker(Protocol):
 
 
 def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException], None]) -> None:
-    """For a task that nobody awaits: an error in it must not pass unseen."""
+    """For a task that is not awaited: an error in it must not pass unseen."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()
@@ -106,7 +106,7 @@ class WorkerProcess:
     async def drain(self) -> None:
         """No new work; returns when what was taken is done, or when it cannot be any more."""
         self._worker.begin_drain()
-        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book tells nobody
+        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book has no event
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:

@@ -22,7 +22,7 @@ class Departing:
     draining = False  # and new work is refused
     broken = False  # the engine is lost: what is open may be the reason, and is not for others to go on with
     _change_role: ChangeRole | None = None
-    _worker: session_pb2.WorkerInfo  # what routers are told
+    _worker: session_pb2.WorkerInfo  # as routers see it
 
     @property
     def hands_over(self) -> bool:

@@ -49,7 +49,7 @@ class GroupHost:
         return len(self._groups)
 
     async def join(self, request: kv_transfer_pb2.JoinRequest) -> AsyncGenerator[kv_transfer_pb2.JoinResponse, None]:
-        """Lasts as long as the group does. Raises what the reader is to be told."""
+        """Lasts as long as the group does. Raises the error that the reader gets."""
         hosted = _Hosted(LocalKeyValues(), self._layout(request))
         self._groups[request.group_id] = hosted
         try:
@@ -102,7 +102,7 @@ class GroupHost:
             raise FailedPrecondition("first_sequence", str(error)) from error
 
     async def close(self) -> None:
-        """Ends every group: their readers are told. Bounded by the groups' timeout."""
+        """Ends every group; their readers get an error. Bounded by the groups' timeout."""
         for hosted in self._groups.values():
             hosted.broken.set()
             hosted.values.close()

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineHost:
-    """Closed by whoever made it, after the last step of the last role."""
+    """Closed by its maker, after the last step of the last role."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """A way to another worker, as an operator is told of it."""
+    """A link to another worker, as `baton status` shows it."""
 
     endpoint: str
     transport: str
@@ -57,7 +57,7 @@ class _Chosen:
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """Another worker, paired with. Its links are closed once it was forgotten and nobody uses it any more."""
+    """Another worker, paired with. Its links are closed once it was forgotten and is no longer used."""
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
@@ -142,7 +142,7 @@ class Peers:
         self._close_if_unused(peer)
 
     def forget(self, peer: Peer) -> None:
-        """This peer has gone; whoever comes to its address next is paired with anew."""
+        """This peer has gone; the next process at its address is paired with anew."""
         if peer.forgotten:
             return
         peer.forgotten = True

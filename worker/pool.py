@@ -26,7 +26,7 @@ SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with 
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """How KV may leave and come, as a worker was told."""
+    """How KV may leave and come, as configured."""
 
     choice: TransportChoice
     interface: str | None  # network interface for process groups; None: there will be none
@@ -35,10 +35,10 @@ class TransferOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """To be closed by whoever made it, after the last step."""
+    """Closed by its maker, after the last step."""
 
     storage: Storage  # on CPU in one piece, on GPUs with each rank's part on its own
-    description: PoolDescription  # what peers are told of it
+    description: PoolDescription  # as peers see it
     shared: SharedPool | None  # None: no other process can map it
     groups: GroupOptions | None  # None: its blocks are not sent over process groups
     nixl: NixlAgent | None  # None: NIXL does not know it

@@ -64,7 +64,7 @@ class TransferReader:
         slow_down: Callable[[], float] = lambda: 0.0,
         confirm_period_s: float | None = None,
     ) -> None:
-        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources are told of both."""
+        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources get both."""
         self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
         self._confirm_period_s = confirm_period_s or CONFIRM_PERIOD_S
         self._closing: set[asyncio.Task[None]] = set()
@@ -155,7 +155,7 @@ class TransferReader:
         )
 
     async def close(self) -> None:
-        """Waits until the sources were told of what was given up; bounded by the timeout of that call."""
+        """Waits until the sources have heard what was cancelled; bounded by the timeout of that call."""
         await asyncio.gather(*self._closing)
 
     async def _follow(
@@ -236,7 +236,7 @@ class TransferReader:
         return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
-        """Tells the source, without waiting, that nobody will read on; if that fails, its lease ends by itself."""
+        """Tells the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
 
         async def close() -> None:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)

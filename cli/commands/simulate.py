@@ -46,8 +46,8 @@ def simulate(
         first, seeds, jobs = seed, 1, 1
     campaign = Campaign(first, seeds, jobs, requests, faults, plant, trace, go_on)
     clock, tally, said_s, violations = Clock(), Tally(), 0.0, 0
-    with closing(run(campaign)) as told:
-        for each in told:
+    with closing(run(campaign)) as results:
+        for each in results:
             match each:
                 case str():
                     print(each)

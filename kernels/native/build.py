@@ -77,7 +77,7 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
         _run([compiler, "-shared", *extra, *objects.values(), "-o", made, "-pthread"])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
-        Path(made).replace(target)  # whole or not at all, for a process that loads it now
+        Path(made).replace(target)  # whole or not at all, also beside another build
     return target
 
 

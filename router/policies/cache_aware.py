@@ -22,8 +22,8 @@ KEEP, KEEP_SHARED = 40.0, 4.0
 PATIENCE_MS = 10_000.0
 BALANCE = 0.2
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
-"""Prefill workers are busier than it is worth where a decode worker, whose other answers a prompt slows down, would
-have the first token in less than so many times shorter, and so much less, time."""
+"""A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
+least 2x and 1 s sooner than the best prefill worker."""
 
 
 _HIT_BLOCKS = attrgetter("hit_blocks")

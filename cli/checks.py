@@ -18,7 +18,9 @@ from cli.skips import avoidable, noting_skips, read_skips, summary
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 END_TO_END = "tests/e2e"
 SEEDS = "150"  # about a minute of a core
+# In their order: by the number of tests, the longest of all, alone in its file, would come last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py says which
 TYPED = [
     "router",
     "gateway",
@@ -70,19 +72,13 @@ def all_checks() -> list[list[Check]]:
         [Check("style", ["ruff", "check", "."])],
         [Check("format", ["ruff", "format", "--check", "."])],
         [
-            # Has one core's work, and unit tests leave as much idle while they wait.
+            # Unit tests leave cores idle while they wait.
             Check("types", ["mypy", *TYPED]),
-            # A module's tests stay together, for the sake of what they share.
-            # In their order: by the number of tests, the longest of all, alone in its file, would come last.
+            Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", cores, *BY_FILE, "--ignore", END_TO_END]),
         ],
-        # One at a time: each has processes of its own, and measures how long they take.
-        [Check("end to end", ["pytest", END_TO_END, "-m", "not minute"])],
-        # A minute each of what runs for long by hand. They bear each other: what they hold is right or wrong, not fast.
-        [
-            Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
-            Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", *BY_FILE]),
-        ],
+        # Each has processes of its own, which wait for each other most of the time.
+        [Check("end to end", ["pytest", END_TO_END, "--numprocesses", "2", *BY_GROUP])],
     ]
 
 

@@ -5,8 +5,8 @@
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)
 
-Streams the same events whichever workers serve them; knows nothing of prefill, decode or pages beyond what
-`AdminClient.status` reports.
+The events do not depend on the workers that serve them. The client knows prefill, decode and blocks only from
+`AdminClient.status`.
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient

@@ -1,9 +1,9 @@
-"""What a decode worker tells routers: sessions. Protobuf stops here and in `answer.py`.
+"""The servicer of a decode worker: sessions with routers. Protobuf stops here and in `answer.py`.
 
-The life of a request on this worker: a Start command waits its turn for pages, its KV is pulled while prefill still
-computes, its sequences join the running batch once the copy is validated, and every engine step sends one message
-per router with the tokens of all its sequences. A Start that names no prefill worker is computed here, in chunks beside
-the running batch, and its first tokens go to the router as a prefill worker would send them. Another router may adopt a
+The life of a request on this worker: a Start command waits for blocks, its KV is pulled while prefill still computes,
+its sequences join the running batch once the copy is confirmed, and every engine step sends one message per router with
+the tokens of all its sequences. If a Start names no prefill worker, the prompt is computed here, in chunks beside the
+running batch, and its first tokens go to the router as a prefill worker would send them. Another router may adopt a
 request while it is open here, and for a while after its answer has ended.
 """
 

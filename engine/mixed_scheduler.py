@@ -1,11 +1,11 @@
 """Prefill and decode on one device: decode tokens first, and the rest of a step's budget for chunks of prompts.
 
-A prompt is computed here, or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it joins
-with its first tokens. From then on the two are alike.
+A prompt is either computed here or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it
+joins with its first tokens. From then on the two are alike.
 
-Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool the newest sequence gives up its
-blocks and waits in line by its age; resumed, its KV comes back from host memory, or its accepted tokens are fed again;
-they are never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
+Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
+it releases its blocks and waits in line by its age. Resumed, its KV comes back from host memory, or its tokens are fed
+again, never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
 request that does not fit into the empty pool is refused: so there is always progress.
 """
 

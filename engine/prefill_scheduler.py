@@ -1,4 +1,4 @@
-"""Computes prompts first come first served, in chunks, and keeps their blocks until they were carried away.
+"""Computes prompts first come first served, in chunks, and keeps their blocks until they were read.
 
 Pure: a prompt waits, is computed, and then is pinned until `release`. Plans are made and committed in turn.
 """

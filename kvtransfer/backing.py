@@ -1,5 +1,5 @@
-"""Has the kernel put memory behind a pool before it is used. The first write to a page takes microseconds, and the next
-token of an answer writes to hundreds of pages: without this they would be paid for in the middle of a step.
+"""Has the kernel put memory behind a pool before it is used. The first write to a memory page takes microseconds, and
+the next token of an answer writes to hundreds of such pages: otherwise a decode step would pay for that.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Which ways there are between two pools, best first, and why the others are none. Pure."""
+"""Which transports work between two pools, best first, and why the others do not. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,8 +1,8 @@
-"""What a prefill worker tells routers: sessions. Protobuf stops here.
+"""The servicer of a prefill worker: sessions with routers. Protobuf stops here.
 
-The life of a prompt on this worker: a Prefill command queues it, perhaps once some of its KV was fetched from another
-worker, chunks are computed, finished blocks are advertised to the transfers, the first tokens go to the router at once,
-and the pages stay pinned until the decode worker has validated its copy, gives up, or its lease ends.
+The life of a prompt on this worker: a Prefill command queues it, perhaps after some of its KV was fetched from another
+worker. Chunks are computed, finished blocks are advertised to the transfers, and the first tokens go to the router at
+once. The blocks stay pinned until the decode worker has confirmed its copy, gives up, or its lease ends.
 """
 
 import asyncio

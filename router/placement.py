@@ -1,9 +1,9 @@
 """Which workers serve a request: a pure function of the request and a snapshot of the cluster.
 
-A policy says what each candidate would cost (router/policies/). Decode workers are candidates only with credit, so that
-no prompt is computed that has nowhere to go. A decode worker computes the prompt itself where there is no prefill
-worker for it, where so little of it is not cached there that the way over a prefill worker would take longer, or, with
-`cache_aware`, where prefill workers are busier than that is worth; beside answers, at the rate that they leave to it.
+A policy computes the cost of each candidate (router/policies/). Only decode workers with credit are candidates, so that
+no prompt is computed without room for its answer. A decode worker computes the prompt itself if there is no prefill
+worker for it, if so little of it is uncached there that the way over a prefill worker would take longer, or, with
+`cache_aware`, if prefill workers are too busy. Beside answers it computes at the rate that they leave.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The router's process: builds everything once, from the config, and takes it down in reverse."""
+"""The router's process: builds everything once, from the config, and closes it in reverse order."""
 
 import asyncio
 import itertools

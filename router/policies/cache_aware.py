@@ -1,13 +1,13 @@
-"""The cheapest worker in expected time, where a cached prefix counts for more than the time it saves this request.
+"""The worker with the lowest expected time, where a cached prefix counts for more than the time it saves this request.
 
-Going by expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and
-the next turns are computed anew as well: hits fall by a sixth to a third (docs/routing.md). So each token that would
-be computed again, though some worker has it, costs KEEP times its time. That premium is bounded: by PATIENCE_MS, so
-that a prefix which more requests want than one worker can serve is computed on another, and then on a third; and by
-what anybody has to wait anyway, since under overload to compute twice helps nobody. What every worker holds makes no
-difference between them, so a system prompt that all share binds nobody.
-Work done lately counts a little (BALANCE): among idle workers the one that did least of the newest work is next, which
-also keeps what they evict equally old.
+By expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and the
+next turns are computed anew as well: hits fall by a sixth to a third (docs/routing.md). So each token that would be
+computed again, though some worker has it, costs KEEP times its time. PATIENCE_MS bounds that premium, so that a prefix
+which more requests want than one worker can serve is computed on another, and then on a third. The shortest wait is
+added to the bound, since under overload computing twice gains nothing. A prefix that every worker has makes no
+difference.
+Recent work counts a little (BALANCE): among idle workers the one that did least of it is next, which also keeps their
+evictions equally old.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The least tokens in flight, less what of the prompt is cached there."""
+"""The worker with the fewest tokens in flight, less the cached tokens of the prompt."""
 
 from collections.abc import Sequence
 from operator import add

@@ -1,8 +1,8 @@
 """Prompts that begin alike go to the same worker: rendezvous hashing of an early block, without any view of caches.
 
-What is hashed covers the beginning up to PREFIX_TOKENS, so that prompts that share no more than a short instruction
-are told apart. It knows no load, so that a popular prefix makes a busy worker. Prompts of less than a block, and decode
-workers, are chosen by tokens in flight.
+The hash covers the first PREFIX_TOKENS, so that prompts that share only a short instruction go to different workers. It
+knows no load, so that a popular prefix makes a busy worker. Prompts of less than a block, and decode workers, are
+chosen by tokens in flight.
 """
 
 from collections.abc import Sequence

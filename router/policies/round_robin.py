@@ -1,4 +1,4 @@
-"""One after the other, whatever they have and whatever they do: what every other policy is measured against."""
+"""One worker after the other, regardless of caches and load: the baseline of the other policies."""
 
 from collections.abc import Sequence
 

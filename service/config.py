@@ -133,6 +133,9 @@ class TelemetryConfig(Settings):
     otlp_endpoint: str | None = Field(
         None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OpenTelemetry collector for traces (gRPC)"
     )
+    otlp_protocol: Literal["grpc"] = Field(
+        "grpc", validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
+    )
     trace_file: Path | None = Field(
         None, description="file for traces, a JSON line per span, where there is no collector"
     )

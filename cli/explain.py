@@ -48,7 +48,9 @@ def lines(found: RequestExplanation) -> Iterator[str]:
         policy = f" by {attempt.policy}" if attempt.policy else ""
         yield f"{title}{policy}, {attempt.queue_ms:.1f} ms after it was ready: {attempt.reason}"
         if attempt.failure:
-            yield f"  failed at {attempt.failed_endpoint}: {attempt.failure}"
+            names = {each.endpoint: each.worker_id for each in attempt.candidates}
+            failed = names.get(attempt.failed_endpoint, attempt.failed_endpoint)
+            yield f"  failed at {failed}: {attempt.failure}"
         yield from _candidates(attempt)
         yield from _compared(attempt)
 

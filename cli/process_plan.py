@@ -73,6 +73,7 @@ class UpSettings:
     redis_url: str
     namespace: str
     trace_file: Path
+    collector: str | None  # where traces go instead
     core_use: Path  # folder in which workers of a CPU say whether their cores compute
     exposure: Exposure = Exposure()
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from cli.core_plan import plan_cores
 from cli.devices import DeviceChoice, Machine, inspect_machine
 from cli.errors import CommandFailed
-from cli.http_ports import choose_http_ports, is_free
+from cli.http_ports import choose_http_ports, is_free, require_free
 from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from cli.options import DEFAULT_TARGET, TARGET_VARIABLE
 from cli.paths import ROOT, RUNTIME
@@ -24,7 +23,7 @@ from cli.ready_hint import ready_lines, script_command
 from cli.redis_source import RedisSource, choose_redis
 from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
-from cli.trace_files import begin_trace_file
+from cli.trace_files import begin_trace_file, chosen_collector
 from cli.variables import refuse_overridden
 from client import AsyncAdminClient, BatonClientError, RetryPolicy
 from router.exposure import too_open
@@ -67,10 +66,6 @@ class UpOptions:
     own_options: frozenset[str]  # by name, each of which has read the variable of that name too
 
 
-class PortTaken(CommandFailed):
-    """Another process listens on a port that was asked for."""
-
-
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
@@ -80,14 +75,15 @@ def run_up(options: UpOptions) -> int:
     admin_port = free_port() if options.admin_port == 0 else options.admin_port or port + 1
     more_ports = _more_ports(options.port, admin_port, options.routers - 1)
     for public, admin in ((port, admin_port), *more_ports):
-        _require_free(options.host, public)
-        _require_free(LOOPBACK, admin)
+        require_free(options.host, public)
+        require_free(LOOPBACK, admin)
     reserved = {number for pair in ((port, admin_port), *more_ports) for number in pair}
     http_ports = choose_http_ports(
         options.http_port, options.routers, reserved, lambda number: is_free(options.host, number)
     )
     for number in http_ports:
-        _require_free(options.host, number)
+        require_free(options.host, number)
+    collector = chosen_collector(options.trace_file)
     cores = plan_cores(machine.cores, options.prefill, options.decode)
     redis = choose_redis(os.environ.get("REDIS_URL"), cores.router)
     workers = options.prefill + options.decode
@@ -118,7 +114,8 @@ def run_up(options: UpOptions) -> int:
         log_format=options.log_format,
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
-        trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
+        trace_file=options.trace_file or begin_trace_file(RUNTIME, port, collector),
+        collector=collector,
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
     )
@@ -262,14 +259,3 @@ def _workers(settings: UpSettings) -> str:
     if settings.prefill:
         return f"{settings.prefill} prefill + {settings.decode} decode"
     return f"{settings.decode} decode, prefill colocated,"
-
-
-def _require_free(host: str, port: int) -> None:
-    """gRPC may share a port with another process in silence; we may not."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error

@@ -81,7 +81,7 @@ class RouterProcess:
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
-        self.tracer = tracer = Tracer(telemetry)
+        self.tracer = tracer = Tracer(telemetry, cluster.name_of)
         self._shares = _shares(config, router_id)
         self._replicas: Replicas | None = None
         meters = KeyMeters()

@@ -5,8 +5,9 @@ Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every sta
     baton.ttft_ms      = router_queue + route + prefill_fetch + prefill_queue + prefill + return
     baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
 Children: router.queue, route.select, prefill.fetch, prefill.queue, prefill.chunk (each), return, recovery, kv.transfer,
-decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize. A stage that a
-request did not come to has none: a decode worker that computed the prompt itself transferred nothing.
+decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize; and attempt (each),
+where one failed. A stage that a request did not come to has none: a decode worker that computed the prompt itself
+transferred nothing.
 """
 
 import asyncio
@@ -49,8 +50,10 @@ class RequestRecord:
 class Tracer:
     """Writes finished requests; never blocks."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, worker_id: Callable[[str], str] = str) -> None:
+        """`worker_id` names the worker at an endpoint."""
         self._telemetry = telemetry
+        self._worker_id = worker_id
         self.observers: list[Callable[[RequestRecord], None]] = []
         """Called with every request that has ended, before its trace is written; what they do is counted, not drawn."""
 
@@ -61,11 +64,11 @@ class Tracer:
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
-        for span in request_spans(record, ended_s):
+        for span in request_spans(record, ended_s, self._worker_id):
             self._telemetry.span(span)
 
 
-def request_spans(record: RequestRecord, now_s: float) -> Iterator[FinishedSpan]:
+def request_spans(record: RequestRecord, now_s: float, worker_id: Callable[[str], str] = str) -> Iterator[FinishedSpan]:
     """The root first, then the stages that the request came to. `now_s`: its end, where it did not end by itself."""
     measured = stages(record.timeline, now_s)
     gaps = record.timeline.gaps.summary()
@@ -85,7 +88,12 @@ def request_spans(record: RequestRecord, now_s: float) -> Iterator[FinishedSpan]
         },
         error=record.error,
     )
-    for stage in (*_to_first_token(record.timeline, measured, now_s), *_decode_stages(record.timeline, measured, gaps)):
+    timeline = record.timeline
+    for stage in (
+        *_to_first_token(timeline, measured, now_s),
+        *_decode_stages(timeline, measured, gaps),
+        *_attempts(timeline, now_s, worker_id),
+    ):
         yield FinishedSpan(
             name=stage.name,
             start_ns=clock.at(stage.begin_s),
@@ -151,6 +159,32 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
         # Many short pieces, drawn as one at the end.
         begin_s = timeline.ended_s - timeline.detokenise_ms / 1e3
         yield _Stage("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
+
+
+def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_Stage]:
+    """Each of them, where one failed: on which workers, what ended it, and how long the client waited for the next."""
+    if not any(note.failed for note in timeline.notes):
+        return
+    for number, note in enumerate(timeline.notes, 1):
+        prefill, decode = note.placement.prefill, note.placement.decode
+        attributes: dict[str, AttributeValue] = {
+            "baton.attempt.number": number,
+            "baton.attempt.decode": worker_id(decode),
+            "baton.attempt.first_token": note.answered_tokens,
+        }
+        if prefill is not None:
+            attributes["baton.attempt.prefill"] = worker_id(prefill)
+        if note.choice is not None:
+            attributes["baton.attempt.choice"] = note.choice
+        if note.stood_still_ms is not None:
+            attributes["baton.attempt.stood_still_ms"] = round(note.stood_still_ms, 3)
+        if note.failed is not None:
+            attributes |= {
+                "baton.attempt.failure": note.failed.reason.name,
+                "baton.attempt.failed_worker": worker_id(note.failed.endpoint),
+                "baton.attempt.message": note.failed.message,
+            }
+        yield _Stage("attempt", note.placed_s, note.failed_s or timeline.ended_s or now_s, attributes)
 
 
 def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:

@@ -137,6 +137,9 @@ class TelemetryConfig(Settings):
     otlp_endpoint: str | None = Field(
         None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OpenTelemetry collector for traces (gRPC)"
     )
+    otlp_protocol: Literal["grpc"] = Field(
+        "grpc", validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
+    )
     trace_file: Path | None = Field(
         None, description="file for traces, one JSON line per span, if there is no collector"
     )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 from client import AdminClient
@@ -16,7 +17,7 @@ def main() -> None:
             for worker in admin.status().workers:
                 if worker.role == "decode" and worker.connected and worker.load and worker.load.running_sequences:
                     os.kill(worker.pid, signal.SIGKILL)
-                    print(f"killed {worker.worker_id}, process {worker.pid}, in the middle of an answer")
+                    sys.stdout.write(f"killed {worker.worker_id}, process {worker.pid}, in the middle of an answer\n")
                     return
             time.sleep(POLL_S)
     raise SystemExit(f"no decode worker wrote an answer within {WAIT_S:.0f} s")

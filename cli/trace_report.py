@@ -220,6 +220,8 @@ def _note(stage: Span) -> str:
         return f" {attributes['baton.fetch.tokens']} tokens, {attributes['baton.fetch.bytes'] / 2**20:.2f} MiB"
     if stage.name == "attempt":
         return _attempt_note(attributes)
+    if stage.name == "decode" and attributes.get("baton.stalls"):
+        return f" {attributes['baton.stalls']} stalls, the longest {attributes['baton.tbt_max_ms']:.0f} ms"
     if stage.name != "kv.transfer":
         return ""
     parts = [f"{attributes.get('baton.transfer.bytes', 0) / 2**20:.2f} MiB by {attributes['baton.transfer.transport']}"]

@@ -98,7 +98,7 @@ def test_an_answer_of_one_token_has_no_gap() -> None:
 
 def test_the_report_names_sums_tbt_and_stages_in_order_of_time() -> None:
     lines = [
-        line("decode", 50, 100, {}, parent="generate tiny"),
+        line("decode", 50, 100, {"baton.stalls": 2, "baton.tbt_max_ms": 9.4}, parent="generate tiny"),
         line("router.queue", 0, 5, {}, parent="generate tiny"),
         line(
             "kv.transfer", 10, 48, {"baton.transfer.bytes": 2**20, "baton.transfer.transport": "grpc"}, "generate tiny"
@@ -114,6 +114,7 @@ def test_the_report_names_sums_tbt_and_stages_in_order_of_time() -> None:
     assert text[4].split() == ["TBT", "p50", "1.50", "p99", "3.00", "max", "9.00", "ms"]
     assert [row.split()[0] for row in text[5:]] == ["router.queue", "kv.transfer", "decode"]
     assert "1.00 MiB by grpc" in text[6]
+    assert text[7].endswith("| 2 stalls, the longest 9 ms")
 
 
 def test_attempts_say_where_they_were_what_ended_them_and_how_long_the_client_waited() -> None:

@@ -1,8 +1,11 @@
 """Which prompts wait for the copy of one that was given up: those that go on from it, and no others."""
 
 import asyncio
+from typing import Any
 
 from decode_worker.handed_on import HandedOn
+from decode_worker.start import answer_to
+from protos import session_pb2
 
 SYSTEM, QUESTION, OTHER, ANSWER = (bytes([number]) * 32 for number in range(4))
 
@@ -49,6 +52,12 @@ async def test_prompts_with_one_system_prompt_do_not_displace_each_other() -> No
     assert await waits(handed_on, SYSTEM, QUESTION), "the other one of the same tokens still copies"
     await end(*copies[:2])
     assert len(handed_on) == 0
+
+
+def test_a_command_is_known_by_its_last_block() -> None:
+    session: Any = None
+    commands = [session_pb2.Start(block_hashes=hashes) for hashes in ([SYSTEM, QUESTION], [])]
+    assert [answer_to(command, 1, session, 4).last_block for command in commands] == [QUESTION, b""]
 
 
 async def test_a_prompt_that_keeps_out_of_the_cache_is_not_waited_for() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from router.answer_ids import AnswerId
+from router.cluster import KEPT_NAMES, Cluster
 from router.decision import Decision
 from router.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings
 from router.explaining import Explainer
 from router.explanation import AttemptNote, Explanation, Explanations, Outcome
 from router.placement import PlacementPolicy, PlacementRequest, WorkerView, decide, placement_of
 from router.timeline import Timeline
-from router.worker import WorkerRole
+from router.worker import ModelDescription, WorkerDescription, WorkerRole
 from service.errors import NotFound
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
@@ -80,7 +81,8 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=0)), 1.75)
     timeline.take_failure(Failed(1, "p0", FailureReason.WORKER_LOST, "it fell silent"), 2.0)
     timeline.begin_attempt(note(workers(), attempt_id=2), 2.4)
-    timeline.take_first_step(FirstStep(2, (), PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=8)), 3.0)
+    timings = PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=12, fetched_tokens=4)
+    timeline.take_first_step(FirstStep(2, (), timings), 3.0)
     timeline.take_landed(Landed(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
     explainer.observe(record(timeline))
 
@@ -106,14 +108,15 @@ def test_who_was_never_placed_or_is_forgotten_is_not_found() -> None:
 
 
 def test_a_worker_that_lends_all_of_itself_to_a_request_larger_than_its_pool_is_not_said_to_lack_credit() -> None:
-    large = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=80, max_tokens=300, choices=3)
-    whole = WorkerView("d0", WorkerRole.DECODE, b"f", 100, 8, 100, 8)
+    large = PlacementRequest(b"f", block_tokens=4, prompt_tokens=80, max_tokens=300, choices=3, preferred_decode="d1")
+    whole = tuple(WorkerView(name, WorkerRole.DECODE, b"f", 100, 8, 100, 8) for name in ("d0", "d1"))
     timeline, explainer = Timeline(0.0), Explainer(str)
-    timeline.begin_attempt(note((whole,), request=large), 1.4)
+    timeline.begin_attempt(note(whole, request=large), 1.4)
     explainer.observe(record(timeline))
-    [candidate] = explainer.explain("r").attempts[0].candidates
-    assert large.charged_blocks > whole.limit_blocks
-    assert candidate.chosen and candidate.excluded == ""
+    other, taken = explainer.explain("r").attempts[0].candidates
+    assert large.charged_blocks > whole[0].limit_blocks
+    assert taken.chosen and taken.excluded == ""
+    assert other.excluded == "the request stays with the decode worker that it had"
 
 
 def test_of_a_prompt_that_decode_computed_the_cache_of_decode_is_compared() -> None:
@@ -123,3 +126,16 @@ def test_of_a_prompt_that_decode_computed_the_cache_of_decode_is_compared() -> N
     explainer.observe(record(timeline))
     actual = explainer.explain("r").attempts[0].actual
     assert actual["decode_cached_tokens"] == 8 and "cached_tokens" not in actual
+
+
+def test_a_worker_that_is_gone_keeps_its_name_for_a_while() -> None:
+    model = ModelDescription("m", "", 128, 257, "float32", 4)
+    description = WorkerDescription("decode-7", WorkerRole.DECODE, 1, b"f", model, 100, 8)
+    cluster = Cluster()
+    for endpoint in ("h:1", *(f"h:{number}" for number in range(2, KEPT_NAMES + 2))):
+        assert cluster.name_of(endpoint) == endpoint
+        cluster.add(endpoint, WorkerRole.DECODE)
+        cluster.connected(endpoint, description, epoch=1)
+        cluster.remove(endpoint)
+        assert cluster.name_of(endpoint) == "decode-7"
+    assert (cluster.name_of("h:1"), cluster.name_of("h:2")) == ("h:1", "decode-7")

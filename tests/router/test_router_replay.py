@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from protos import admin_pb2, baton_pb2, session_pb2
+from tests.fixtures.traced_logs import traced_lines
 from tests.router.conftest import READY_S, Stack, echo, encode, text_of, tokens_of
 from tests.router.test_router_failures import begun
 from tests.router.test_router_refusals import refusal
@@ -166,10 +167,12 @@ async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unav
 
 
 async def test_the_trace_and_the_explanation_tell_of_every_attempt(stack: Stack) -> None:
-    answer, _ = await cut(stack, 5, max_tokens=9)
-    await restart(stack)
-    await answer
+    with traced_lines("router.recovery") as lines:
+        answer, _ = await cut(stack, 5, max_tokens=9)
+        await restart(stack)
+        await answer
     root = next(s for s in reversed(stack.telemetry.spans) if s.name == "generate tiny")
+    assert [trace for line, trace in lines if "another attempt" in line] == [root.identity]
     assert root.attributes["baton.attempts"] == 2
     assert root.attributes["baton.resumes"] == 1
     longest_ms = root.attributes["baton.longest_resume_ms"]

@@ -1,6 +1,7 @@
 """No field of any route is dropped: from the routes of the application, and from their models, all of them."""
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,10 +24,11 @@ NOTHING: Any = None
 
 class NoPage:
     answer = None
+    recent = SimpleNamespace(refused=None)
 
 
 ROUTES = cast(
-    "list[Route]", make_app(NOTHING, NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0)).routes
+    "list[Route]", make_app(NOTHING, NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int).routes
 )
 ENDPOINTS = {route.path: route.endpoint for route in ROUTES if isinstance(route.endpoint, Endpoint)}
 MESSAGES: dict[str, type[BaseModel]] = {path: endpoint.message_type for path, endpoint in ENDPOINTS.items()}

@@ -12,7 +12,7 @@ show();
 
 async function show() {
   try {
-    const described = await (await call("openapi.json")).json();
+    const described = await call("openapi.json");
     byId("keys").hidden = true;
     byId("version").textContent = described.info.version;
     const routes = Object.entries(described.paths).flatMap(([path, operations]) =>

@@ -17,7 +17,7 @@ from cli.skips import avoidable, noting_skips, read_skips, summary
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 END_TO_END = "tests/e2e"
-SEEDS = "150"  # about a minute of a core
+SEEDS = "100"  # about 40 s of a core
 # In their order: by the number of tests, the longest of all, alone in its file, would come last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py says which

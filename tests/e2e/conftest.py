@@ -17,6 +17,7 @@ ALONE_TOGETHER = ("test_up", "test_colocated", "test_bench_isolation", "test_pla
 """Their processes choose ports themselves, and bind them later: two such tests at once might choose the same."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups for xdist: a stack that tests share is started once, a file's tests stay together."""
     groups = {item: group_of(item) for item in items}

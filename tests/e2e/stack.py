@@ -16,7 +16,7 @@ from pathlib import Path
 from client import AdminClient, BatonClientError, ClusterStatus
 from service.redis_server import RedisServer, start_redis_server
 
-READY_S = 90.0
+READY_S = 180.0
 STOP_S = 30.0
 IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
 POLL_S = 0.05

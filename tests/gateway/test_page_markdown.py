@@ -1,4 +1,4 @@
-"""Markdown in answers: what it becomes, that nothing in it runs, and that long answers take bounded time."""
+"""Markdown in answers: its elements, that nothing in it runs, and that long answers take bounded time."""
 
 import json
 from typing import Any

@@ -23,7 +23,7 @@ class Call:
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
-"""What the current task answers; None outside a POST over HTTP."""
+"""The call that the current task answers; None outside a POST over HTTP."""
 
 
 def call_of(headers: Headers, caller: Caller) -> Call:

@@ -27,7 +27,7 @@ REASON_CHARACTERS = 300
 class RecentRequest:
     number: int  # no other has it; clients may give one id to several
     request_id: str
-    tenant: str | None  # None: not known, so that only those who see all requests see it
+    tenant: str | None  # None: not known; only administrators see it
     status: str  # OK, or the name of the error
     reason: str  # of an error, for a person; may be empty
     ended_s: float  # monotonic

@@ -100,6 +100,25 @@ async def test_tooltips_have_exact_figures_for_the_pointer_and_the_keyboard(page
     await page.until(f"{TIP} === ''")
 
 
+async def test_the_tooltip_of_the_focus_stays_where_the_page_scrolls_under_the_pointer(
+    page: Page, gateway: Gateway
+) -> None:
+    await visit(page, gateway.port)
+    await pretend(page, state(requests=[took(number, number) for number in range(1, 25)]))
+    await page.until(f"{count('.request')} === 24")
+    await hover(page, "[data-request=r1] summary")
+    await page.until(f"{TIP}.includes('TTFT 1.00 ms')")
+    await press(page, "Shift", 16)  # from now on it is the keyboard that moves the focus
+    await page.evaluate("document.querySelector('[data-request=r12] summary').focus({ preventScroll: true })")
+    await page.until(f"{TIP}.includes('TTFT 12.00 ms')")
+
+    await page.evaluate("document.addEventListener('pointerover', () => { window.over = true; })")
+    await page.evaluate("scrollBy(0, 100)")
+    await page.until("window.over")
+
+    assert "TTFT 12.00 ms" in await page.evaluate(TIP)
+
+
 async def test_a_tooltip_is_renewed_with_its_figures_and_stays_on_the_screen(page: Page, gateway: Gateway) -> None:
     await page.shape(360, 740, mobile=True)
     await visit(page, gateway.port)

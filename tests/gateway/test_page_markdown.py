@@ -1,4 +1,4 @@
-"""Markdown in answers: what it becomes, that nothing in it runs, and that long answers take bounded time."""
+"""Markdown in answers: its elements, that nothing in it runs, and that long answers take bounded time."""
 
 import json
 from typing import Any
@@ -19,6 +19,7 @@ CASES = {
     "***both*** **a *b* c**": "<p><strong><em>both</em></strong> <strong>a <em>b</em> c</strong></p>",
     "snake_case_name 2 * 3 * 4 **open": "<p>snake_case_name 2 * 3 * 4 **open</p>",
     "`a*b*` `` `x` `` \\*no\\* `open": "<p><code>a*b*</code> <code>`x`</code> *no* `open</p>",
+    "`a``b` ``c`d``": "<p><code>a``b</code> <code>c`d</code></p>",
     "- a\n- b\n  - c\n\n  more\n- d": "<ul><li>a</li><li>b<ul><li>c</li></ul><p>more</p></li><li>d</li></ul>",
     "3. a\n4. b\n\n- c": '<ol start="3"><li>a</li><li>b</li></ol><ul><li>c</li></ul>',
     "born in\n1999. A year": "<p>born in\n1999. A year</p>",

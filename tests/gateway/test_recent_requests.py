@@ -1,4 +1,4 @@
-"""What the page keeps of requests that have ended, and why they failed."""
+"""The requests that the page shows, and why they failed."""
 
 from http import HTTPStatus
 from typing import Any
@@ -61,7 +61,7 @@ def test_a_refusal_that_never_came_to_the_router_is_listed_too() -> None:
     assert other.reason == ""
 
 
-def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_nobody_but_administrators() -> None:
+def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrators_only() -> None:
     recent = RecentRequests(lambda: NOW)
     recent.observe(ended("NOT_FOUND"))
 

@@ -20,7 +20,7 @@ export class Refused extends Error {
 /** The server did not answer, or its answer stopped before its end. */
 export class Unreachable extends Error {}
 
-/** The JSON of an answer. Throws Refused or Unreachable; what `signal` was aborted with, where that was first. */
+/** The JSON of an answer. Throws Refused or Unreachable; the reason of `signal` where that was aborted first. */
 export async function call(path, { body, signal, boundMs = ANSWER_MS } = {}) {
   const bound = AbortSignal.timeout(boundMs);
   const ended = signal ? AbortSignal.any([signal, bound]) : bound;
@@ -71,15 +71,15 @@ async function send(path, body, signal, headers = {}) {
   const options = { signal, headers: sent, cache: "no-store", credentials: "omit" };
   const response = await fetch(path, body ? { ...options, method: "POST", body: JSON.stringify(body) } : options);
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  throw new Refused(response.status, told?.error?.message ?? `The server answered ${response.status}.`);
+  const refusal = await response.json().catch(() => null);
+  throw new Refused(response.status, refusal?.error?.message ?? `The server answered ${response.status}.`);
 }
 
 function explained(error, signal, bound, tooLate) {
   if (signal?.aborted) return signal.reason;
   if (bound.aborted) return new Unreachable(tooLate);
   if (error instanceof Refused || error instanceof Unreachable) return error;
-  if (error instanceof SyntaxError) return new Unreachable("The answer is not what this server sends.");
+  if (error instanceof SyntaxError) return new Unreachable("The answer is not of the form that this server sends.");
   if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // how fetch says it
   return error;
 }

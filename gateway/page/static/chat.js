@@ -131,10 +131,11 @@ async function answer(model, turn, earlier) {
   turn.end(usage, reason, note);
 }
 
-/** Where to, and the prompt: a model without a template for chats only continues the question. */
+/** Where to, and the prompt: a model without a template for chats only continues a text. */
 function request(model, turn, earlier) {
-  if (!model.chat) return ["v1/completions", { prompt: turn.question }];
-  const messages = system.value.trim() ? [{ role: "system", content: system.value }] : [];
+  const said = system.value.trim() ? system.value : "";
+  if (!model.chat) return ["v1/completions", { prompt: [said, turn.question].filter(Boolean).join("\n") }];
+  const messages = said ? [{ role: "system", content: said }] : [];
   for (const { question: asked, text } of earlier) {
     if (text) messages.push({ role: "user", content: asked }, { role: "assistant", content: text });
   }

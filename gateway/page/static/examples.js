@@ -1,5 +1,6 @@
 // Questions to begin with, which the demo model in models/tableqa answers right. A question about the table is asked
-// with it as the system message. What stands in the brackets is JSON: a test asks the model, and looks for `answer`.
+// with it as the system message. The list is JSON: a test asks the model each
+// question, and looks for `answer` in its answer.
 
 export const TABLE = `You are a helpful assistant that reads tables. Here is a table.
 | ID | Name | Age | Occupation | Country |

@@ -39,7 +39,7 @@ class Inline {
     return this.#open[0].nodes;
   }
 
-  /** What the expression finds right here, walked over. */
+  /** The match of the expression right here, walked over. */
   #match(expression) {
     expression.lastIndex = this.#at;
     const found = expression.exec(this.#text);
@@ -108,7 +108,7 @@ class Inline {
     this.#add(ticks);
   }
 
-  /** A run of one mark: closes what it can, opens with the rest, or is a text. */
+  /** A run of one mark closes open marks, opens new ones with the rest, or is a text. */
   #marks(run, before, after) {
     const kind = run[0];
     const opens = isSeen(after) && (kind !== "_" || !isWord(before));
@@ -129,7 +129,7 @@ class Inline {
     } else if (left) this.#add(kind.repeat(left));
   }
 
-  /** What is open above this depth never closed: its mark was a text. */
+  /** A mark that is open above this depth never closed: it was a text. */
   #closeTo(depth) {
     while (this.#open.length > depth + 1) {
       const { mark, nodes } = this.#open.pop();

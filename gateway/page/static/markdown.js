@@ -7,7 +7,7 @@ import { element, fill } from "./dom.js";
 import { inline } from "./inline.js";
 
 const LEAST_MS = 40; // between two renderings
-const PAUSES = 4; // times what the last rendering took: a long answer costs at most a fifth of the time
+const PAUSES = 4; // times the last rendering: a long answer costs at most a fifth of the time
 const DEEPEST = 6; // lists and quotes within each other
 const COLUMNS = 64;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
@@ -88,7 +88,7 @@ const TABLE = { make: table, end: (lines, from) => endWhere(lines, from + 2, (li
 const QUOTED = { make: quote, end: (lines, from) => endWhere(lines, from, (line) => !QUOTE.test(line)) };
 const LIST = { make: list, end: listEnd };
 
-/** What begins at a line, if that is no paragraph. */
+/** The kind of block that begins at a line; null for a paragraph. */
 function begins(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line)) return FENCED;

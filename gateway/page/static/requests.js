@@ -71,7 +71,7 @@ function makeRow(request) {
   return { root: element("details", attributes, head, numbers(request)), track, age };
 }
 
-/** A pill for what did not end well. */
+/** A pill for a request that did not end well. */
 function outcome({ status, decode }) {
   if (status === "OK") return [];
   if (status === "CANCELLED") return [element("span", { class: "pill draining" }, "cancelled"), " "];
@@ -118,7 +118,7 @@ function numbers(request) {
   );
 }
 
-/** [name, text, milliseconds] of every stage. The last two have what the others leave of the whole time. */
+/** [name, text, milliseconds] of every stage. The last two have the time that the others leave. */
 function durations(request) {
   const { stages } = request;
   const later = stages.total_ms - stages.ttft_ms - sum(request, TO_FIRST_TOKEN, TO_SECOND_TOKEN);
@@ -128,7 +128,7 @@ function durations(request) {
 
 const sum = (request, from, to) => STAGES.slice(from, to).reduce((total, [name]) => total + request.stages[`${name}_ms`], 0);
 
-/** What a request without a token spent in a stage that it did not finish. */
+/** The time of a request without a token in the stage that it did not finish. */
 const unfinishedMs = (request) =>
   request.stages.ttft_ms ? 0 : Math.max(0, request.stages.total_ms - sum(request, 0, TO_SECOND_TOKEN));
 

@@ -3,7 +3,7 @@
 const SHARE = 0.75;
 const ROOM = 3;
 
-/** The largest value, but at most three times what three quarters of the values stay under. */
+/** The largest value, but at most three times the value that three quarters of them stay under. */
 export function scaleEnd(values) {
   if (!values.length) return 1;
   const ordered = [...values].sort((one, other) => one - other);

@@ -12,7 +12,7 @@ let shown = null;
 let hiding = 0;
 let pointer = ""; // where it last was
 
-/** `lines` gives the texts when they are shown; `anchor` is what the tooltip stands beside. */
+/** `lines` gives the texts when they are shown; the tooltip stands beside `anchor`. */
 export function tip(target, lines, anchor = target) {
   known.set(target, { lines, anchor });
 }
@@ -25,7 +25,7 @@ export function renewTip() {
 document.addEventListener("pointerover", (event) => {
   const before = pointer;
   pointer = `${event.clientX} ${event.clientY}`;
-  if (pointer === before) return; // the page has scrolled under it, perhaps to what has the focus
+  if (pointer === before) return; // the page has scrolled under it, perhaps to show the focus
   if (box.contains(event.target)) {
     clearTimeout(hiding);
     return;

@@ -131,7 +131,7 @@ function renewFacts(card, wanted) {
   });
 }
 
-/** The batch of a decode worker, pending tokens of the others, over the last minute; what stands out is cut. */
+/** The batch of a decode worker, pending tokens of the others, over the last minute; an outlier is cut. */
 function draw(card) {
   const end = Math.max(1, scaleEnd(card.samples));
   const from = SAMPLES - card.samples.length;

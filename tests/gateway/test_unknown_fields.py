@@ -28,7 +28,8 @@ class NoPage:
 
 
 ROUTES = cast(
-    "list[Route]", make_app(NOTHING, NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int).routes
+    "list[Route]",
+    make_app(NOTHING, NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int).routes,
 )
 ENDPOINTS = {route.path: route.endpoint for route in ROUTES if isinstance(route.endpoint, Endpoint)}
 MESSAGES: dict[str, type[BaseModel]] = {path: endpoint.message_type for path, endpoint in ENDPOINTS.items()}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 from collections import defaultdict
 from typing import Any
 
@@ -22,22 +23,31 @@ def holds(root: dict[str, Any], total: str, parts: tuple[str, ...]) -> bool:
 
 def spans_by_trace(stack: Stack) -> dict[str, list[dict[str, Any]]]:
     traces: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in stack.trace_file.read_text().splitlines():
+    written = stack.trace_file.read_text() if stack.trace_file.exists() else ""
+    for line in written.splitlines():
         span = json.loads(line)
         traces[span["trace_id"]].append(span)
     return traces
 
 
+def is_root(span: dict[str, Any], request_ids: set[str]) -> bool:
+    return span["attributes"].get("gen_ai.response.id") in request_ids
+
+
 async def trace_more(stack: Stack) -> list[dict[str, Any]]:
     """The roots of some more requests, after their stages were looked at."""
-    before = set(spans_by_trace(stack)) if stack.trace_file.exists() else set()
+    asked = {f"sums-{uuid.uuid4().hex}" for _ in range(AT_A_TIME)}
     async with AsyncBatonClient(stack.target, timeout_s=30) as baton:
-        for index in range(AT_A_TIME):
-            await baton.complete([3 + index] * 100, max_tokens=5, ignore_eos=True, cache_salt=str(len(before)))
-    await asyncio.to_thread(
-        stack.wait_for, lambda: len(spans_by_trace(stack).keys() - before) == AT_A_TIME, TRACE_WRITTEN_S, "traces"
-    )
-    traces = {key: spans for key, spans in spans_by_trace(stack).items() if key not in before}
+        for index, name in enumerate(asked):
+            await baton.complete([3 + index] * 100, max_tokens=5, ignore_eos=True, cache_salt=name, request_id=name)
+
+    def written() -> dict[str, list[dict[str, Any]]]:
+        return {
+            key: spans for key, spans in spans_by_trace(stack).items() if any(is_root(span, asked) for span in spans)
+        }
+
+    await asyncio.to_thread(stack.wait_for, lambda: len(written()) == AT_A_TIME, TRACE_WRITTEN_S, "traces")
+    traces = written()
     assert all({span["name"] for span in spans} >= STAGES for spans in traces.values())
     roots = [span["attributes"] for spans in traces.values() for span in spans if span["parent_span_id"] is None]
     assert len(roots) == AT_A_TIME

@@ -14,7 +14,7 @@ from cli.batch_lines import CHAT, BatchRequest, LineRefused
 from gateway.call import Call
 from gateway.chat import RENAMED as CHAT_NAMES
 from gateway.completions import RENAMED as COMPLETION_NAMES
-from gateway.messages.base import Unserved
+from gateway.messages.base import Body, Unserved
 from gateway.messages.chat import ChatRequest
 from gateway.messages.completions import CompletionRequest
 from gateway.names import names_of
@@ -44,24 +44,24 @@ _SAME = (
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias")
 
 
-class BatchChat(ChatRequest):
+class BatchFields(Body):
+    """Of both kinds, in place of the server's fields of these names."""
+
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     stream: Annotated[Any, Unserved(_WHOLE, (False,))] = None
-    logprobs: Annotated[Any, Unserved(_CONTENT, (False,))] = None
     prompt_logprobs: Annotated[Any, Unserved(_CONTENT)] = None
     return_token_ids: Annotated[Any, Unserved(_CONTENT, (False,))] = None
+
+
+class BatchChat(BatchFields, ChatRequest):
+    logprobs: Annotated[Any, Unserved(_CONTENT, (False,))] = None
     tools: Annotated[Any, Unserved("the server has tools", ([],))] = None
 
 
-class BatchCompletion(CompletionRequest):
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    stream: Annotated[Any, Unserved(_WHOLE, (False,))] = None
+class BatchCompletion(BatchFields, CompletionRequest):
     echo: Annotated[Any, Unserved(_CONTENT, (False,))] = None
     logprobs: Annotated[Any, Unserved(_CONTENT)] = None
-    prompt_logprobs: Annotated[Any, Unserved(_CONTENT)] = None
-    return_token_ids: Annotated[Any, Unserved(_CONTENT, (False,))] = None
 
 
 @dataclass(frozen=True, slots=True)

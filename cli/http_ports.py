@@ -10,7 +10,7 @@ DEFAULT_HTTP_PORT = 8000
 
 
 class PortTaken(CommandFailed):
-    """Another process listens where we were told to."""
+    """Another process listens on the address that was asked for."""
 
 
 def choose_http_ports(

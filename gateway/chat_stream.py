@@ -94,8 +94,8 @@ class ChatStream:
             yield self._part(writer, end.index, _delta(piece), {})
         reason = REASONS[end.reason]
         called = parser is not None and parser.calls > 0 and reason == "stop"
-        told = stop_reason(end, self._message.stop_token_ids)
-        ends = {"finish_reason": "tool_calls" if called else reason, "stop_reason": told}
+        stopped_by = stop_reason(end, self._message.stop_token_ids)
+        ends = {"finish_reason": "tool_calls" if called else reason, "stop_reason": stopped_by}
         yield self._part(writer, end.index, {}, ends)
 
     def _part(self, writer: ChunkWriter, index: int, delta: dict[str, Any], details: dict[str, Any]) -> bytes:

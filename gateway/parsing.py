@@ -44,9 +44,9 @@ def parse(message_type: type[Message], body: bytes) -> Message:
     errors = invalid.errors(include_url=False, include_context=False, include_input=False)
     # Of the members of a union, the one that came furthest is probably what was meant.
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
-    path, told = max(((_path(each, sent), each) for each in known), key=lambda found: found[0].progress)
-    message = f"{path.text}: {told['msg']}" if path.text else told["msg"]
-    raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(told["type"]))
+    path, detail = max(((_path(each, sent), each) for each in known), key=lambda found: found[0].progress)
+    message = f"{path.text}: {detail['msg']}" if path.text else detail["msg"]
+    raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(detail["type"]))
 
 
 class _Path(NamedTuple):

@@ -20,7 +20,7 @@ _LANDED_WAIT_S = 0.1  # Landed travels beside the tokens; it may come just after
 
 
 class Attempt:
-    """Owns the charges and the work on its workers until it is left (`with`); then it tells them what to forget."""
+    """Owns the charges and the work on its workers until it is left (`with`); then it cancels what they still hold."""
 
     def __init__(
         self,

@@ -97,8 +97,7 @@ class RouterProcess:
         self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
         explainer = Explainer(cluster.name_of)
         latency = RecentLatency()
-        tracer.observers.append(latency.observe)
-        tracer.observers += [explainer.observe, *([self._planning.observe] if self._planning else [])]
+        tracer.observers += [latency.observe, explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
             self._readiness,
             scheduling,

@@ -1,4 +1,4 @@
-""".venv/bin/python -m simulation: some seeds, one after the other; a JSON object a line for whoever started it.
+""".venv/bin/python -m simulation: some seeds, one after the other; prints a JSON object a line.
 
 PYTHONHASHSEED must be fixed for a seed to be the same each time: `campaign.py` sees to it.
 """

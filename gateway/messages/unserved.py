@@ -26,7 +26,7 @@ class UnservedSampling(Body):
     detokenize: Annotated[Any, Unserved("answers are text; return_token_ids adds the ids", (True,))] = None
     logits_processors: Annotated[Any, Unserved("code of clients is not run", ([],))] = None
     return_tokens_as_token_ids: Annotated[Any, Unserved("return_token_ids has the ids", (False,))] = None
-    thinking_token_budget: Annotated[Any, Unserved("reasoning is not told apart from the answer")] = None
+    thinking_token_budget: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
     repetition_detection: Annotated[Any, Unserved("repetition_penalty works against repetition")] = None
     kv_transfer_params: Annotated[Any, Unserved("the router decides where KV goes")] = None
     vllm_xargs: Annotated[Any, Unserved("there are no extensions", ({},))] = None
@@ -49,7 +49,7 @@ class UnservedChat(Body):
     documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
     mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
     media_io_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
-    include_reasoning: Annotated[Any, Unserved("reasoning is not told apart from the answer", (True,))] = None
+    include_reasoning: Annotated[Any, Unserved("reasoning is not separated from the answer", (True,))] = None
 
 
 class UnservedCompletion(Body):
@@ -100,8 +100,8 @@ class UnservedStream(Body):
 class UnservedReasoning(Body):
     """Of a response's reasoning."""
 
-    summary: Annotated[Any, Unserved("reasoning is not told apart from the answer")] = None
-    generate_summary: Annotated[Any, Unserved("reasoning is not told apart from the answer")] = None
+    summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    generate_summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
 
 
 class UnservedTextOptions(Body):

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from cli.batch import BatchOptions, run_batch
 from cli.batch_lines import read_lines
-from cli.batch_requests import BatchChat, BatchCompletion, seed_of
+from cli.batch_requests import BatchChat, BatchCompletion, BatchFields, seed_of
 from cli.errors import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
@@ -207,7 +207,8 @@ def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("message", [BatchChat, BatchCompletion])
 def test_a_batch_reads_the_servers_own_messages(message: type[BaseModel]) -> None:
-    (served,) = message.__bases__
+    of_both, served = message.__bases__
+    assert of_both is BatchFields
     assert served.__module__.startswith("gateway.messages") and message.model_config["extra"] == "forbid"
     assert message.model_fields.keys() == served.model_fields.keys()  # type: ignore[attr-defined]
 

@@ -40,6 +40,11 @@ class BatonError(Exception):
         self.message = message
 
     @property
+    def log_text(self) -> str:
+        """The message, where no part of a prompt or an answer can be in it."""
+        return self.message
+
+    @property
     def details(self) -> tuple[Message, ...]:
         told = [] if self.reason is None else [_error_info(self.reason, self.metadata)]
         return (*told, *([] if self.retry_after_s is None else [_retry_info(self.retry_after_s)]))
@@ -58,6 +63,11 @@ class InvalidArgument(BatonError):
         self.description = description
         self.reason = reason
         self.metadata = dict(metadata or {})
+
+    @property
+    def log_text(self) -> str:
+        """The field alone: a description may quote what was sent."""
+        return self.field if self.reason is None else f"{self.field}: {self.reason}"
 
     @property
     def details(self) -> tuple[Message, ...]:

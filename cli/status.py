@@ -147,4 +147,10 @@ def _hit_rate(load: Load) -> str:
 def _state(worker: WorkerStatus) -> str:
     state = "draining" if worker.load is not None and worker.load.draining else "connected"
     state = state if worker.connected else "lost"
-    return f"{state}, gone {worker.deaths}x" if worker.deaths else state
+    seen = {
+        "died": worker.deaths,
+        "drained": worker.drains,
+        "changed role": worker.role_changes,
+        "out of reach": worker.lost_sessions,
+    }
+    return ", ".join((state, *(f"{what} {times}x" for what, times in seen.items() if times)))

@@ -84,7 +84,10 @@ class WorkerStatus:
     load: Load | None  # None: no report yet
     roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
     cache_view: CacheView | None = None  # None: it was never connected
-    deaths: int = 0  # how often a process of this name was found gone, restarts included
+    deaths: int = 0  # how often a process of this name was found gone that had not drained
+    drains: int = 0  # how often one ended after it had drained
+    role_changes: int = 0
+    lost_sessions: int = 0  # for another reason: silence, or a connection that did not come back in time
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class AdminServicer:
                 worker_status(
                     worker,
                     self.cluster.caches.status(worker.endpoint),
-                    self.cluster.deaths[self.cluster.name_of(worker.endpoint)],
+                    self.cluster.departures[self.cluster.name_of(worker.endpoint)],
                 )
                 for worker in self.cluster.workers
             ],

@@ -1,6 +1,6 @@
 """The table of `baton status`."""
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from client.responses import cluster_status_from
 from router.admin_service import AdminServicer
 from router.caches import Caches
 from router.cluster import Worker
+from router.departures import Departures
 from service.redis_server import free_port
 from service.worker_record import WorkerRole
 
@@ -63,9 +64,14 @@ def test_a_cache_that_was_never_asked_has_no_hit_rate() -> None:
     assert row(worker(load=replace(LOAD, cache_query_tokens=0, cache_hit_tokens=0)))[-3] == "-"
 
 
-@pytest.mark.parametrize(("connected", "shown"), [(True, "connected, gone 3x"), (False, "lost, gone 3x")])
+@pytest.mark.parametrize(("connected", "shown"), [(True, "connected, died 3x"), (False, "lost, died 3x")])
 def test_a_crash_loop_shows(connected: bool, shown: str) -> None:
     assert row(replace(worker(connected=connected), deaths=3))[1] == shown
+
+
+def test_what_is_no_death_has_words_of_its_own() -> None:
+    seen = replace(worker(), drains=1, role_changes=2, lost_sessions=3)
+    assert row(seen)[1] == "connected, drained 1x, changed role 2x, out of reach 3x"
 
 
 def test_a_worker_that_has_not_reported_has_dashes() -> None:
@@ -110,7 +116,7 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
     workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
     servicer: Any = AdminServicer(
         SimpleNamespace(  # type: ignore[arg-type]
-            workers=workers, roles_seen=frozenset(), caches=Caches(), deaths=Counter(), name_of=str
+            workers=workers, roles_seen=frozenset(), caches=Caches(), departures=defaultdict(Departures), name_of=str
         ),
         SimpleNamespace(waiting=0),  # type: ignore[arg-type]
         SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from client import (
     BatonClientError,
     CacheView,
     ClusterStatus,
+    EndedRequests,
     Load,
     RetryPolicy,
     RouterStatus,
@@ -41,7 +42,8 @@ def _print_table(status: ClusterStatus) -> None:
     console = Console()
     # A pipe has no width, and cells that are cut say nothing: long lines are for the terminal to wrap.
     console.width = max(console.width, MIN_COLUMNS)
-    console.print(headline(status), highlight=False, markup=False)
+    for line in (headline(status), requests_line(status)):
+        console.print(line, highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("worker", "state", "endpoint"):
         table.add_column(column, no_wrap=True)
@@ -56,6 +58,18 @@ def _print_table(status: ClusterStatus) -> None:
     console.print(table)
     for line in (*link_lines(status), *cache_lines(status), *cluster_lines(status)):
         console.print(line, highlight=False, markup=False)
+
+
+def requests_line(status: ClusterStatus) -> str:
+    """What requests came to since the router started, and why those that were not answered were not."""
+    totals, by_outcome = status.requests, dict[str, list[EndedRequests]]()
+    for each in totals.ended:
+        by_outcome.setdefault(each.outcome, []).append(each)
+    parts = [f"{totals.started} requests since the start"]
+    for outcome, ended in sorted(by_outcome.items()):
+        reasons = ", ".join(f"{each.reason} {each.count}" for each in ended if each.reason)
+        parts.append(f"{sum(each.count for each in ended)} {outcome}" + (f" ({reasons})" if reasons else ""))
+    return ", ".join((*parts, f"{totals.prompt_tokens} tokens in, {totals.generated_tokens} out"))
 
 
 def link_lines(status: ClusterStatus) -> list[str]:

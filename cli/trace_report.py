@@ -130,7 +130,7 @@ def report_lines(request: RequestTrace) -> list[str]:
     tokens = f"{attributes.get('gen_ai.usage.input_tokens', 0)} tokens in"
     tokens += f" ({attributes.get('gen_ai.usage.cache_read.input_tokens', 0)} cached)"
     tokens += f", {attributes.get('gen_ai.usage.output_tokens', 0)} out"
-    ended = f", ended {attributes.get('error.type', 'with an error')}" if root.is_error else ""
+    ended = f", {_ending(attributes)}" if root.is_error else ""
     lines = [
         f"{root.name}  {tokens}, {root.duration_ms:.1f} ms{ended}  trace {root.trace_id}",
         _sum_line("TTFT", request.ttft),
@@ -141,6 +141,13 @@ def report_lines(request: RequestTrace) -> list[str]:
         p50, p99, longest = between
         lines.append(f"  TBT           p50 {p50:.2f}  p99 {p99:.2f}  max {longest:.2f} ms")
     return [*lines, *(_waterfall_line(root, stage) for stage in request.stages)]
+
+
+def _ending(attributes: Mapping[str, Any]) -> str:
+    """Such as `refused: queue_full`; of older traces the status."""
+    if "baton.outcome" not in attributes:
+        return f"ended {attributes.get('error.type', 'with an error')}"
+    return f"{attributes['baton.outcome']}: {attributes.get('baton.reason', '')}"
 
 
 def as_object(request: RequestTrace) -> dict[str, object]:

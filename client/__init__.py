@@ -10,7 +10,18 @@ Streams the same events whichever workers serve them; knows nothing of prefill, 
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, RouterStatus, WorkerStatus
+from client.cluster import (
+    CacheView,
+    ClusterStatus,
+    EndedRequests,
+    Link,
+    Load,
+    PageCounts,
+    PlannerStatus,
+    RequestTotals,
+    RouterStatus,
+    WorkerStatus,
+)
 from client.errors import (
     BatonClientError,
     Busy,
@@ -62,6 +73,7 @@ __all__ = [
     "Completion",
     "DeadlineExceeded",
     "Delta",
+    "EndedRequests",
     "ErrorDetails",
     "Event",
     "ExplainedAttempt",
@@ -80,6 +92,7 @@ __all__ = [
     "PromptPart",
     "ProtocolError",
     "RequestExplanation",
+    "RequestTotals",
     "RetryPolicy",
     "RouterStatus",
     "ServerError",

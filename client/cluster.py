@@ -113,6 +113,23 @@ class RouterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedRequests:
+    outcome: str  # answered, cancelled, refused or failed
+    reason: str  # in one word; empty where they were answered
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTotals:
+    """What the requests of a router have come to since it started, those that run included."""
+
+    started: int = 0
+    ended: tuple[EndedRequests, ...] = ()
+    prompt_tokens: int = 0  # of prompts that workers were given
+    generated_tokens: int = 0  # of answers, as they go out
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     ready: bool
     detail: str  # why not ready, or in which way degraded; empty when all is well
@@ -124,3 +141,4 @@ class ClusterStatus:
     planner: PlannerStatus | None = None  # None: there is none
     indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker
     routers: tuple[RouterStatus, ...] = ()  # the other ones
+    requests: RequestTotals = RequestTotals()

@@ -5,10 +5,12 @@ from dataclasses import fields
 from client.cluster import (
     CacheView,
     ClusterStatus,
+    EndedRequests,
     Link,
     Load,
     PageCounts,
     PlannerStatus,
+    RequestTotals,
     Role,
     RouterStatus,
     WorkerStatus,
@@ -123,7 +125,13 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
             for each in response.routers
         ),
         planner=_planner_from(response.planner) if response.HasField("planner") else None,
+        requests=_requests_from(response.requests),
     )
+
+
+def _requests_from(totals: admin_pb2.RequestTotals) -> RequestTotals:
+    ended = tuple(EndedRequests(each.outcome, each.reason, each.count) for each in totals.ended)
+    return RequestTotals(totals.started, ended, totals.prompt_tokens, totals.generated_tokens)
 
 
 def _planner_from(planner: admin_pb2.PlannerStatus) -> PlannerStatus:

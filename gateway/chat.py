@@ -30,7 +30,7 @@ class Chat:
         template = tokenizer.chat_template
         tools = tool_use(message, template.source if template is not None else None)
         request = chat_request(message, call, tools)
-        events = self._dispatcher.answer(request, None, call.trace)
+        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
         stream_id, texts = f"chatcmpl-{request.request_id}", TokenTexts(tokenizer.token_bytes)
         if message.stream:
             return Streamed(told_problems(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))

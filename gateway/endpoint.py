@@ -17,12 +17,16 @@ from gateway.guard import caller_of
 from gateway.parser import Parser
 from gateway.problem import Problem, Renamed, check_method, problem_of
 from gateway.reply import Reply, Stalled, refuse, send_reply, unless_gone
+from router.outcomes import Leave, Outcome, RequestEnd, end_of, left
 from service.errors import BatonError
-from service.trace_context import current_request_id, current_trace
+from service.trace_context import TraceContext, current_request_id, current_trace
 
 Message = TypeVar("Message", bound=BaseModel)
 
 logger = logging.getLogger(__name__)
+
+
+Refuse = Callable[[TraceContext | None, RequestEnd], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,14 @@ class Endpoint(Generic[Message]):
         answer: Callable[[Message, Call], Awaitable[Reply]],
         transport: Transport,
         renamed: Renamed,
+        refuse: Refuse | None = None,
     ) -> None:
+        """`refuse` is told of calls that end before they are requests; None: these never are."""
         self.message_type = message_type
         self._answer = answer
         self._transport = transport
         self._renamed = renamed
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -62,12 +69,19 @@ class Endpoint(Generic[Message]):
                 with await self._transport.bodies.read(headers, receive) as body:
                     await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:
+                self._ended(call, _end_of(problem))
                 await refuse(problem, receive, send, told, stall_s)
         except ClientGone:
+            self._ended(call, left(Leave.CLIENT))
             logger.info("the client has gone")
         except Stalled:
             logger.warning("the client took nothing of its answer for %g s", stall_s)
             abort_of(scope)()
+
+    def _ended(self, call: Call, end: RequestEnd) -> None:
+        """The call has ended so. What was begun for it is counted already."""
+        if self._refuse is not None and call.reader.requests == 0:
+            self._refuse(call.trace, end)
 
     async def _respond(self, body: Body, call: Call, send: Send) -> None:
         """Raises: Problem, as long as nothing has been sent."""
@@ -75,7 +89,8 @@ class Endpoint(Generic[Message]):
             message = await self._transport.parser.parse(self.message_type, body.parts)
             body.release()  # it may be large, and the answer long
             reply = await self._answer(message, call)
-            await send_reply(reply, send, {REQUEST_ID_HEADER: call.request_id}, self._transport.stall_s)
+            told = {REQUEST_ID_HEADER: call.request_id}
+            await send_reply(reply, send, told, self._transport.stall_s, call.reader)
         except (Problem, Stalled):
             raise
         except BatonError as error:
@@ -83,3 +98,10 @@ class Endpoint(Generic[Message]):
         except Exception as error:
             logger.exception("%s failed", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
+
+
+def _end_of(problem: Problem) -> RequestEnd:
+    """A problem has a cause where the router, or a fault of ours, is behind it."""
+    if problem.__cause__ is not None:
+        return end_of(problem.__cause__, dispatched=False)
+    return RequestEnd(Outcome.REFUSED, problem.cause, problem.status.name)

@@ -1,4 +1,5 @@
-"""What the requests of this router have come to, over HTTP and gRPC alike: counted once, when each has ended.
+"""What the requests of this router have come to, over HTTP and gRPC alike. Requests and tokens are counted while they
+run, times once each has ended.
 
 Names are vLLM's where it has one, since dashboards know them.
 """
@@ -10,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gateway.histogram import REQUEST_S, SMALL_COUNTS, TOKEN_GAP_S, TOKENS, TTFT_S, Histogram
+from router.outcomes import Outcome
+from router.request_counts import RequestCounts
 from router.timeline import Stages, stages
 from router.tracing import RequestRecord
 
@@ -33,8 +36,6 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "baton:resume_gap_seconds": ("Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S),
 }
 _COUNTERS: Mapping[str, str] = {
-    "vllm:prompt_tokens": "Tokens of prompts.",
-    "vllm:generation_tokens": "Tokens of answers.",
     "vllm:prompt_tokens_cached": "Tokens of prompts whose KV was in a cache.",
     "baton:kv_transfer_bytes": "KV that decode workers pulled.",
     "baton:streams_resumed": "Requests that went on with another attempt, some of whose answer was out.",
@@ -42,19 +43,17 @@ _COUNTERS: Mapping[str, str] = {
 
 
 class RequestMetrics:
-    """`observe` is called with every request that has ended."""
+    """`observe` is called with every request that has ended; `counts` has those that run too."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
         self._histograms: dict[str, dict[str, Histogram]] = {}  # by model, by name
         self._counters: Counter[tuple[str, str]] = Counter()  # by name and model
         self._ended: Counter[tuple[str, str]] = Counter()  # by model and reason
-        self._failed: Counter[str] = Counter()  # by status
         self._attempts_failed: Counter[str] = Counter()  # by reason
 
     def observe(self, record: RequestRecord) -> None:
         model, summary, timeline = record.model, record.summary, record.timeline
-        if record.error is not None:
-            self._failed[record.error] += 1
         self._attempts_failed.update(note.failed.reason.name.lower() for note in timeline.notes if note.failed)
         if timeline.resumes:
             self._counters["baton:streams_resumed", model] += 1
@@ -62,15 +61,16 @@ class RequestMetrics:
             self._of(model)["baton:resume_gap_seconds"].observe_all(gaps_s)
         for reason in record.finish_reasons:
             self._ended[model, reason] += 1
-        if record.error == "CANCELLED":
-            self._ended[model, "abort"] += 1
+        if record.end is not None and record.end.outcome is Outcome.CANCELLED:
+            choices = record.prepared.valid.n if record.prepared is not None else 1
+            self._ended[model, "abort"] += choices - len(record.finish_reasons)
+        if timeline.prefill is not None:
+            self._counters["vllm:prompt_tokens_cached", model] += timeline.prefill.cached_tokens
+        if landed := [note.landed for note in timeline.notes if note.landed is not None]:
+            self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in landed)
         if summary is None or record.prepared is None:
             return
         usage, sampling = summary.usage, record.prepared.sampling
-        self._counters["vllm:prompt_tokens", model] += usage.prompt_tokens
-        self._counters["vllm:generation_tokens", model] += usage.completion_tokens
-        self._counters["vllm:prompt_tokens_cached", model] += usage.cached_tokens
-        self._counters["baton:kv_transfer_bytes", model] += summary.timings.transfer_bytes
         observed = self._of(model)
         for name, value in _durations(stages(timeline, timeline.ended_s or timeline.arrived_s)).items():
             observed[name].observe(value)
@@ -102,14 +102,29 @@ class RequestMetrics:
         for (model, reason), value in self._ended.items():
             ended.add_metric((model, ENGINE, reason), value)
         yield ended
-        failed = CounterMetricFamily("baton:requests_failed", "Requests that failed, by status.", labels=("status",))
-        for status, value in self._failed.items():
-            failed.add_metric((status,), value)
-        yield failed
+        yield from self._running_counts()
         attempts = CounterMetricFamily("baton:attempts_failed", "Attempts that failed.", labels=("reason",))
         for name, value in self._attempts_failed.items():
             attempts.add_metric((name,), value)
         yield attempts
+
+    def _running_counts(self) -> Iterator[Metric]:
+        """Of requests that run too."""
+        counts = self._counts
+        for name, help_text, tokens in (
+            ("vllm:prompt_tokens", "Tokens of prompts that workers were given.", counts.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens of answers, as they go out.", counts.generated_tokens),
+        ):
+            counter = CounterMetricFamily(name, help_text, labels=LABELS)
+            for model, value in tokens.items():
+                counter.add_metric((model, ENGINE), value)
+            yield counter
+        yield CounterMetricFamily("baton:requests_started", "Requests that came.", value=counts.started)
+        help_text = "Requests that ended: answered, cancelled, refused before a worker was given them, or failed."
+        ended = CounterMetricFamily("baton:requests_ended", help_text, labels=("outcome", "reason"))
+        for (outcome, reason), value in counts.ended.items():
+            ended.add_metric((outcome.value, reason), value)
+        yield ended
 
     def _of(self, model: str) -> dict[str, Histogram]:
         if model not in self._histograms:

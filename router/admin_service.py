@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from protos import admin_pb2
-from router.admin_wire import ROLES, router_status, worker_status
+from router.admin_wire import ROLES, request_totals, router_status, worker_status
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
@@ -65,6 +65,7 @@ class AdminServicer:
             other_routers=self.replicas.others if self.replicas is not None else 0,
             routers=self._routers(),
             planner=self._planner(),
+            requests=request_totals(self.dispatcher.accounts.counts),
         )
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:

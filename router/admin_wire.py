@@ -7,6 +7,7 @@ from protos import admin_pb2, report_pb2, session_pb2
 from router.caches import CacheStatus
 from router.cluster import Worker
 from router.departures import Departures
+from router.request_counts import RequestCounts
 from router.shared_view import Share
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 
@@ -25,6 +26,18 @@ def worker_status(worker: Worker, cache: CacheStatus | None, departures: Departu
         in_flight_requests=len(worker.charges),
         **asdict(departures),
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+    )
+
+
+def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
+    return admin_pb2.RequestTotals(
+        started=counts.started,
+        ended=[
+            admin_pb2.EndedRequests(outcome=outcome.value, reason=reason, count=count)
+            for (outcome, reason), count in counts.ended.items()
+        ],
+        prompt_tokens=counts.prompt_tokens.total(),
+        generated_tokens=counts.generated_tokens.total(),
     )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
 from router.events import Landed, PrefillTimings
+from router.outcomes import RequestEnd
+from router.received import Making
 from router.request import Operation, PreparedRequest
 from router.response import Summary
 from router.timeline import GapSummary, Stages, Timeline, stages, under_way_ms
@@ -24,7 +26,7 @@ _PROVIDER = "baton"
 _STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestRecord:
     """What is known of one request, filled in on its way. `identity` is the root span's place in the trace."""
 
@@ -37,7 +39,29 @@ class RequestRecord:
     prepared: PreparedRequest | None = None
     finish_reasons: list[str] = field(default_factory=list)
     summary: Summary | None = None
-    error: str | None = None  # name of the status, None is OK
+    is_resumed: bool = False  # an answer that began in another stream
+    answer: Making | None = None
+    delivered_tokens: int = 0  # of deltas that went out
+    end: RequestEnd | None = None  # None: it runs
+
+    @property
+    def error(self) -> str | None:
+        """Name of the status that it ended with; None is OK."""
+        return self.end.error if self.end is not None else None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """That a worker was given for this request, and not for one that it resumes."""
+        given = self.prepared is not None and self.timeline.attempts and not self.is_resumed
+        return len(self.prepared.token_ids) if self.prepared is not None and given else 0
+
+    @property
+    def completion_tokens(self) -> int:
+        """That went out; of an answer that is told only at its end, that were made. What the client of a resumed stream
+        had before is not in it.
+        """
+        whole_at_once = self.prepared is not None and not self.prepared.valid.streams
+        return self.answer.completion_tokens if whole_at_once and self.answer is not None else self.delivered_tokens
 
     @staticmethod
     def begin(operation: Operation, parent: TraceContext | None) -> "RequestRecord":
@@ -183,16 +207,20 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
         attributes["baton.failed_attempts"] = tuple(failures)
     if record.finish_reasons:
         attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
+    if record.end is not None:
+        attributes |= {"baton.outcome": record.end.outcome.value, "baton.reason": record.end.reason}
+    if record.is_resumed:
+        attributes["baton.resumed"] = True
     if record.error is not None:
         attributes["error.type"] = record.error
     if record.timeline.first_token_s is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = measured.ttft_ms / 1e3
+    if record.prepared is not None:
+        attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
+    if record.timeline.prefill is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = record.timeline.prefill.cached_tokens
     if record.summary is not None:
-        attributes |= {
-            "gen_ai.response.model": record.model,
-            "gen_ai.usage.output_tokens": record.summary.usage.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": record.summary.usage.cached_tokens,
-        }
+        attributes["gen_ai.response.model"] = record.model
     return attributes
 
 

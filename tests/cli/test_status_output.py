@@ -9,13 +9,24 @@ import pytest
 
 import cli.status
 from cli.errors import CommandFailed
-from cli.status import cluster_lines, headline, link_lines, row, show_status
-from client import ClusterStatus, Link, Load, Model, PageCounts, RouterStatus, WorkerStatus
+from cli.status import cluster_lines, headline, link_lines, requests_line, row, show_status
+from client import (
+    ClusterStatus,
+    EndedRequests,
+    Link,
+    Load,
+    Model,
+    PageCounts,
+    RequestTotals,
+    RouterStatus,
+    WorkerStatus,
+)
 from client.responses import cluster_status_from
 from router.admin_service import AdminServicer
 from router.caches import Caches
 from router.cluster import Worker
 from router.departures import Departures
+from router.request_counts import RequestCounts
 from service.redis_server import free_port
 from service.worker_record import WorkerRole
 
@@ -69,6 +80,15 @@ def test_a_crash_loop_shows(connected: bool, shown: str) -> None:
     assert row(replace(worker(connected=connected), deaths=3))[1] == shown
 
 
+def test_requests_are_told_by_how_they_ended_and_why() -> None:
+    counts = (("refused", "queue_full", 2), ("answered", "", 7), ("refused", "draining", 1))
+    ended = tuple(EndedRequests(*each) for each in counts)
+    totals = RequestTotals(started=11, ended=ended, prompt_tokens=70, generated_tokens=140)
+    assert requests_line(replace(status(), requests=totals)) == (
+        "11 requests since the start, 7 answered, 3 refused (queue_full 2, draining 1), 70 tokens in, 140 out"
+    )
+
+
 def test_what_is_no_death_has_words_of_its_own() -> None:
     seen = replace(worker(), drains=1, role_changes=2, lost_sessions=3)
     assert row(seen)[1] == "connected, drained 1x, changed role 2x, out of reach 3x"
@@ -120,7 +140,7 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
         ),
         SimpleNamespace(waiting=0),  # type: ignore[arg-type]
         SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
-        SimpleNamespace(active=0),  # type: ignore[arg-type]
+        SimpleNamespace(active=0, accounts=SimpleNamespace(counts=RequestCounts())),  # type: ignore[arg-type]
         lambda: registry,
         SimpleNamespace(),  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]

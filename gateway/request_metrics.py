@@ -68,18 +68,22 @@ class RequestMetrics:
             self._counters["vllm:prompt_tokens_cached", model] += timeline.prefill.cached_tokens
         if landed := [note.landed for note in timeline.notes if note.landed is not None]:
             self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in landed)
+        measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
+        if timeline.first_token_s is not None:  # also of those that were cancelled: they may be the slow ones
+            observed = self._of(model)
+            observed["vllm:time_to_first_token_seconds"].observe(measured.ttft_ms / 1e3)
+            observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
         if summary is None or record.prepared is None:
             return
-        usage, sampling = summary.usage, record.prepared.sampling
         observed = self._of(model)
-        for name, value in _durations(stages(timeline, timeline.ended_s or timeline.arrived_s)).items():
+        usage, sampling = summary.usage, record.prepared.sampling
+        for name, value in _durations(measured).items():
             observed[name].observe(value)
         later = usage.completion_tokens - record.prepared.valid.n
         if timeline.first_token_s is not None and timeline.last_token_s is not None and later > 0:
             spent_s = timeline.last_token_s - timeline.first_token_s
             observed["vllm:request_decode_time_seconds"].observe(spent_s)
             observed["vllm:request_time_per_output_token_seconds"].observe(spent_s * record.prepared.valid.n / later)
-        observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
         observed["vllm:request_prompt_tokens"].observe(usage.prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(usage.completion_tokens)
         observed["vllm:request_params_n"].observe(record.prepared.valid.n)
@@ -136,7 +140,6 @@ def _durations(measured: Stages) -> dict[str, float]:
     """In seconds, by the name of the histogram."""
     waited_ms = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
     return {
-        "vllm:time_to_first_token_seconds": measured.ttft_ms / 1e3,
         "vllm:e2e_request_latency_seconds": measured.total_ms / 1e3,
         "vllm:request_queue_time_seconds": waited_ms / 1e3,
         "vllm:request_prefill_time_seconds": measured.prefill_ms / 1e3,

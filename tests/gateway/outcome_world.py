@@ -115,6 +115,13 @@ class OutcomeWorld:
         metadata = (("authorization", f"Bearer {key}"),) if key else None
         return self.stub.Generate(message, timeout=timeout, metadata=metadata)
 
+    def resume(self, started: Any, received: str, **sampling: Any) -> Any:
+        """The same request, whose client has that much of its answer."""
+        has = baton_pb2.ReceivedChoice(token_ids=encode(received), text_bytes=len(received))
+        again = baton_pb2.GenerateRequest(text=PROMPT, sampling=baton_pb2.SamplingParams(seed=started.seed, **sampling))
+        known = {"request_id": started.request_id, "resume_token": started.resume_token}
+        return self.stub.Resume(baton_pb2.ResumeRequest(choices=[has], generate=again, **known), timeout=WAIT_S)
+
     async def refused(self, call: Any) -> grpc.StatusCode:
         """The code that a call over gRPC ends with."""
         try:

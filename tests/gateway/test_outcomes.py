@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from protos import baton_pb2, session_pb2
+from router.attempt import Attempt
 from router.dispatcher import Dispatcher
 from service.api_keys import ApiKey, KeyLimits, digest_of
-from tests.gateway.conftest import WAIT_S
 from tests.gateway.outcome_world import PROMPT, PROMPT_TOKENS, OutcomeWorld, Seen, outcome_world
 from tests.router.conftest import encode
 from tests.router.fake_worker import FakePair
@@ -78,8 +78,9 @@ async def test_cancelled_by_its_client_in_the_middle_over_http(world: OutcomeWor
         await world.check(Seen("", "", PROMPT_TOKENS, 4), running=1)
     await saying
     await world.check(Seen("cancelled", "client", PROMPT_TOKENS, 4))
-    metrics = await world.metrics()
-    assert metrics["vllm:request_success_total", ("router", "abort", "tiny")] == 2, "both choices"
+    metrics = await world.metrics()  # of both choices:
+    assert metrics["vllm:request_success_total", ("router", "abort", "tiny")] == 2
+    assert metrics["vllm:time_to_first_token_seconds_count", ("router", "tiny")] == 1
 
 
 @pytest.mark.parametrize("over_http", [False, True])
@@ -105,14 +106,7 @@ async def test_superseded_by_another_stream_of_it(world: OutcomeWorld) -> None:
     world.first(attempt_id)
     started = (await call.read()).started
     assert list((await call.read()).delta.token_ids) == encode("a")
-    has = baton_pb2.ReceivedChoice(token_ids=encode("a"), text_bytes=1)
-    again = baton_pb2.GenerateRequest(text=PROMPT, sampling=baton_pb2.SamplingParams(max_tokens=3, seed=started.seed))
-    resumed = world.stub.Resume(
-        baton_pb2.ResumeRequest(
-            request_id=started.request_id, resume_token=started.resume_token, choices=[has], generate=again
-        ),
-        timeout=WAIT_S,
-    )
+    resumed = world.resume(started, "a", max_tokens=3)
     second = await world.attempt(2)
     assert await world.refused(call) is grpc.StatusCode.ABORTED
     world.pair.first_step(second, encode("b"), offset=1)
@@ -153,10 +147,8 @@ async def test_failed_over(world: OutcomeWorld) -> None:
 @pytest.mark.parametrize("over_http", [False, True])
 async def test_failed_by_a_worker(world: OutcomeWorld, over_http: bool) -> None:
     world.pair.manual = True
-    body = {"prompt": PROMPT, "max_tokens": 9}
-    asking = asyncio.create_task(
-        world.http.post("/v1/completions", json=body) if over_http else world.refused(world.generate(max_tokens=9))
-    )
+    post = world.http.post("/v1/completions", json={"prompt": PROMPT}) if over_http else None
+    asking: asyncio.Task[Any] = asyncio.create_task(post or world.refused(world.generate()))
     attempt_id = await world.attempt()
     world.first(attempt_id)
     world.pair.step(attempt_id, 1, encode("b"))
@@ -215,22 +207,30 @@ async def test_refused_where_no_room_came(world: OutcomeWorld) -> None:
     await world.check(Seen("refused", "no_room"))
 
 
-@settings(default_deadline_s=0.3)
-async def test_deadlines_pass_before_and_after_a_worker_was_given_it(world: OutcomeWorld) -> None:
+@settings(default_deadline_s=0.5)
+async def test_a_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> None:
     await world.full()
-    assert await world.refused(world.generate()) is grpc.StatusCode.DEADLINE_EXCEEDED
-    world.pair.decode.report.limit_slots = 64
+    for timeout_s in (0.4, WAIT_S):  # the client's own, which is no cancellation, and the router's
+        assert await world.refused(world.generate(timeout=timeout_s)) is grpc.StatusCode.DEADLINE_EXCEEDED
+    await world.refused_over_http(status=504, json={"prompt": PROMPT})
+    await world.check(*[Seen("refused", "deadline_exceeded")] * 3)
+
+
+async def test_a_deadline_passes_in_the_middle(world: OutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, enter = list[Attempt](), Attempt.__enter__
+
+    def noted(attempt: Attempt) -> Attempt:
+        opened.append(attempt)
+        return enter(attempt)
+
+    monkeypatch.setattr(Attempt, "__enter__", noted)
     world.pair.manual = True
     call = world.generate()
     world.first(await world.attempt())
+    await world.check(Seen("", "", PROMPT_TOKENS, 1), running=1)
+    opened[-1].expire()
     assert await world.refused(call) is grpc.StatusCode.DEADLINE_EXCEEDED
-    await world.check(Seen("refused", "deadline_exceeded"), Seen("failed", "deadline_exceeded", PROMPT_TOKENS, 1))
-
-
-async def test_the_deadline_of_the_client_is_no_cancellation(world: OutcomeWorld) -> None:
-    world.pair.manual = True
-    assert await world.refused(world.generate(timeout=0.2)) is grpc.StatusCode.DEADLINE_EXCEEDED
-    await world.check(Seen("failed", "deadline_exceeded", PROMPT_TOKENS))
+    await world.check(Seen("failed", "deadline_exceeded", PROMPT_TOKENS, 1))
 
 
 @pytest.mark.parametrize("limit", list(LIMITS))

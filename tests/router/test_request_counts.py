@@ -84,7 +84,7 @@ class Client:
         try:
             event = asking.result()
         except StopAsyncIteration:
-            self.outcome = Outcome.ANSWERED
+            self.outcome = self.outcome or Outcome.ANSWERED
         except (BatonError, ValueError) as error:
             refused = isinstance(error, BatonError) and not self.begun and error.code.name != "INTERNAL"
             self.outcome = Outcome.REFUSED if refused else Outcome.FAILED

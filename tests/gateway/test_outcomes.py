@@ -210,7 +210,7 @@ async def test_refused_where_no_room_came(world: OutcomeWorld) -> None:
 @settings(default_deadline_s=0.5)
 async def test_a_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> None:
     await world.full()
-    for timeout_s in (0.4, WAIT_S):  # the client's own, which is no cancellation, and the router's
+    for timeout_s in (0.4, 10.0):  # the client's own, which is no cancellation, and the router's
         assert await world.refused(world.generate(timeout=timeout_s)) is grpc.StatusCode.DEADLINE_EXCEEDED
     await world.refused_over_http(status=504, json={"prompt": PROMPT})
     await world.check(*[Seen("refused", "deadline_exceeded")] * 3)

@@ -3,7 +3,7 @@
 MEANINGS = {
     "worker": "id of the worker",
     "state": "connected, draining, or lost: it has no session with this router",
-    "restarts": "how often its process was found gone",
+    "restarts": "how often its process was found gone without a drain",
     "running": "sequences in the batch",
     "pending": "requests that wait in the worker",
     "pending tokens": "prompt tokens not computed yet",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from client import CacheView, ClusterStatus, Load, RouterStatus, WorkerStatus
+from client import CacheView, ClusterStatus, EndedRequests, Load, RouterStatus, WorkerStatus
 
 GAP = "  "
 UNKNOWN = "-"
@@ -65,9 +65,9 @@ COLUMNS = (
 
 def status_lines(status: ClusterStatus, width: int) -> list[str]:
     """The whole of it. Only a table of very long numbers in a very narrow terminal is wider than `width`."""
-    details = (*link_lines(status), *cache_lines(status), *cluster_lines(status))
+    details = (*departure_lines(status), *link_lines(status), *cache_lines(status), *cluster_lines(status))
     return [
-        *_wrapped((headline(status), latency_line(status)), width),
+        *_wrapped((headline(status), latency_line(status), requests_line(status)), width),
         "",
         *table_lines(status.workers, width),
         *([""] if details else []),
@@ -93,6 +93,19 @@ def latency_line(status: ClusterStatus) -> str:
     return f"{shown} · requests in the last minute: {latency.requests}"
 
 
+def requests_line(status: ClusterStatus) -> str:
+    """How requests ended since the router started, and the reasons of those that were not answered."""
+    totals, by_outcome = status.requests, dict[str, list[EndedRequests]]()
+    for each in totals.ended:
+        by_outcome.setdefault(each.outcome, []).append(each)
+    parts = [f"{totals.started} requests"]
+    for outcome, ended in sorted(by_outcome.items()):
+        reasons = ", ".join(f"{each.reason} {each.count}" for each in ended if each.reason)
+        parts.append(f"{sum(each.count for each in ended)} {outcome}" + (f" ({reasons})" if reasons else ""))
+    tokens = f"{totals.prompt_tokens} prompt tokens, {totals.generated_tokens} generated"
+    return f"since the router started: {', '.join(parts)}; {tokens}"
+
+
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
     """As many columns as fit; where not even the first do, names stand above their rows."""
     for rank in range(max(column.rank for column in COLUMNS), -1, -1):
@@ -102,6 +115,21 @@ def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
     header, *rows = _rows([column for column in COLUMNS[1:] if column.rank == 0], workers)
     named = zip(workers, rows, strict=True)
     return [GAP + header, *(line for worker, row in named for line in (_name(worker), GAP + row))]
+
+
+def departure_lines(status: ClusterStatus) -> list[str]:
+    """How often workers left that did not die."""
+    lines = []
+    for worker in status.workers:
+        counts = (
+            ("drained", worker.drains),
+            ("changed its role", worker.role_changes),
+            ("lost its session", worker.lost_sessions),
+        )
+        seen = [f"{event} {count} time{'s' * (count > 1)}" for event, count in counts if count]
+        if seen:
+            lines.append(f"{worker.worker_id} {', '.join(seen)}")
+    return lines
 
 
 def link_lines(status: ClusterStatus) -> list[str]:

@@ -130,7 +130,7 @@ def report_lines(request: RequestTrace) -> list[str]:
     tokens = f"{attributes.get('gen_ai.usage.input_tokens', 0)} tokens in"
     tokens += f" ({attributes.get('gen_ai.usage.cache_read.input_tokens', 0)} cached)"
     tokens += f", {attributes.get('gen_ai.usage.output_tokens', 0)} out"
-    ended = f", ended {attributes.get('error.type', 'with an error')}" if root.is_error else ""
+    ended = f", {_ending(attributes)}" if root.is_error else ""
     lines = [
         f"{root.name}  {tokens}, {root.duration_ms:.1f} ms{ended}",
         f"  for `baton explain`: {_ids(root)}",
@@ -148,6 +148,13 @@ def _ids(root: Span) -> str:
     """What the request is called: by its client or us, where it came that far, and by its trace."""
     request_id = root.attributes.get("gen_ai.response.id")
     return f"trace {root.trace_id}" if request_id is None else f"{request_id}, or its trace {root.trace_id}"
+
+
+def _ending(attributes: Mapping[str, Any]) -> str:
+    """Such as `refused: queue_full`; of older traces the status."""
+    if "baton.outcome" not in attributes:
+        return f"ended {attributes.get('error.type', 'with an error')}"
+    return f"{attributes['baton.outcome']}: {attributes.get('baton.reason', '')}"
 
 
 def as_object(request: RequestTrace) -> dict[str, object]:

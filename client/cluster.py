@@ -84,7 +84,10 @@ class WorkerStatus:
     load: Load | None  # None: no report yet
     roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
     cache_view: CacheView | None = None  # None: it was never connected
-    deaths: int = 0  # how often a process of this name was found gone, restarts included
+    deaths: int = 0  # how often a process of this name was found gone that had not drained
+    drains: int = 0  # how often one ended after it had drained
+    role_changes: int = 0
+    lost_sessions: int = 0  # for another reason: silence, or a connection that did not come back in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,23 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedRequests:
+    outcome: str  # answered, cancelled, refused or failed
+    reason: str  # in one word; empty where they were answered
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTotals:
+    """What the requests of a router have come to since it started, those that run included."""
+
+    started: int = 0
+    ended: tuple[EndedRequests, ...] = ()
+    prompt_tokens: int = 0  # of prompts that workers were given
+    generated_tokens: int = 0  # of answers, as they go out
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     ready: bool
     detail: str  # why not ready, or in which way degraded; empty when all is well
@@ -137,3 +157,4 @@ class ClusterStatus:
     indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker
     routers: tuple[RouterStatus, ...] = ()  # the other ones
     latency: Latency | None = None  # None: no request ended in the last minute
+    requests: RequestTotals = RequestTotals()

@@ -30,7 +30,7 @@ class Chat:
         tokenizer = (await self._dispatcher.choose(message.model or "")).served.tokenizer
         tools = tool_use(message, tokenizer.chat_template)
         request = chat_request(message, call, tools)
-        events = self._dispatcher.answer(request, None, call.trace)
+        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
         stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
         if message.stream:
             return Streamed(told_problems(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))

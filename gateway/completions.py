@@ -36,12 +36,12 @@ class Completions:
         stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
 
         def answer(request: GenerationRequest) -> AsyncGenerator[ResponseEvent, None]:
-            return self._dispatcher.answer(request, None, call.trace)
+            return self._dispatcher.answer(request, None, call.trace, reader=call.reader)
 
         if message.stream:
             stream = _Stream(message, stream_id, texts)
-            return Streamed(told_problems(stream.chunks(merged(requests, answer)), RENAMED))
-        whole = await collect_all(requests, answer)
+            return Streamed(told_problems(stream.chunks(merged(requests, answer, call.reader)), RENAMED))
+        whole = await collect_all(requests, answer, call.reader)
         return json_reply(_response(message, stream_id, whole, texts))
 
 

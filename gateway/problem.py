@@ -67,6 +67,13 @@ class Problem(Exception):
         self.ends_connection = ends_connection  # there is more of the request, which nobody will read
 
     @property
+    def cause(self) -> str:
+        """For counters: one lower-case word out of few."""
+        if self.status is HTTPStatus.BAD_REQUEST and self.code not in ("invalid_json", "body_too_large"):
+            return "invalid_argument"
+        return self.code or self.status.name.lower()
+
+    @property
     def content(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""
         otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"

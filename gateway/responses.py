@@ -33,7 +33,7 @@ class Responses:
         """Raises: Problem, BatonError."""
         request = response_request(message, call)
         response = _Response(message, request.request_id)
-        events = self._dispatcher.answer(request, None, call.trace)
+        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
         if message.stream:
             return Streamed(_events(response, events))
         whole = await collect(events)

@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "latency")
+    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "requests", "latency")
     READY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class GetStatusResponse(_message.Message):
     PLANNER_FIELD_NUMBER: _ClassVar[int]
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     detail: str
@@ -34,8 +35,31 @@ class GetStatusResponse(_message.Message):
     planner: PlannerStatus
     indexed_blocks: int
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
+    requests: RequestTotals
     latency: LatencyStatus
-    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., requests: _Optional[_Union[RequestTotals, _Mapping]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ...) -> None: ...
+
+class RequestTotals(_message.Message):
+    __slots__ = ("started", "ended", "prompt_tokens", "generated_tokens")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    started: int
+    ended: _containers.RepeatedCompositeFieldContainer[EndedRequests]
+    prompt_tokens: int
+    generated_tokens: int
+    def __init__(self, started: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[EndedRequests, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+
+class EndedRequests(_message.Message):
+    __slots__ = ("outcome", "reason", "count")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    reason: str
+    count: int
+    def __init__(self, outcome: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LatencyStatus(_message.Message):
     __slots__ = ("requests", "ttft", "tbt")
@@ -70,7 +94,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[bytes] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths")
+    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths", "drains", "role_changes", "lost_sessions")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +103,9 @@ class WorkerStatus(_message.Message):
     IN_FLIGHT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_VIEW_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     worker: _session_pb2.WorkerInfo
     endpoint: str
     connected: bool
@@ -87,7 +114,10 @@ class WorkerStatus(_message.Message):
     in_flight_requests: int
     cache_view: CacheViewStatus
     deaths: int
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ...) -> None: ...
+    drains: int
+    role_changes: int
+    lost_sessions: int
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
     __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from protos import admin_pb2
-from router.admin_wire import ROLES, latency_status, router_status, worker_status
+from router.admin_wire import ROLES, latency_status, request_totals, router_status, worker_status
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
@@ -59,7 +59,7 @@ class AdminServicer:
                 worker_status(
                     worker,
                     self.cluster.caches.status(worker.endpoint),
-                    self.cluster.deaths[self.cluster.name_of(worker.endpoint)],
+                    self.cluster.departures[self.cluster.name_of(worker.endpoint)],
                 )
                 for worker in self.cluster.workers
             ],
@@ -70,6 +70,7 @@ class AdminServicer:
             routers=self._routers(),
             planner=self._planner(),
             latency=latency_status(latency) if latency is not None else None,
+            requests=request_totals(self.dispatcher.accounts.counts),
         )
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:

@@ -22,7 +22,7 @@ from router.placement import (
     decide,
     placement_of,
 )
-from router.prospects import Prospects
+from router.prospects import NO_TIME, QUEUE_FULL, Prospects
 from router.refusals import RETRY_AFTER_S, never_fits, no_workers
 from router.tickets import BEGUN_PRIORITY, NOBODY, AdmissionLimits, Admitted, Standing, Ticket
 from router.turns import Turns, charged_tokens
@@ -96,9 +96,8 @@ class AdmissionQueue:
             absent = self._absent(ticket)
             if absent is not None:
                 raise absent from None
-            raise self.prospects.refusal(
-                f"no worker had room for the request within {self._limits.max_wait_s:g} s", standing
-            ) from None
+            message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
+            raise self.prospects.refusal(message, standing, "no_room") from None
         except asyncio.CancelledError:
             self._withdraw(entry)
             raise
@@ -144,9 +143,8 @@ class AdmissionQueue:
         while (entry := turns.next()) is not None:
             ticket, began_s = entry.item, self._clock()
             if self.prospects.is_hopeless(entry, began_s):
-                too_late = self.prospects.refusal(
-                    "the request can no longer finish before its deadline", ticket.standing
-                )
+                message = "the request can no longer finish before its deadline"
+                too_late = self.prospects.refusal(message, ticket.standing, NO_TIME)
                 self._settle(entry, too_late, served=False)
                 continue
             current = seen is not None and seen.ticket is ticket
@@ -206,8 +204,8 @@ class AdmissionQueue:
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are pending already"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
-            raise self.prospects.refusal(message, standing)
-        self._settle(newest, self.prospects.refusal(message, newest.item.standing), served=False)
+            raise self.prospects.refusal(message, standing, QUEUE_FULL)
+        self._settle(newest, self.prospects.refusal(message, newest.item.standing, QUEUE_FULL), served=False)
 
     def _be_patient(self, some_without_workers: bool) -> None:
         """While workers that some wait for are absent, a timer runs."""

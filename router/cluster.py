@@ -3,13 +3,14 @@
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from router.able import Able
 from router.branching import Branching
 from router.caches import Caches
 from router.charges import Charge
+from router.departures import Departures, End
 from router.known_worker import Worker
 from router.pairs import PairHealth
 from router.placement import Placement, PlacementRequest, WorkerView
@@ -37,7 +38,8 @@ class Cluster:
         self._roles_seen: set[WorkerRole] = set()
         self.caches = Caches()
         self.pairs = PairHealth()
-        self.deaths: Counter[str] = Counter()  # of processes, by worker's name, as this router noticed them
+        self.departures: defaultdict[str, Departures] = defaultdict(Departures)
+        """By worker's name, as this router noticed them."""
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
@@ -72,6 +74,9 @@ class Cluster:
         if epoch != worker.epoch:
             self._forget(endpoint)
             worker.report = None
+            if worker.description is not None:
+                self.departures[worker.description.worker_id].follow(worker.end, worker.description, description)
+        worker.end = End.NONE
         self.caches.connected(endpoint)
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
@@ -90,12 +95,13 @@ class Cluster:
             self._able = None
             self.caches.disconnected(endpoint)
 
-    def lost(self, endpoint: str, died_s: float | None = None) -> None:
-        """Nothing that was sent there will be answered. `died_s`: now, where its process is gone."""
+    def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
+        """Nothing that was sent there will be answered. `now`: monotonic seconds."""
         worker = self._workers.get(endpoint)
         if worker is not None:
-            worker.died_s = died_s or worker.died_s
-            self.deaths[self.name_of(endpoint)] += died_s is not None
+            worker.died_s = now if end is End.GONE else worker.died_s
+            drained = worker.report is not None and worker.report.draining and not worker.charges
+            worker.end = self.departures[self.name_of(endpoint)].lost(end, drained)
             self._able = None
             worker.connected = worker.held = False
             worker.report = None

@@ -10,8 +10,8 @@ from router.candidates import WorkerView
 from router.decision import Decision
 from router.excluded import excluded
 from router.explanation import AttemptNote, Explanation, Explanations, Outcome
+from router.request_record import RequestRecord
 from router.timeline import stages
-from router.tracing import RequestRecord
 from service.errors import NotFound
 
 _NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})

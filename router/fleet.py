@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from router import cache_wire, session_wire
 from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.cluster import Cluster
+from router.departures import End
 from router.events import AttemptEvent, Failed, FailureReason
 from router.inbox import Inbox
 from router.loop_turns import LoopTurns
@@ -158,10 +159,10 @@ class Fleet:
         if attempt is not None:
             attempt.inbox.put(event, time.monotonic())
 
-    def on_lost(self, endpoint: str, why: str, died: bool) -> None:
+    def on_lost(self, endpoint: str, why: str, end: End) -> None:
         now = time.monotonic()
-        self._cluster.lost(endpoint, now if died else None)
-        reason = FailureReason.WORKER_DIED if died else FailureReason.WORKER_LOST
+        self._cluster.lost(endpoint, end, now)
+        reason = FailureReason.WORKER_DIED if end is End.GONE else FailureReason.WORKER_LOST
         for attempt_id, attempt in self._attempts.items():
             if endpoint in attempt.placement.endpoints:
                 attempt.inbox.put(Failed(attempt_id, endpoint, reason, why), now)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from router.tracing import RequestRecord
+from router.request_record import RequestRecord
 
 WINDOW_S = 60.0
 KEPT_REQUESTS = 256

@@ -149,7 +149,7 @@ class RouterProcess:
                 public.register,
                 (SERVICE_NAME,),
                 reflection=config.reflection and not guarded,
-                authorise=self.access.authorise if guarded else None,
+                authorise=public.authorise if guarded else None,
                 tls=config.tls,
                 options=PUBLIC_SERVER_OPTIONS,
             ),

@@ -19,8 +19,8 @@ from router.cluster import Cluster, Worker
 from router.fleet import Fleet
 from router.planner import Planner, Pressure, Situation, Verdict
 from router.replicas import is_cancelled
+from router.request_record import RequestRecord
 from router.role_change import serves
-from router.tracing import RequestRecord
 from router.worker import WorkerRole
 from service.errors import BatonError
 

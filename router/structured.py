@@ -52,7 +52,8 @@ class FormChecker:
     async def check(self, asked: StructuredOutput) -> None:
         """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
         if self._waiting >= MAX_WAITING and not self._checker.known(asked):
-            raise ResourceExhausted(f"{self._waiting} structured outputs are waiting to be compiled", RETRY_AFTER_S)
+            message = f"{self._waiting} structured outputs are waiting to be compiled"
+            raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_structured_outputs")
         self._waiting += 1
         try:
             fault = await asyncio.get_running_loop().run_in_executor(self._threads, self._checker.check, asked)

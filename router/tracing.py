@@ -15,36 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
 from router.events import Landed, PrefillTimings
-from router.request import Operation, PreparedRequest
-from router.response import Summary
+from router.request_record import RequestRecord
 from router.timeline import GapSummary, Stages, Timeline, stages, under_way_ms
 from service.telemetry import Attributes, AttributeValue, FinishedSpan, SpanEvent, SpanKind, Telemetry, WallClock
-from service.trace_context import TraceContext, new_trace
 
 _PROVIDER = "baton"
 _STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """What is known of one request, filled in on its way. `identity` is the root span's place in the trace."""
-
-    operation: Operation
-    parent: TraceContext | None
-    identity: TraceContext
-    clock: WallClock
-    timeline: Timeline
-    model: str = ""
-    prepared: PreparedRequest | None = None
-    finish_reasons: list[str] = field(default_factory=list)
-    summary: Summary | None = None
-    error: str | None = None  # name of the status, None is OK
-
-    @staticmethod
-    def begin(operation: Operation, parent: TraceContext | None) -> "RequestRecord":
-        clock = WallClock.now()
-        identity = parent.child() if parent else new_trace()
-        return RequestRecord(operation, parent, identity, clock, Timeline(arrived_s=clock.monotonic_s))
 
 
 class Tracer:
@@ -217,16 +193,20 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
         attributes["baton.failed_attempts"] = tuple(failures)
     if record.finish_reasons:
         attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
+    if record.end is not None:
+        attributes |= {"baton.outcome": record.end.outcome.value, "baton.reason": record.end.reason}
+    if record.is_resumed:
+        attributes["baton.resumed"] = True
     if record.error is not None:
         attributes["error.type"] = record.error
     if record.timeline.first_token_s is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = measured.ttft_ms / 1e3
+    if record.prepared is not None:
+        attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
+    if record.timeline.prefill is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = record.timeline.prefill.cached_tokens
     if record.summary is not None:
-        attributes |= {
-            "gen_ai.response.model": record.model,
-            "gen_ai.usage.output_tokens": record.summary.usage.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": record.summary.usage.cached_tokens,
-        }
+        attributes["gen_ai.response.model"] = record.model
     return attributes
 
 

@@ -104,7 +104,9 @@ class WorkerProcess:
             self._registration.replace(replace(self._registration.record, role=self._worker.role, epoch=epoch))
 
     async def drain(self) -> None:
-        """No new work; returns when what was taken is done, or when it cannot be any more."""
+        """No new work; returns when what was taken is done. A lost worker says nothing: routers are to see it die."""
+        if self._lost:
+            return
         self._worker.begin_drain()
         while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book has no event
             await asyncio.sleep(DRAIN_POLL_S)

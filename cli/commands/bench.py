@@ -18,7 +18,9 @@ from cli.commands import (
     bench_serve,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Measure this machine and what Baton makes of it; no server is needed.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure this machine and what Baton makes of it. Only `serve` needs a running server."
+)
 app.command()(bench_attention.attention)
 app.command()(bench_linear.linear)
 app.command()(bench_curves.curves)

@@ -29,7 +29,8 @@ def new(
 ) -> None:
     """Make a key, print it once, and append its hash to the file that `baton up --api-keys` reads.
 
-    Limits hold for each router. Whose line is taken out of the file is served no more, a second later.
+    Routers that share a Redis share these limits; without one, each router counts by itself. Removing a key's line from
+    the file revokes the key within a second.
     """
     from cli.new_key import append_key
     from service.api_keys import KeyLimits

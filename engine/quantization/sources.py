@@ -1,7 +1,7 @@
 """Where a model's tensors come from when its projections are quantised: another source underneath, other linears made.
 
-The head and the routers of experts stay as they are here, as in vLLM: they are small, or count most. For a CPU's native
-kernels engine/models/packed.py makes the head integers of 8 bits where projections are int8 or int4.
+The routers of experts are not quantised, as in vLLM: they are small, and count most. Nor is the head, here; on a CPU
+with native kernels engine/models/packed.py quantises it to 8-bit integers where the projections are int8 or int4.
 """
 
 from collections.abc import Sequence

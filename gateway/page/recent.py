@@ -13,14 +13,22 @@ from typing import NamedTuple
 
 from gateway.call import Call, current_call
 from gateway.problem import Problem
-from router.timeline import Stages, Timeline, stages
-from router.tracing import RequestRecord
+from router.outcomes import Leave, Outcome
+from router.request_record import RequestRecord
+from router.timeline import Stages, stages
 from service.trace_context import current_request_id
 
 KEPT_REQUESTS = 256
 KEPT_GAPS = 1024
 """Of one worker: about the last half minute of a busy one."""
 REASON_CHARACTERS = 300
+_REASONS = {
+    Leave.STALLED.value: "the client read nothing of its answer for too long",
+    Leave.SUPERSEDED.value: "another stream of the same request went on",
+    Leave.SIBLING.value: "another prompt of the same call failed",
+    Leave.STOPPING.value: "the router was stopped",
+    "deadline_exceeded": "the deadline passed",
+}
 
 
 @dataclass(slots=True)
@@ -34,7 +42,7 @@ class RecentRequest:
     stages: Stages
     model: str = ""
     prompt_tokens: int | None = None  # None: it was refused before they were counted
-    completion_tokens: int | None = None  # None: it did not end well
+    completion_tokens: int | None = None  # that were sent; None: it was refused before it had any
     cached_tokens: int = 0
     attempts: int = 0
     prefill: str = ""  # endpoint; empty where decode computed the prompt
@@ -48,7 +56,7 @@ class TokenTimes(NamedTuple):
 
 
 class RecentRequests:
-    """`observe` is called with every request that has ended, `refused` where an HTTP client got an error."""
+    """`observe` is called with every request that has ended, `refused` after it where an HTTP client got an error."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,24 +73,16 @@ class RecentRequests:
             del gaps_ms[:-KEPT_GAPS]
 
     def refused(self, call: Call, problem: Problem) -> None:
-        """The reason, as the client got it; also of a request that never came to the router."""
-        reason = problem.message[:REASON_CHARACTERS]
-        failed = [request for request in self._requests if request.call is call and request.status != "OK"]
-        for request in failed:
-            request.reason = reason
-        if not failed:
-            now = self._clock()
-            nothing = stages(Timeline(arrived_s=now), now)
-            number, status = next(self._numbers), problem.status.name
-            self._requests.append(
-                RecentRequest(number, call.request_id, call.caller.tenant, status, reason, now, nothing, call=call)
-            )
+        """The reason, as the client got it."""
+        for request in self._requests:
+            if request.call is call and request.status != "OK":
+                request.reason = problem.message[:REASON_CHARACTERS]
 
     def _recent(self, record: RequestRecord, ended_s: float) -> RecentRequest:
         timeline, prepared, call = record.timeline, record.prepared, current_call.get()
-        placement, usage = timeline.placement, record.summary and record.summary.usage
+        placement = timeline.placement
         tenant = call.caller.tenant if call is not None else None
-        request_id = current_request_id.get() or ""
+        request_id = call.request_id if call is not None else current_request_id.get() or ""
         if prepared is not None:
             tenant, request_id = prepared.valid.tenant, prepared.valid.request_id
         return RecentRequest(
@@ -95,7 +95,7 @@ class RecentRequests:
             stages=stages(timeline, ended_s),
             model=record.model,
             prompt_tokens=len(prepared.token_ids) if prepared is not None else None,
-            completion_tokens=usage.completion_tokens if usage else None,
+            completion_tokens=record.completion_tokens if prepared is not None else None,
             cached_tokens=timeline.prefill.cached_tokens if timeline.prefill else 0,
             attempts=timeline.attempts,
             prefill=(placement.prefill or "") if placement is not None else "",
@@ -127,17 +127,14 @@ class RecentRequests:
 
 def reason_of(record: RequestRecord) -> str:
     """Why it did not end well, as far as its record says it; empty where it ended well. Pure."""
-    timeline = record.timeline
-    match record.error:
-        case None:
-            return ""
-        case "CANCELLED" if timeline.first_token_s is not None:
-            return "the client left after the first token"
-        case "CANCELLED" if timeline.placement is not None:
-            return "the client left before the first token"
-        case "CANCELLED":
+    timeline, end = record.timeline, record.end
+    if end is None or end.outcome is Outcome.ANSWERED:
+        return ""
+    if end.reason == Leave.CLIENT:
+        if timeline.placement is None:
             return "the client left before a worker was chosen"
-        case "DEADLINE_EXCEEDED":
-            return "the deadline passed"
+        return f"the client left {'before' if timeline.first_token_s is None else 'after'} the first token"
+    if end.reason in _REASONS:
+        return _REASONS[end.reason]
     failed = next((note.failed for note in reversed(timeline.notes) if note.failed is not None), None)
-    return f"{failed.reason.name}: {failed.message}" if failed is not None else ""
+    return f"{failed.reason.name}: {failed.message}" if failed is not None else end.reason.replace("_", " ")

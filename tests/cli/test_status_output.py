@@ -2,10 +2,7 @@
 
 import itertools
 import re
-from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,15 +16,18 @@ from cli.status_table import (
     COLUMNS,
     cache_lines,
     cluster_lines,
+    departure_lines,
     headline,
     latency_line,
     link_lines,
+    requests_line,
     status_lines,
     table_lines,
 )
 from client import (
     CacheView,
     ClusterStatus,
+    EndedRequests,
     Latency,
     Link,
     Load,
@@ -35,16 +35,11 @@ from client import (
     PageCounts,
     PlannerStatus,
     Quantiles,
+    RequestTotals,
     RouterStatus,
     WorkerStatus,
 )
-from client.responses import cluster_status_from
-from router.admin_service import AdminServicer
-from router.caches import Caches
-from router.cluster import Worker
-from router.latency import RecentLatency
 from service.redis_server import free_port
-from service.worker_record import WorkerRole
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
 LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000, 800, 600, 7, 55)
@@ -164,6 +159,24 @@ def test_a_crash_loop_shows_as_restarts() -> None:
         assert (shown["state"], shown["restarts"]) == (state, "3")
 
 
+def test_the_line_of_requests_says_how_they_ended_and_why() -> None:
+    counts = (("refused", "queue_full", 2), ("answered", "", 7), ("refused", "draining", 1))
+    ended = tuple(EndedRequests(*each) for each in counts)
+    totals = RequestTotals(started=11, ended=ended, prompt_tokens=70, generated_tokens=140)
+    assert requests_line(replace(status(), requests=totals)) == (
+        "since the router started: 11 requests, 7 answered, 3 refused (queue_full 2, draining 1); "
+        "70 prompt tokens, 140 generated"
+    )
+
+
+def test_drains_role_changes_and_lost_sessions_are_no_restarts() -> None:
+    seen = replace(worker(), drains=1, role_changes=2, lost_sessions=3)
+    assert departure_lines(replace(status(), workers=(worker(), seen))) == [
+        "decode-0 drained 1 time, changed its role 2 times, lost its session 3 times"
+    ]
+    assert cells((seen,))[0]["restarts"] == "0"
+
+
 def test_load_that_is_not_known_is_a_dash() -> None:
     for unknown in (worker(load=None), worker(connected=False)):
         (shown,) = cells((unknown,))
@@ -215,42 +228,6 @@ def test_the_headline_says_ready_or_what_is_missing() -> None:
     assert headline(status()) == "ready" + rest
     assert headline(status(detail=missing)) == f"degraded: {missing}{rest}"
     assert headline(status(ready=False, detail=missing)) == f"not ready: {missing}{rest}"
-
-
-@pytest.mark.parametrize(
-    ("connected", "registry", "detail"),
-    [
-        ((WorkerRole.PREFILL, WorkerRole.DECODE), True, ""),
-        ((WorkerRole.PREFILL,), True, "no decode worker is connected"),
-        ((), True, "no prefill worker is connected; no decode worker is connected"),
-        (
-            (WorkerRole.PREFILL, WorkerRole.DECODE),
-            False,
-            "the registry does not answer; the router keeps the workers it knows",
-        ),
-    ],
-)
-async def test_a_router_that_is_ready_says_what_it_lacks(
-    connected: tuple[WorkerRole, ...], registry: bool, detail: str
-) -> None:
-    workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
-    servicer: Any = AdminServicer(
-        SimpleNamespace(  # type: ignore[arg-type]
-            workers=workers, roles_seen=frozenset(), caches=Caches(), deaths=Counter(), name_of=str
-        ),
-        SimpleNamespace(waiting=0),  # type: ignore[arg-type]
-        SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
-        SimpleNamespace(active=0),  # type: ignore[arg-type]
-        lambda: registry,
-        SimpleNamespace(),  # type: ignore[arg-type]
-        SimpleNamespace(),  # type: ignore[arg-type]
-        RecentLatency(),
-        replicas=None,
-        planning=None,
-    )
-    answer = cluster_status_from(await servicer.GetStatus(None, None))
-    assert (answer.ready, answer.detail) == (True, detail)
-    assert headline(answer).startswith("ready ·" if not detail else f"degraded: {detail} ·")
 
 
 @pytest.mark.parametrize(("ready", "code"), [(True, 0), (False, 3)])

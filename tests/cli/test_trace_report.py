@@ -92,6 +92,14 @@ def test_a_long_time_may_be_off_by_three_percent() -> None:
     assert (long.holds, longer.holds) == (True, False)
 
 
+def test_a_request_that_was_not_answered_says_how_it_ended_and_what_went_out() -> None:
+    ended: dict[str, object] = {"baton.outcome": "cancelled", "baton.reason": "client", "error.type": "CANCELLED"}
+    tokens: dict[str, object] = {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 300}
+    root = line("generate tiny", 0, 100, {**STAGES, **ended, **tokens}).replace('"ok"', '"error"')
+    (found,) = requests_in(read_spans([root]))
+    assert "5 tokens in (0 cached), 300 out, 100.0 ms, cancelled: client" in report_lines(found)[0]
+
+
 def test_an_answer_of_one_token_has_no_gap() -> None:
     assert request(token_gap_ms=0.0).first_gap is None
 

@@ -111,7 +111,8 @@ async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
     assert f"vllm:time_to_first_token_seconds_count{{{labels}}} 1.0" in text
     assert 'vllm:inter_token_latency_seconds_bucket{engine="router",le="+Inf",model_name="tiny"}' in text
     assert 'vllm:num_requests_running{engine="decode-0",model_name="tiny"} 0.0' in text
-    assert 'baton:requests_failed_total{status="INVALID_ARGUMENT"} 1.0' in text
+    assert 'baton:requests_ended_total{outcome="refused",reason="invalid_argument"} 1.0' in text
+    assert "# TYPE baton:steps_total counter" in text
 
 
 async def test_the_document_names_every_route_and_its_message(gateway: Gateway) -> None:

@@ -11,18 +11,23 @@ from gateway.problem import Problem
 from router.access import Caller
 from router.events import Failed, FailureReason
 from router.explanation import AttemptNote
+from router.outcomes import ANSWERED, Leave, Outcome, RequestEnd, left
 from router.request import Operation
-from router.tracing import RequestRecord
+from router.request_record import RequestRecord
 
 NOW = 100.0
 NOT_READ: Any = object()
 
 
-def ended(error: str | None) -> RequestRecord:
-    """A request that was refused before it had tokens."""
+def ended(end: RequestEnd) -> RequestRecord:
+    """A request that ended before it had tokens."""
     record = RequestRecord.begin(Operation.CHAT, None)
-    record.error = error
+    record.end = end
     return record
+
+
+def refused(status: str) -> RequestRecord:
+    return ended(RequestEnd(Outcome.REFUSED, status.lower(), status))
 
 
 def newest(recent: RecentRequests, tenant: str | None = None) -> list[RecentRequest]:
@@ -36,7 +41,7 @@ def call_of(tenant: str) -> Call:
 def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() -> None:
     recent, call = RecentRequests(lambda: NOW), call_of("one")
     token = current_call.set(call)
-    recent.observe(ended("INVALID_ARGUMENT"))
+    recent.observe(refused("INVALID_ARGUMENT"))
     current_call.reset(token)
 
     recent.refused(call, Problem(HTTPStatus.BAD_REQUEST, "top_p: " + "x" * 1000))
@@ -48,42 +53,50 @@ def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() 
     assert newest(recent, "two") == []
 
 
-def test_a_refusal_that_never_came_to_the_router_is_listed_too() -> None:
-    recent = RecentRequests(lambda: NOW)
-    recent.observe(ended(None))
+def test_a_refusal_is_that_of_its_own_call() -> None:
+    recent, call = RecentRequests(lambda: NOW), call_of("one")
+    recent.observe(refused("NOT_FOUND"))
+    token = current_call.set(call)
+    recent.observe(ended(ANSWERED))
+    current_call.reset(token)
 
-    recent.refused(call_of("one"), Problem(HTTPStatus.BAD_REQUEST, "no JSON"))
+    recent.refused(call, Problem(HTTPStatus.BAD_REQUEST, "no JSON"))
 
-    request, other = newest(recent)
-    assert (request.request_id, request.status, request.reason) == ("r1", "BAD_REQUEST", "no JSON")
-    assert (request.ended_s, request.stages.total_ms) == (NOW, 0.0)
-    assert request.number > other.number
-    assert other.reason == ""
+    own, other = newest(recent)
+    assert (own.request_id, own.status, own.reason) == ("r1", "OK", "")
+    assert own.number > other.number
+    assert (other.status, other.reason) == ("NOT_FOUND", "not found")
 
 
 def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrators_only() -> None:
     recent = RecentRequests(lambda: NOW)
-    recent.observe(ended("NOT_FOUND"))
+    recent.observe(refused("NOT_FOUND"))
 
     assert newest(recent, "") == []
     assert [request.status for request in newest(recent)] == ["NOT_FOUND"]
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("end", "reason"),
     [
-        (None, ""),
-        ("CANCELLED", "the client left before a worker was chosen"),
-        ("DEADLINE_EXCEEDED", "the deadline passed"),
-        ("UNAVAILABLE", ""),
+        (ANSWERED, ""),
+        (left(Leave.CLIENT), "the client left before a worker was chosen"),
+        (left(Leave.STOPPING), "the router was stopped"),
+        (RequestEnd(Outcome.FAILED, "deadline_exceeded", "DEADLINE_EXCEEDED"), "the deadline passed"),
+        (RequestEnd(Outcome.REFUSED, "queue_full", "RESOURCE_EXHAUSTED"), "queue full"),
     ],
 )
-def test_a_reason_says_what_the_record_has(error: str | None, reason: str) -> None:
-    assert reason_of(ended(error)) == reason
+def test_a_reason_says_what_the_record_has(end: RequestEnd, reason: str) -> None:
+    assert reason_of(ended(end)) == reason
+
+
+@pytest.mark.parametrize("leaves", Leave)
+def test_every_way_to_leave_has_a_sentence(leaves: Leave) -> None:
+    assert " " in reason_of(ended(left(leaves)))
 
 
 def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
-    record = ended("CANCELLED")
+    record = ended(left(Leave.CLIENT))
     record.timeline.placement = NOT_READ
     assert reason_of(record) == "the client left before the first token"
     record.timeline.first_token_s = NOW
@@ -91,7 +104,7 @@ def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
 
 
 def test_a_request_whose_attempts_failed_names_the_last_failure() -> None:
-    record = ended("UNAVAILABLE")
+    record = ended(RequestEnd(Outcome.FAILED, "worker_lost", "UNAVAILABLE"))
     failed = Failed(1, "d", FailureReason.WORKER_LOST, "gone")
     record.timeline.notes.append(AttemptNote(NOT_READ, NOT_READ, (), 0.0, 0.0, failed=failed))
 

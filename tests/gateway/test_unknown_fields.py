@@ -27,9 +27,15 @@ class NoPage:
     recent = SimpleNamespace(refused=None)
 
 
+class NoDispatcher:
+    accounts = SimpleNamespace(refuse=print)
+
+
 ROUTES = cast(
     "list[Route]",
-    make_app(NOTHING, NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int).routes,
+    make_app(
+        cast("Any", NoDispatcher), NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int
+    ).routes,
 )
 ENDPOINTS = {route.path: route.endpoint for route in ROUTES if isinstance(route.endpoint, Endpoint)}
 MESSAGES: dict[str, type[BaseModel]] = {path: endpoint.message_type for path, endpoint in ENDPOINTS.items()}

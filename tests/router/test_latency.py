@@ -2,7 +2,7 @@
 
 from router.latency import COUNTED_GAPS, KEPT_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
 from router.request import Operation
-from router.tracing import RequestRecord
+from router.request_record import RequestRecord
 
 
 def ended(at_s: float, ttft_ms: float | None, gaps_ms: tuple[float, ...] = ()) -> RequestRecord:

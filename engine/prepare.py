@@ -29,6 +29,7 @@ from engine.parallel.load import check_gpus, check_parallel
 from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
 from engine.parallel.shard import Shard
 from engine.pool_size import size_pool
+from engine.priority import count_as_idle
 from engine.quantization.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
 from engine.quantization.sizes import loaded_bytes
 from engine.runner import Runner
@@ -296,5 +297,7 @@ def thread_preparation(
             torch.cuda.set_stream(torch.cuda.Stream(device, priority=priority))
         if not warm:
             runner.warm_up()
+        if nice:
+            count_as_idle()  # not before: the threads that help it to compute have only its niceness
 
     return prepare

@@ -1,7 +1,8 @@
-"""Requests that wait for room: whose turn it is says the fair queue, whether there is room says the placement.
+"""Requests that wait for room: the fair queue decides whose turn it is, the placement whether there is room.
 
-Who cannot be served in time is told at once when to come back, before anything was computed for it. A placement is
-charged to the cluster the moment it is made; whoever gets it returns the charge, and says here when it has ended.
+A request that cannot be served in time is refused at once with the time to come back, before anything was computed
+for it. A placement is charged to the cluster as soon as it is made; the caller that receives it returns the charge,
+and reports here when the attempt has ended.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class AdmissionQueue:
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
         self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
         self.on_fault: Callable[[Exception], None] = _raise
-        """Told of a bug in `pump_soon`: the queue cannot go on."""
+        """Called with a bug in `pump_soon`, after which the queue cannot continue."""
         self.wanting = Wanting()
 
     @property
@@ -110,7 +111,7 @@ class AdmissionQueue:
     def adopted(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
-        """An answer that its worker makes already goes on here: it waits for no turn."""
+        """An answer that its worker already makes continues here: it waits for no turn."""
         self._cluster.charge(attempt_id, placement, request, block_hashes)
         tokens = charged_tokens(request, placement.decode_hit_tokens)
         self.prospects.dispatched(attempt_id, tokens, self._clock())
@@ -135,7 +136,7 @@ class AdmissionQueue:
         self._pumping = None
         try:
             self.pump()
-        except Exception as error:  # noqa: BLE001 -- nobody waits for this call who would tell of a bug
+        except Exception as error:  # noqa: BLE001 -- no caller awaits this call and would report a bug
             self.on_fault(error)
 
     def _pump(self, seen: _Seen | None) -> None:
@@ -180,7 +181,7 @@ class AdmissionQueue:
         return views, outcome
 
     def close(self) -> None:
-        """Whoever still waits is told that the router is draining."""
+        """Requests that still wait fail with the error that the router is draining."""
         self._be_patient(False)
         for entry in tuple(self._queue.order()):
             self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
@@ -223,7 +224,7 @@ class AdmissionQueue:
                 self._settle(entry, absent, served=False)
 
     def _absent(self, ticket: Ticket) -> Unavailable | None:
-        """What it is told where there are no workers for it."""
+        """The error for a request that no worker can serve; None where there are workers for it."""
         outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
         return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 

@@ -50,9 +50,9 @@ class Wrong(StrEnum):
     """How it shows that a view cannot be right."""
 
     GAP = auto()  # a change is missing
-    BEHIND = auto()  # changes that the worker has told of do not come
+    BEHIND = auto()  # changes that the worker has announced do not arrive
     SUM = auto()  # the worker has other blocks
-    DRIFT = auto()  # too many prompts found something else than was predicted
+    DRIFT = auto()  # too many prompts found other blocks than predicted
 
 
 class CacheView:

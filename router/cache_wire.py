@@ -22,6 +22,6 @@ def cache_sum(told: report_pb2.CacheSum) -> CacheSum:
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:
-    """A rest shorter than a hash is none: whoever sent it is wrong, and its own sum will show it."""
+    """A rest shorter than a hash is ignored: the worker that sent it is wrong, and its own sum will show that."""
     end = len(packed) // HASH_BYTES * HASH_BYTES
     return tuple(packed[begin : begin + HASH_BYTES] for begin in range(0, end, HASH_BYTES))

@@ -48,7 +48,7 @@ class Cluster:
         self._recent, self._branching = RecentWork(), Branching()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
         self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
-        """Told the worker, the blocks of a prompt that was placed there, and how many of its tokens are computed."""
+        """Called with the worker, the blocks of a prompt placed there, and how many of its tokens are computed."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -182,7 +182,7 @@ class Cluster:
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, ElsewhereLoad]:
-        """What this router has charged, by worker, as the others are told."""
+        """This router's charges by worker, as they are sent to the other routers."""
         return {
             worker.endpoint: ElsewhereLoad(
                 requests=len(worker.charges),
@@ -195,7 +195,7 @@ class Cluster:
         }
 
     def others_have(self, loads: Mapping[str, ElsewhereLoad]) -> None:
-        """What the other routers have charged, by worker; replaces what they had."""
+        """The other routers' charges by worker; replaces the earlier ones."""
         if loads != self._elsewhere:
             self._elsewhere = loads
             self._forget_views()
@@ -253,7 +253,7 @@ class Cluster:
         worker.changed()
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """Whoever computes the prompt will have its blocks: those who come meanwhile wait for them."""
+        """The worker that computes the prompt will have its blocks: requests that come meanwhile wait for them."""
         self.caches.expect(endpoint, attempt_id, block_hashes)
         self.on_predicted(endpoint, block_hashes, computed_tokens)
 

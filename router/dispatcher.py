@@ -49,7 +49,7 @@ class Dispatcher:
         streams: Streams,
         meters: KeyMeters | None = None,
     ) -> None:
-        """`meters` of API keys, which other routers may be told of; None: this one's own."""
+        """`meters` of API keys, which may be shared with other routers; None: this router's own."""
         self._readiness = readiness
         self._scheduling = scheduling
         self._limits = limits

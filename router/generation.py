@@ -35,7 +35,7 @@ from service.errors import DeadlineExceeded, Internal, Unavailable
 
 logger = logging.getLogger(__name__)
 
-_UNTOLD = TokenLogprob(float("nan"), ())  # of a token that somebody else gave out
+_UNTOLD = TokenLogprob(float("nan"), ())  # of a token that another router gave out
 
 
 class Generation:
@@ -54,11 +54,11 @@ class Generation:
         resumption: Resumption | None = None,
         entry: Entry | None = None,
     ) -> None:
-        """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's, and how long it takes
-        says how long others will.
+        """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's request, and its duration
+        predicts that of others.
 
-        `received`: by choice, what was given out of an answer that another router began. It is told again; with
-        `resumption`, only what the client has not got. `entry`: where to say on which workers the request is.
+        `received`: by choice, the tokens that another router gave out of an answer. They are sent again; with
+        `resumption`, only those that the client does not have. `entry`: where to record the request's workers.
         """
         sampling = request.sampling
         valid = request.valid
@@ -88,7 +88,7 @@ class Generation:
     def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
 
-        Where the prompt is to be told back, it is before the first of them.
+        Where the prompt is to be sent back, it comes before the first of them.
 
         Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
         """

@@ -48,7 +48,7 @@ Vet = Callable[[Unvetted], Awaitable[Message]]
 
 
 Refused = Callable[[str, BatonError], None]
-"""Told the name of a method, and why a request to it was not parsed."""
+"""Called with the name of a method, and why a request to it was not parsed."""
 
 
 def service_handler(

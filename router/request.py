@@ -244,7 +244,7 @@ class PreparedRequest:
     sampling: Sampling
     fingerprint: bytes  # what the hashes were made for; workers must have the same
     block_tokens: int
-    echo_text: str = ""  # of the prompt, where it is to be told back
+    echo_text: str = ""  # of the prompt, where it is to be sent back
     adapter: Adapter | None = None  # that the hashes cover too; workers must have it
     answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
     first_choice: int = 0  # of the request's choices, the first that is made of this

@@ -57,7 +57,7 @@ class ServedModel:
         )
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """For whoever asks for that alone. Raises: InvalidArgument."""
+        """For a client that asks for tokens alone. Raises: InvalidArgument."""
         check_text("text", text)
         most_tokens = max(self.max_model_len, MOST_TOKENIZED)
         try:
@@ -66,7 +66,7 @@ class ServedModel:
             raise InvalidArgument("text", f"{error}; at most {most_tokens} at once") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
-        """Of prompt and answer, in tokens, for who is allowed so many; None: as many as the model takes."""
+        """Of prompt and answer, in tokens, for a client that is allowed so many; None: as many as the model takes."""
         return self.max_model_len if allowed_tokens is None else min(allowed_tokens, self.max_model_len)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The router's side of one session with one worker: connect, greet, replay, read, write, notice silence.
 
-connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests go on
-the epoch changed, nobody listens there any more, the grace is over, or the worker is silent for silence_s -> lost: its
-requests are told, once
+connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests continue
+the epoch changed, the port refuses connections, the grace is over, or the worker is silent for silence_s -> lost: the
+listener is notified, once
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class SessionTiming:
 
 
 class SessionListener(Protocol):
-    """Who is told. Calls come on the event loop and must not wait."""
+    """Receives a session's events. Calls come on the event loop and must not wait."""
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
     def on_disconnected(self, endpoint: str) -> None: ...
@@ -56,7 +56,7 @@ class SessionListener(Protocol):
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
-        """What was sent there and not answered never will be. The session begins anew by itself."""
+        """Commands that were sent there and not answered never will be. The session begins anew by itself."""
 
 
 class _SessionBroken(Exception):
@@ -64,7 +64,7 @@ class _SessionBroken(Exception):
 
 
 class _WorkerSilent(Exception):
-    """The connection is there and nobody speaks: the session is lost."""
+    """The connection is open and the worker sends nothing: the session is lost."""
 
 
 class WorkerSession:
@@ -95,11 +95,11 @@ class WorkerSession:
 
     @property
     def held(self) -> bool:
-        """There is a session, connected or in its grace: requests on that worker may go on."""
+        """There is a session, connected or in its grace: requests on that worker may continue."""
         return self._epoch != 0
 
     def send(self, command: session_pb2.ConnectRequest) -> bool:
-        """Sends a command now, or after a reconnect within the grace. False: there is no session, nobody is told."""
+        """Sends a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
         if self._epoch == 0:
             return False
         try:

@@ -54,7 +54,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What its workers are told of one attempt beside the request itself."""
+    """What is sent to an attempt's workers beside the request itself."""
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes

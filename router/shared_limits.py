@@ -1,9 +1,9 @@
-"""What API keys take at the other routers, as far as this one has heard: each tells with its share what it has let
-through since it started, and what is new of that is charged here. Pure.
+"""What API keys use at the other routers, as far as it has reached this one: each router reports with its share what it
+has admitted since it started, and the increase is charged here. Pure.
 
-What several routers let through within two of their periods and a round trip of each other (0.25 s) nobody has heard of
-yet: by so much more than a limit may begin at once, and of requests and tokens a minute it is paid back. Without Redis
-each router goes by itself.
+What several routers admit within two of their periods and a round trip of each other (0.25 s) is not yet known to the
+others: by so much the requests that begin at once may exceed a limit; of requests and tokens a minute the excess is
+paid back. Without Redis each router counts alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from router.key_limits import KeyUse
 
 
 class Taken(NamedTuple):
-    """At another router, since it was last heard of."""
+    """Used at another router since its last report."""
 
     tenant: str
     requests: int

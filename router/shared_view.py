@@ -1,4 +1,4 @@
-"""What the other routers have on the workers and where they have sent prompts, as far as this one has heard. Pure.
+"""The other routers' load on the workers and where they have sent prompts, as far as this one knows. Pure.
 
 Ages are measured here, on our own clock, from when a share arrived: one that does not change any more is of a router
 that has gone, and counts no longer than MAX_AGE_S.
@@ -45,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A stream of that router, by its number there, goes on at another one."""
+    """A stream of that router, by its number there, continues at another one."""
 
     router_id: bytes
     stream: int
@@ -124,9 +124,9 @@ class SharedView:
 
 
 class RecentPredictions:
-    """What this router has to tell: each prediction in a few shares, so that one who misses a share misses nothing.
+    """The predictions to send: each goes into a few shares, so that a router that misses a share misses nothing.
 
-    Bounded in blocks and number: under a burst the oldest are told less often, or not at all.
+    Bounded in blocks and number: under a burst the oldest are sent less often, or not at all.
     """
 
     def __init__(self, shares: int = 3, max_blocks: int = 8192, max_predictions: int = 4096) -> None:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a stream is to answer, and for whom; where it goes on: from where, and what the journal had of it."""
+    """The request of a stream and its tenant; for a resumed one, where it continues and its record in the journal."""
 
     request: PreparedRequest
     chosen: ChosenModel

@@ -36,7 +36,7 @@ class Tracer:
     def record(self, record: RequestRecord) -> None:
         for observe in self.observers:
             observe(record)
-        # Whoever waits for what the request held comes first.
+        # Requests that wait for the released resources run first.
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:

@@ -1,8 +1,8 @@
 """How long a request will wait: what is ahead of it, by the rate at which room became free while others waited. Pure.
 
 Tokens are what requests are charged: the uncached part of the prompt, and an answer of the usual length. Time in which
-nobody waited says nothing of what the workers can do and is left out. Before there is enough of the other, Little's law
-stands in: what is on the workers, by how long a request stays there.
+no request waited does not show what the workers can do and is left out. Until enough time with waiting requests has
+passed, Little's law stands in: what is on the workers, by how long a request stays there.
 """
 
 import math
@@ -19,7 +19,7 @@ _KEPT = 0.98  # of what is known of how long requests stay, by each further one
 
 
 class WaitEstimate:
-    """Told of every request that is dispatched and that ends. `now` is a reading of the monotonic clock."""
+    """Notified of every request that is dispatched and that ends. `now` is a reading of the monotonic clock."""
 
     def __init__(self) -> None:
         self._in_flight_tokens = 0

@@ -40,7 +40,7 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a client shows who it is, and makes sure whom it talks to.
+    """How a client authenticates itself and its server.
 
     `tls`: True trusts the certificate authorities that gRPC knows, a path those in that PEM file; False is no TLS. A
     key without TLS can be read by every host in between.

@@ -41,6 +41,6 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower goes earlier where requests wait for room; from -100 to 100
     cache_salt: str  # prompts share cached blocks only under the same salt
-    api_key: str  # who asks, if not as the client was told
+    api_key: str  # of this request, if not the client's own
     timeout_s: float  # for the whole answer, retries included; default: the client's
     traceparent: str  # W3C trace context that the server's spans join

@@ -35,7 +35,7 @@ ERRORS: dict[grpc.StatusCode, type[BatonClientError]] = {
 """Every other code is a ServerError."""
 
 STOPPED = (grpc.StatusCode.CANCELLED, "CANCELLED")
-"""What gRPC itself tells of calls that a server lets go as it stops; who cancels a call here is told in other words."""
+"""gRPC's own status of calls that a stopping server drops; calls that are cancelled here have another message."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 

@@ -121,7 +121,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToldPrompt:
-    """The prompt as the server told it back."""
+    """The prompt as the server sent it back."""
 
     token_ids: tuple[int, ...]
     text: str  # empty without `echo`

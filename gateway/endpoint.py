@@ -50,7 +50,7 @@ class Endpoint(Generic[Message]):
         renamed: Renamed,
         refuse: Refuse | None = None,
     ) -> None:
-        """`refuse` is told of calls that end before they are requests; None: these never are."""
+        """`refuse` is called for calls that end before they are requests; None: these never are."""
         self.message_type = message_type
         self._answer = answer
         self._transport = transport

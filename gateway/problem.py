@@ -1,4 +1,4 @@
-"""What is told to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
+"""The reply to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
 
 import json
 import re
@@ -64,7 +64,7 @@ class Problem(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.allowed = allowed  # methods
-        self.ends_connection = ends_connection  # there is more of the request, which nobody will read
+        self.ends_connection = ends_connection  # there is more of the request, which will not be read
 
     @property
     def cause(self) -> str:

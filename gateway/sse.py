@@ -23,9 +23,9 @@ def event(content: Any) -> bytes:
 
 @dataclass(slots=True)
 class UsageSoFar:
-    """What the chunks of a stream say of usage: nothing, in the end, or each time.
+    """The usage in the chunks of a stream: none, in the last chunk, or in each.
 
-    A stream may answer several prompts: counts are by prompt, and told as sums.
+    A stream may answer several prompts: counts are kept by prompt, and reported as sums.
     """
 
     in_the_end: bool

@@ -53,7 +53,7 @@ def _new_id() -> str:
 
 
 class _Calls:
-    """What the parsers share: one call after another, told as pieces."""
+    """The parsers' common part: one call after another, reported as pieces."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,6 +1,6 @@
-"""API keys at rest, and who shows one. Pure: knows no file and no clock.
+"""API keys at rest, and whose key a request shows. Pure: knows no file and no clock.
 
-A key is 256 random bits, so nobody can try them all: SHA-256 of it is enough to keep. (Slow hashes with salt, such as
+A key is 256 random bits, too many to try them all: its SHA-256 is enough to keep. (Slow hashes with salt, such as
 scrypt, are for passwords, which people choose; here they would only make every request slow.)
 """
 
@@ -49,7 +49,7 @@ class ApiKey:
 
     @property
     def cache_salt(self) -> bytes:
-        """Whoever asks with another key shares no cached prompt with this one. All routers make the same of it."""
+        """Requests with another key share no cached prompt with this one. All routers derive the same salt from it."""
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 
     @property
@@ -90,7 +90,7 @@ def digest_of(secret: str) -> bytes:
 
 
 def new_secret() -> str:
-    """A key for somebody, to be shown once."""
+    """A new key, to be shown once."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 

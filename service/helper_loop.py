@@ -23,7 +23,7 @@ def frame(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def answer_frames(answer: Callable[[memoryview], Sequence[Buffer]]) -> int:
-    """What `answer` raises ends the process, and so fails whoever asked. Returns the exit code."""
+    """An exception from `answer` ends the process, and so the caller's request fails. Returns the exit code."""
     os.nice(NICENESS)
     _limit_memory()
     with socket.socket(fileno=os.dup(sys.stdin.fileno())) as parent:

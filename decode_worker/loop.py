@@ -75,7 +75,7 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         self._thread.post(self._scheduler.pool.touch, hashes)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
+        """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def unwatch(self, watch: Watch) -> None:

@@ -100,7 +100,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     async def close(self) -> None:
         """Ends all sessions, and with them every request that is left; waits for their copies, bounded.
 
-        What a drain has left over is for other workers to go on with: their routers are told so.
+        Answers that a drain left over are continued by other workers: each is reported to its router as failed.
         """
         if self.hands_over:
             self.draining = True
@@ -185,7 +185,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
-        """What nobody foresaw still ends the request, and is seen."""
+        """An unexpected exception still ends the request, and is logged."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("an answer failed", exc_info=error)
@@ -201,7 +201,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         cached_tokens = reservation.cached_blocks * self._worker.model.block_size
         answer.land(Landing(pull, cached_tokens, validated=time.monotonic()), request.params)
-        if answer.adopted:  # prefill has told another router of them
+        if answer.adopted:  # prefill has sent them to another router
             answer.first_tokens.clear()
             self._adoptions.tell_again(answer.session, answer.attempt_id, answer.kept)
         if not answer.running_choices:

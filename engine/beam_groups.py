@@ -28,7 +28,7 @@ class BeamGroup:
 
 
 class BeamGroups:
-    """The groups of one batch; whoever ends a request's sequences forgets its group."""
+    """The groups of one batch; the caller that ends a request's sequences forgets its group."""
 
     def __init__(self, batch: MixedBatch) -> None:
         self._batch = batch

@@ -1,4 +1,4 @@
-"""What entered and left a prefix cache since somebody last asked. Knows hashes, not blocks."""
+"""The hashes that entered and left a prefix cache since the last read. Knows hashes, not blocks."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes that can be found now and could not before, and the other way round. No hash is in both."""
+    """Hashes that can be found now and could not before, and the reverse. No hash is in both."""
 
     stored: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
 
 
 class CacheJournal:
-    """Written by a BlockPool on its thread, read on any. What came and went between two reads is told of as gone.
+    """Written by a BlockPool on its thread, read on any. A hash that came and went between two reads counts as evicted.
 
-    `notify` is called on the writer's thread with the first change after a read, and must only pass the word on.
+    `notify` is called on the writer's thread at the first change after a read, and must only schedule the next read.
     """
 
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:

@@ -116,7 +116,7 @@ class Follower:
         self._matcher: Matcher | None = None
         self._room = grammar.room()
         self._forced: list[int] = []  # tokens that are bound to come next
-        self.tokens = 0  # of the answer, that it was told of
+        self.tokens = 0  # of the answer, that it has seen
         self.mask = Mask.of(self._room.allowed)  # of the token after those; of none, never asked for
 
     def follow(self, token_ids: Sequence[int], threads: Threads) -> Mask:

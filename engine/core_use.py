@@ -34,7 +34,7 @@ class SpareCores:
 
     @classmethod
     def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
-        """Raises: OSError. Whoever comes first makes the file."""
+        """Raises: OSError. The first process makes the file."""
         return cls(cores, np.frombuffer(_mapped(file, mmap.ACCESS_READ), np.uint8))
 
 

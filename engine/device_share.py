@@ -9,7 +9,7 @@ MOST_REST = 1.0  # times the chunk before it
 REST_STEP = 0.25
 GROWTH = 1.25
 COMFORT = 0.9  # below this share of the target there is room for more
-SILENCE_S = 2.0  # after which nobody decodes here any more
+SILENCE_S = 2.0  # after which no worker decodes here any more
 
 
 class DeviceShare:

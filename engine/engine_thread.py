@@ -44,7 +44,7 @@ class StepTiming:
 class Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: "Future[Any] | None"  # None: nobody waits for it, and it may not fail
+    future: "Future[Any] | None"  # None: no caller waits for it, and it may not fail
 
 
 class EngineStopped(RuntimeError):
@@ -68,7 +68,7 @@ class EngineThread(Generic[Outcome, Observation]):
         prepare: Callable[[], None] = lambda: None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`on_busy` is told, on this thread, whenever work begins or there is none any more."""
+        """`on_busy` is called, on this thread, whenever work begins or there is none any more."""
         self._engine = engine
         self._on_busy = on_busy
         self._on_step = on_step

@@ -1,4 +1,4 @@
-"""How large the KV pool is where nobody said: on a GPU what the largest step leaves, which is found by computing it."""
+"""The default size of the KV pool: on a GPU, the memory that the largest step leaves, found by computing that step."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -147,7 +147,7 @@ def kv_bytes_left(
 def largest_plan(step: LargestStep, block_tokens: int, longest: int) -> Plan:
     """A step of so many tokens: one drawn for each sequence but some prompts, which have the rest of the tokens.
 
-    `longest`: tokens of one sequence. All of them have the same few blocks: nobody looks at what comes of it.
+    `longest`: tokens of one sequence. All of them have the same few blocks: the result is not used.
     """
     sample = (Sample(0, DRAWN),)
     answers = min(step.sequences, step.tokens) - 1

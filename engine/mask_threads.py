@@ -36,7 +36,7 @@ class Mask:
     def make(self) -> None:
         try:
             self._made = self._work(self._token_ids)
-        except BaseException as failure:  # noqa: BLE001, whoever asks for the result is told whatever it was
+        except BaseException as failure:  # noqa: BLE001, raised again where the result is asked for
             self._made = failure
         self.is_ready = True
         if self._news is not None:

@@ -68,7 +68,7 @@ class MixedBatch:
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to be computed before the next one is drawn; all of whom waits, since hits are not known yet."""
+        """Tokens to be computed before the next one is drawn; all tokens of waiting ones, since hits are not known yet."""
         running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.uncomputed_tokens > 1)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 

@@ -83,7 +83,7 @@ class MixedSequence:
     cached_tokens: int | None = None  # of the prompt; None until first admitted
     lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
     swapped: Swapped | None = None  # only while it waits
-    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were told
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
     overtaken_tokens: int = 0  # see engine/overtaking.py
 
     @property
@@ -156,11 +156,11 @@ class MixedSequence:
         )
 
     def scores(self, start: int, end: int) -> Scored | None:
-        """What a chunk over [start, end) tells of the prompt."""
+        """The prompt tokens that a chunk over [start, end) scores."""
         return scored(self.request.token_ids, start, end, self.request.params.prompt_logprobs)
 
     def prompt_computed(self, chunk: Chunk, computed: Computed) -> PromptComputed:
-        """What to tell of a chunk of the prompt; of log-probabilities those that nobody heard before a preemption."""
+        """The outcome of a chunk of the prompt; without log-probabilities that were reported before a preemption."""
         new = computed.prompt[self.scored_tokens - chunk.start :]
         self.scored_tokens += len(new)
         cached_tokens, ended = self.cached_tokens or 0, chunk.end == len(self.request.token_ids)

@@ -43,7 +43,7 @@ class OverlappedEngine(Generic[Outcome]):
         scheduler: AheadScheduler[Outcome],
         on_computed: Callable[[Plan, float], None] = lambda plan, seconds: None,
     ) -> None:
-        """`on_computed` is told how long each plan took, from when nothing was before it on the device."""
+        """`on_computed` is called with the time of each plan, from when nothing was before it on the device."""
         self._runner = runner
         self._scheduler = scheduler
         self._on_computed = on_computed

@@ -65,7 +65,7 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         self._children: Counter[bytes] = Counter()  # published blocks by the hash of their parent
         self._watches: dict[int, set[Watch]] = {}  # by block
-        self._journal: CacheJournal | None = None  # nobody wants to know
+        self._journal: CacheJournal | None = None  # None: no reader follows the cache
 
     @property
     def total_blocks(self) -> int:
@@ -167,7 +167,7 @@ class BlockPool:
         return blocks
 
     def unwatch(self, watch: Watch) -> None:
-        """Nobody reads these blocks any more. A second time it changes nothing."""
+        """These blocks have no reader any more. A second call changes nothing."""
         for block in watch.blocks:
             watches = self._watches.get(block, set())
             watches.discard(watch)

@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Tokens of the prompt whose log-probabilities are told: those one place after a chunk's own, in order.
+    """Tokens of the prompt whose log-probabilities are reported: those one place after a chunk's own, in order.
 
     As many as the chunk has, or one fewer where it ends the prompt. Each comes with the `top` likeliest in its place.
     """

@@ -136,7 +136,7 @@ class Runner:
                 self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
 
     def settle(self) -> None:
-        """Waits until the device has done what it was told."""
+        """Waits until the device has done all launched moves of blocks."""
         launched_moves(self._model.device).results()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class TokenCost:
 
     @property
     def is_sure(self) -> bool:
-        """Enough steps were measured for others to be told."""
+        """Enough steps were measured to report the cost."""
         return self._steps >= SURE
 
     def observe(self, tokens: int, extra_s: float, own_s: float, error: float) -> None:

@@ -1,6 +1,6 @@
-"""Plans that have a device set up all that its first requests would otherwise wait for: kernels are compiled by shape.
+"""Plans that make a device set up all that its first requests would otherwise wait for: kernels are compiled by shape.
 
-Pure. All of them use block 0 alone, over and over: nobody looks at what comes of it.
+Pure. All of them use block 0 alone, over and over: the results are not used.
 """
 
 from collections.abc import Iterator

@@ -194,7 +194,7 @@ class CheckpointTensors:
         return file
 
     def check_all_taken(self, ignore: set[str]) -> None:
-        """A tensor that nobody asked for means another architecture: refuse rather than compute something else."""
+        """An unused tensor means another architecture: refuse rather than compute something else."""
         left = sorted(name for name in self._files.keys() - ignore if not name.endswith("rotary_emb.inv_freq"))
         if left:
             raise ModelError(f"the checkpoint has {len(left)} tensors this model does not use, among them {left[0]}")

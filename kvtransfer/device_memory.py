@@ -54,8 +54,8 @@ class OwnPool:
 class DeviceMemory:
     """A `MappedMemory`: opens each part of the peer's pool once, and closes it when no copy is reading.
 
-    Nothing keeps us from writing what we opened but that we do not: devices have no read-only mapping. Blocks that are
-    copied into must be idle, on the device too: whoever frees a block waits for the work that used it.
+    Only our own code keeps us from writing the opened memory: devices have no read-only mapping. Blocks that are
+    copied into must be idle, on the device too: a block is freed only after the work that used it has ended.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class DeviceMemory:
                 raise ValueError("the peer's memory is closed already")
             self._closed = True
             if self._copying:
-                return  # whoever copies lets go at the end
+                return  # the running copy lets go at its end
         self._let_go()
 
     def _addressed(self, span: Span) -> AddressSpan:

@@ -15,7 +15,7 @@ SEND_SLOTS = 2  # one being sent, one being gathered
 class GroupSender:
     """Owns `group`, closes it, and has a thread that waits for the reader: the engine never does.
 
-    Messages are copies: blocks that are given up while a message waits harm nobody but their reader, who is told so
+    Messages are copies: blocks that are given up while a message waits harm only their reader, which learns of it
     when it closes the transfer. `submit` and `probe` belong to one thread.
     """
 

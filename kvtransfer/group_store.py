@@ -43,7 +43,7 @@ class LocalKeyValues:
         return self._values
 
     def close(self) -> None:
-        """Whoever waits is told that it is in vain."""
+        """Threads that wait in `get` end with an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

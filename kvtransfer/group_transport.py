@@ -84,7 +84,7 @@ class GroupTransport:
         return LinkRate(count * size, time.monotonic() - started)
 
     def lost(self) -> None:
-        """The other end is gone: whoever waits for it need not. Any thread, any number of times."""
+        """The other end is gone: calls that wait for it fail. Any thread, any number of times."""
         self._closed = True
         self._group.close()
 

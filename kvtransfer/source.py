@@ -26,7 +26,7 @@ FirstToken = TypeVar("FirstToken")  # handed through to the reader, never looked
 class OpenVerdict(Enum):
     OPENED = auto()  # the reader may follow its snapshots; end with `close` or `reader_lost`
     PARKED = auto()  # not announced yet: wait at most `park_s`; end likewise
-    REFUSED = auto()  # ended already, or somebody else reads it
+    REFUSED = auto()  # ended already, or another reader has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SourceState(Generic[FirstToken]):
 @dataclass(frozen=True, slots=True)
 class SourceCounters:
     expired: int  # pins whose lease ended
-    stale: int  # readers that had copied everything and were told not to use it
+    stale: int  # readers that had copied everything and were refused its use
 
 
 class _Reader(Enum):

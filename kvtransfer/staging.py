@@ -30,7 +30,7 @@ class StagingRing:
         self._turn(sequence, _Slot.AWAITED, _Slot.LANDED)
 
     def free(self, sequence: int) -> None:
-        """Nobody reads it any more."""
+        """It has no reader any more."""
         self._turn(sequence, _Slot.LANDED, _Slot.FREE)
 
     def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:

@@ -28,7 +28,7 @@ class BlockLink(Protocol):
 
 
 class StreamTransport:
-    """`pool` is our own, on any device or devices. `link` belongs to whoever made it.
+    """`pool` is our own, on any device or devices. `link` belongs to its creator.
 
     The bytes of a block are those of each part of the source, one after the other.
     """

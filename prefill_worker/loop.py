@@ -63,11 +63,11 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         return self._thread.call(self._scheduler.land, hashes, worthwhile)
 
     def landed(self, landing: Landing, blocks: int) -> None:
-        """The first `blocks` of them have their KV, the copying has ended. Comes before whatever is queued later."""
+        """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
         self._thread.post(self._scheduler.landed, landing, blocks)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
+        """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def unwatch(self, watch: Watch) -> None:

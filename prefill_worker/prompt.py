@@ -23,8 +23,8 @@ class Prompt:
     attempt_id: int
     transfer_id: bytes
     arrived: float  # monotonic seconds
-    with_logprobs: bool  # whether the router wants to be told
-    searches: bool  # with beams, whose first tokens are no one's answer yet
+    with_logprobs: bool  # whether the router wants them
+    searches: bool  # with beams, whose first tokens are not yet an answer's
     answered_tokens: int  # of the answer, given out by an earlier attempt
     deadline: asyncio.TimerHandle | None = None
     compiling: "asyncio.Task[None] | None" = None
@@ -33,7 +33,7 @@ class Prompt:
     computed_tokens: int = 0  # cached ones included
     queue_ms: float = 0.0
     chunk_ms: list[float] = field(default_factory=list)
-    scored_tokens: int = 0  # of the prompt, after its first: the router was told how likely they are
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
 
     def record(self, advance: PrefillProgress, timing: StepTiming) -> int:
         """Takes in what a step did for this prompt; returns the tokens that the step computed of it."""

@@ -236,7 +236,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         self.rate.observe(tokens, timing.ended - timing.started)
 
     def on_transfer_ended(self, request_id: int) -> None:
-        """The reader has closed, or its lease has ended: nobody needs these pages any more."""
+        """The reader has closed, or its lease has ended: no reader needs these pages any more."""
         prompt = self._prompts.get(request_id)
         if prompt is not None:
             self._forget(prompt)

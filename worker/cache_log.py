@@ -1,4 +1,4 @@
-"""What a worker's prefix cache has come to, as routers are told: numbered changes, and all of it on demand. Pure.
+"""A worker's prefix cache, as routers receive it: numbered changes, and all of it on demand. Pure.
 
 It follows the journal of the pool: a moment behind it, and exact for the changes that it has numbered.
 """

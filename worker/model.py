@@ -1,4 +1,4 @@
-"""The model that a worker was told to serve: its configuration read, its pool sized."""
+"""The model that a worker serves: its configuration read, its pool sized."""
 
 import torch
 

@@ -22,7 +22,7 @@ class TransferFailed(Exception):
 
 
 class BlocksCorrupt(TransferFailed):
-    """A checksum differs: what was read is not what the source had. The source has been told."""
+    """A checksum differs: the bytes read are not those that the source had. The source has been notified."""
 
 
 class PoolReplaced(TransferFailed):
@@ -38,7 +38,7 @@ class Destination(Protocol):
 
     @property
     def blocks(self) -> Sequence[int]:
-        """In logical order. Nobody else writes them, or reads those that are pulled, before the pull has ended."""
+        """In logical order. Only the pull writes them, and none reads those that are pulled before it has ended."""
 
     @property
     def cached_blocks(self) -> int:
@@ -96,10 +96,10 @@ async def keep_confirming(
     certain: Certain,
     period_s: float,
 ) -> None:
-    """Has the source confirm what has landed, each `period_s`, until cancelled or told that it is not so.
+    """Has the source confirm the landed blocks, each `period_s`, until cancelled or until the source denies it.
 
-    A pull that is sooner over than that costs no call: its end is confirmed by the call that closes it. Copies go on
-    meanwhile, but what lands after the question is not in the answer.
+    A pull that ends sooner costs no call: its end is confirmed by the call that closes it. Copies continue
+    meanwhile, but blocks that land after the call was sent are not in the answer.
     """
     request = kv_transfer_pb2.ConfirmRequest(transfer_id=transfer_id)
     while True:
@@ -110,7 +110,7 @@ async def keep_confirming(
         try:
             response = await stub.Confirm(request, timeout=CONFIRM_TIMEOUT_S)
         except grpc.aio.AioRpcError:
-            return  # the pull itself finds out what it is
+            return  # the pull itself finds the error
         if not response.pinned:
             return
         certain.blocks = landed_blocks

@@ -39,9 +39,9 @@ STOPPING_RETRY_S = 0.5
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     """Serves KvTransferService over the pool in `storage`.
 
-    `on_ended` is told the request whose pages nobody will read any more; a worker that announces none needs none.
-    `on_slow_down` is told on which GPU a reader decodes, and how many times as long its steps take as at their best.
-    Readers are told the checksums of a `checksum_share` of blocks, as these are when they become readable.
+    `on_ended` is called with the request whose pages have no readers any more; a worker that announces none needs none.
+    `on_slow_down` is called with a reader's GPU, and how many times as long its decode steps take as at their best.
+    Readers receive the checksums of a `checksum_share` of blocks, as these are when they become readable.
     Lives on the event loop.
     """
 
@@ -63,7 +63,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._on_ended = on_ended
         self._on_slow_down = on_slow_down
         self._groups = groups
-        self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that somebody has open
+        self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
         self._closed = False
 
@@ -86,12 +86,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._wake(transfer_id)
 
     def drop(self, transfer_id: bytes) -> None:
-        """The prompt is gone: whoever reads it must not use what it has."""
+        """The prompt is gone: its reader must not use the blocks that it has read."""
         self._table.drop(transfer_id, time.monotonic())
         self._wake(transfer_id)
 
     def close(self) -> None:
-        """The worker stops: whoever still follows a transfer is told that it is gone."""
+        """The worker stops: readers that still follow a transfer are notified that it is gone."""
         self._closed = True
         for changed in self._changes.values():
             changed.set()

@@ -17,7 +17,7 @@ class WatchedCache(Protocol):
     def unwatch(self, watch: Watch) -> None: ...
 
     def distrust(self, blocks: Sequence[int]) -> None:
-        """Nobody finds these blocks again, nor what was computed from them."""
+        """These blocks cannot be found again, nor can blocks that were computed from them."""
 
 
 def is_overwritten(owner: Owner | None) -> bool:

@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class Stream:
-    """A request that somebody iterates over, on the event loop."""
+    """A request that a caller iterates over, on the event loop."""
 
     number: int  # the engine's id
     answer: Answer

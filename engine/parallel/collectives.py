@@ -88,7 +88,7 @@ class Collectives:
         self._group.shutdown()
 
     def abort(self) -> None:
-        """On any thread, when a rank is lost: whoever waits for it need not. Gloo finds out by itself."""
+        """On any thread, when a rank is lost: calls that wait for it fail. Gloo finds out by itself."""
         if self._on_gpu:
             self._group.abort()
 

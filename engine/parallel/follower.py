@@ -1,6 +1,6 @@
-"""A rank that is told what to compute: `python -m engine.parallel.follower FD`, see engine/parallel/followers.py.
+"""A rank that computes the leader's plans: `python -m engine.parallel.follower FD`, see engine/parallel/followers.py.
 
-It ends when the leader does, and may not go on when another rank is lost. Signals are for the leader.
+It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
 """
 
 import json
@@ -72,7 +72,7 @@ class FollowingRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) -> None:
-    """Where there is no sum that the leader could wait for, it is told when blocks have moved. Raises: wire.Closed."""
+    """Without chunks there is no sum that the leader could wait for: it is sent MOVED instead. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()

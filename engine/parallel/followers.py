@@ -62,7 +62,7 @@ class Followers:
         return loaded
 
     def measure(self, step: StepToMeasure) -> None:
-        """Has all of them compute a step over blocks that nobody keeps, while the leader does. Raises: RankLost."""
+        """Has all of them compute a step over blocks that are not kept, while the leader does. Raises: RankLost."""
         self._tell(wire.MEASURE, step.to_bytes())
 
     def memories(self) -> list[StepMemory]:
@@ -98,7 +98,7 @@ class Followers:
             _receive(rank, connection, TIMEOUT.total_seconds())
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
-        """`on_lost` is called once, on a thread of its own, as soon as one has ended without being told to."""
+        """`on_lost` is called once, on a thread of its own, as soon as one has ended without an order to."""
         threading.Thread(target=self._watch, args=(on_lost,), name="ranks", daemon=True).start()
 
     def announce_logits(self, rows: int) -> None:

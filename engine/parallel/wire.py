@@ -40,7 +40,7 @@ def send_fd(connection: socket.socket, fd: int) -> None:
 
 
 def receive_fd(connection: socket.socket) -> int:
-    """To be closed by whoever gets it. Raises: Closed."""
+    """To be closed by the caller. Raises: Closed."""
     try:
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     except OSError as error:

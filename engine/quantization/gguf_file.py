@@ -165,7 +165,7 @@ class _Reader:
         return self.take(self.number("Q")).decode()
 
     def value(self, kind: int) -> str | int | None:
-        """Texts and integers; None for arrays and other numbers, which nobody here needs and which are only skipped."""
+        """Texts and integers; None for arrays and other numbers, which are not needed here and only skipped."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:

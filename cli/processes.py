@@ -17,7 +17,7 @@ CHUNK_BYTES = 65536
 
 
 class Stage(IntEnum):
-    """The order of stopping: nobody loses what it still talks to."""
+    """The order of stopping: no process loses a process that it still talks to."""
 
     ROUTER = 0
     WORKER = 1

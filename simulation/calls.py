@@ -43,10 +43,10 @@ class Internet:
         self._listening = {at: each for at, each in self._listening.items() if each is not server}
 
     async def connect(self, host: str, port: int) -> tuple[None, "_Closable"]:
-        """In place of asyncio.open_connection, which is how our code finds out whether anybody listens."""
+        """In place of asyncio.open_connection, by which our code finds out whether a process listens."""
         here = current_process().name
         if self.network.silent(here, host):
-            await asyncio.sleep(60.0)  # nobody waits for so long
+            await asyncio.sleep(60.0)  # longer than any caller waits
         await asyncio.sleep(self.network.draw.random() * 0.002)
         if self.at(f"{host}:{port}") is None:
             raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
@@ -276,7 +276,7 @@ class Call:
             return
         server = self._internet.at(endpoint)
         if server is None and host_of(endpoint) in self._internet.network.gone:
-            return  # nobody answers, not even to refuse
+            return  # there is no answer, not even a refusal
         if server is None:
             refused = failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
             self.back.send(lambda: self.finish(refused))

@@ -1,4 +1,4 @@
-"""Many seeds at once, on as many processes as there are cores to spare; told as it goes on."""
+"""Many seeds at once, on as many processes as there are cores to spare; reports its progress."""
 
 import json
 import os

@@ -40,7 +40,7 @@ class SimulatedPullThread:
                 while not copying.done():
                     await _outlast(copying)
                 if not copying.cancelled():
-                    copying.exception()  # nobody waits for it
+                    copying.exception()  # no caller awaits it
                 raise
 
     async def check(self, checksums: Checksums, wanted: Sequence[BlockChecksum]) -> None:

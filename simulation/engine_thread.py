@@ -37,7 +37,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         self._loop.call_soon(self._turn)
 
     def stop(self, timeout_s: float) -> bool:
-        """It is between two steps, or in one whose outcome nobody will hear."""
+        """It is between two steps, or in one whose outcome is not delivered."""
         self._stopped = True
         self._refuse_calls()
         return True

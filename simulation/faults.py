@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 class Kind(Enum):
     KILL = auto()  # a process; it comes back a little later, a worker under a new epoch and with an empty cache
-    VANISH = auto()  # the same of a worker, and nobody's kernel says so
-    HANG = auto()  # for a while, then it goes on where it was
+    VANISH = auto()  # the same of a worker, and no kernel ends its connections
+    HANG = auto()  # for a while, then it continues where it was
     CUT = auto()  # both ways between two processes
     CUT_ONE_WAY = auto()
     FLAP = auto()  # cut and mended, again and again
@@ -59,7 +59,7 @@ def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: S
 
 
 def _possible(world: "World") -> list[Kind]:
-    """Bits flip only where all is compared: otherwise nobody promises to see every one."""
+    """Bits flip only where all blocks are compared: otherwise it is not promised that every flip is found."""
     flips = [Kind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
     return [*(kind for kind in Kind if kind is not Kind.FLIP), *_OFTEN, *flips]
 
@@ -107,7 +107,7 @@ class Injector:
             case Kind.DRAIN:
                 life = machine.life
                 machine.drain()
-                while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- nobody tells
+                while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- there is no event to wait for
                     await asyncio.sleep(0.1)
                 machine.start()
             case Kind.POISON:

@@ -83,14 +83,14 @@ def check_pages(world: "World") -> None:
 
 
 def unexpected_shouts(world: "World") -> list[str]:
-    """What was logged as an error; where bits flip, or workers die often enough, whoever sees it says so."""
+    """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is Kind.FLIP for fault in world.faults) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
     return [shout for shout in world.trace.shouts if not any(said.search(shout) for said in expected)]
 
 
 def check_quiet(world: "World") -> str | None:
-    """What is still held though nothing is asked any more; None once all is given back."""
+    """A resource that is still held though no request is left; None once all is given back."""
     return next(_held(world), None)
 
 

@@ -192,7 +192,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any
     ) -> None:
-        """Simulated processes are told to stop by other means."""
+        """Simulated processes are stopped by other means."""
 
     def remove_signal_handler(self, sig: int) -> bool:
         return False
@@ -201,7 +201,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self) -> None:
-        """Nobody waits in a selector."""
+        """No thread waits in a selector."""
 
     def _run_once(self) -> None:
         turns, draw = self._turns, self._draw.random
@@ -258,7 +258,7 @@ def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arg
         return
     try:
         result = function(*arguments)
-    except Exception as error:  # noqa: BLE001 -- it belongs to whoever waits
+    except Exception as error:  # noqa: BLE001 -- it belongs to the caller that waits
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -110,7 +110,7 @@ class Network:
             self._watch(connection, lambda: link.cut)
 
     def heal(self, sender: str, receiver: str) -> None:
-        """What was held back arrives, if somebody still waits for it."""
+        """Messages that were held back arrive, if a receiver still waits for them."""
         link = self.link(sender, receiver)
         link.cut = False
         held, link.held = deque(link.held), []
@@ -132,7 +132,7 @@ class Network:
             connection.break_off(why)
 
     def process_died(self, process: SimulatedProcess, told: bool) -> None:
-        """`told`: its kernel ends its connections; otherwise the machine is gone, and the others find out."""
+        """`told`: its kernel ends its connections; otherwise the machine is gone, and its peers find out."""
         if not told:
             self.gone.add(process.name)
         for connection in self._of(process):

@@ -19,7 +19,7 @@ from worker.transfer_reader import TransferReader
 
 
 def dropped_pin() -> AbstractContextManager[Any]:
-    """A computed prompt gives its pages back before anybody has read them, and its reader is told that all is well."""
+    """A computed prompt gives its pages back before a reader has read them, and its reader gets no error."""
     real = PrefillScheduler._pin
 
     def pin(self: PrefillScheduler, prompt: Any) -> None:
@@ -82,7 +82,7 @@ def best_by_sum() -> AbstractContextManager[Any]:
 
 
 def kept_unconfirmed() -> AbstractContextManager[Any]:
-    """A reader takes for certain what its source has told of, whether or not that has landed and was confirmed."""
+    """A reader takes its source's announced blocks for certain, whether or not they have landed and were confirmed."""
 
     async def confirm(stub: object, transfer_id: bytes, progress: Progress, certain: Certain, period_s: float) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What happened, in order, for whoever looks at a failed seed; and a digest, which two runs of a seed share."""
+"""The events of a run, in order, to examine a failed seed; and a digest, which two runs of a seed share."""
 
 import hashlib
 import logging
@@ -9,7 +9,7 @@ KEPT = 120  # of the last events
 
 
 class Trace:
-    """`show` is given every line where somebody watches."""
+    """`show` is called with every line; None where no output is wanted."""
 
     def __init__(self, now: Callable[[], float], show: Callable[[str], None] | None = None) -> None:
         self._now = now

@@ -78,7 +78,7 @@ class World:
         self.redis = SimulatedRedis(loop, random.Random(draw.random()))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
         self.shape = WorkerShape(
-            # What a router may have of a worker must be enough for the largest request: nobody gets it otherwise.
+            # A router's share of a worker must be enough for the largest request: otherwise no router can place it.
             total_blocks=int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens,
             block_tokens=block_tokens,
             chunk_tokens=draw.choice((16, 32, 64)),

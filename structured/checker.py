@@ -104,7 +104,7 @@ class Checker:
     """Remembers its verdicts. Any thread may ask; each of its processes is asked by one at a time."""
 
     def __init__(self, setup: Setup, processes: int, limit_s: float) -> None:
-        """`limit_s` is for one form, without the start of a process, which is put off until somebody asks."""
+        """`limit_s` is for one form, without the start of a process, which is put off until the first question."""
         self._limit_s = limit_s
         self._processes = tuple(CheckProcess(setup) for _ in range(processes))
         self._idle: queue.SimpleQueue[CheckProcess] = queue.SimpleQueue()

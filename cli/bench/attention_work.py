@@ -103,7 +103,7 @@ class Rounds:
         ]
 
     def torchs(self) -> Callable[[], object]:
-        """Told that a chunk is causal where that is all, since it need not look at a mask then."""
+        """Uses `is_causal` instead of a mask where the chunk is the whole context: torch then reads no mask."""
         query, is_causal = self._query.transpose(1, 2), self._case.tokens == self._case.context > 1
         mask = None if is_causal or self._case.tokens == 1 else self._visible
         return lambda: [

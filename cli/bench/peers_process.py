@@ -118,7 +118,7 @@ class PeerProcess:
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:  # it has ended; whoever waits for an answer finds out
+        except ProcessLookupError:  # it has ended; the caller that waits for an answer finds out
             return
 
     def _told(self, what: str) -> str:

@@ -35,7 +35,7 @@ class Chooser(Protocol):
 
 
 class PlacedByRouter:
-    """The prefix index, the measured rates and the placement of the router, told what real workers tell it."""
+    """The prefix index, the measured rates and the placement of the router, with the reports of real workers."""
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
         self._policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=strategy)
@@ -78,7 +78,7 @@ class PlacedByRouter:
         self._rates.computed(name, prompt.computed_tokens, 1e3 * (prompt.first_token_s - prompt.started_s))
 
     def answered(self, prompt: Prompt) -> None:
-        """Answers are not part of the traces' later prompts in a way that could be told: nothing is stored."""
+        """The traces do not show which answers are part of later prompts: nothing is stored."""
 
     def _prefill_view(self, name: str, hit_blocks: int, blocks: Sequence[bytes], world: World) -> WorkerView:
         return WorkerView(

@@ -26,7 +26,7 @@ class Run:
 
     prompts: list[Prompt] = field(default_factory=list)  # in the order of their arrival
     decisions_us: list[float] = field(default_factory=list)
-    mispredicted: int = 0  # prompts of which another number of blocks was a hit than whoever placed them expected
+    mispredicted: int = 0  # prompts with another number of hit blocks than the chooser expected
     token_gaps_ms: list[float] = field(default_factory=list)  # one an answer, as it was when the answer began
 
 

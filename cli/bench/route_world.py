@@ -61,7 +61,7 @@ class Prompt:
     arrival: Arrival
     prefill: int = 0
     decode: int = 0
-    expected_hit_blocks: int = 0  # by whoever placed it
+    expected_hit_blocks: int = 0  # by the chooser
     hit_blocks: int = 0
     computed_tokens: int = 0
     started_s: float = 0.0
@@ -82,7 +82,7 @@ class PrefillWorker:
     requests_in_flight: int = 0
 
     def take(self, prompt: Prompt) -> None:
-        """It counts with what whoever placed it thought that it would compute."""
+        """It counts with the tokens that the chooser expected it to compute."""
         self.waiting.append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1

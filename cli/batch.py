@@ -1,4 +1,4 @@
-"""`baton batch`: answers a file of requests, offline. Interrupted and run again, it goes on where it was.
+"""`baton batch`: answers a file of requests, offline. Interrupted and run again, it continues where it was.
 
 A request is done when its whole line is in the output; a line that was cut off is dropped and its request done again.
 """

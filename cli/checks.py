@@ -53,7 +53,7 @@ class Check:
 class Verdict:
     name: str
     took_s: float
-    output: str  # empty where it was shown as it came
+    output: str  # empty where it was shown while it was written
     status: int
     skips: Counter[str] = field(default_factory=Counter)  # tests by reason
 

@@ -66,7 +66,7 @@ class Conversation:
             self._ask([*self.messages, Message("user", line)])
 
     def _ask(self, messages: list[Message]) -> None:
-        """What failed is forgotten with its question; what was cancelled stays as far as it came."""
+        """A failed answer is forgotten with its question; a cancelled one is kept as far as it came."""
         output = TextOutput(choices=1)
         try:
             is_answered = (

@@ -1,4 +1,4 @@
-"""What a failed call means to the person who made it, where gRPC speaks instead of our server. Pure."""
+"""The meaning of a failed call for the user, where the error is gRPC's own and not our server's. Pure."""
 
 from collections.abc import Callable, Generator
 

@@ -27,7 +27,7 @@ GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Who is served, and over what."""
+    """Which clients are served, and over which connections."""
 
     api_keys: Path | None = None
     insecure: bool = False

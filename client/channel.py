@@ -12,9 +12,9 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
-# The ping interval stays above the server's limit of 10 s, past which it would drop the connection. Pings go on while
-# only the server speaks: a router that hangs is noticed, and its streams are resumed at another one. One that accepts
-# and then says nothing is given up after 4 s (`min_reconnect_backoff` bounds an attempt). A connection that was refused
+# The ping interval stays above the server's limit of 10 s, below which it would drop the connection. Pings are sent
+# also while only the server sends: a router that hangs is noticed, and its streams are resumed at another one. One that
+# accepts and then sends nothing is given up after 4 s (`min_reconnect_backoff` bounds an attempt). A refused connection
 # is tried again soon, so that the client's own retries find a server that has just come up.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

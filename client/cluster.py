@@ -108,7 +108,7 @@ class RouterStatus:
     router_id: str  # hexadecimal
     address: str  # host:port of its public gRPC
     uptime_s: float
-    requests: int  # what it has on the workers
+    requests: int  # its requests on the workers
     tokens: int  # the same, counted from dispatch
 
 

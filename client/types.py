@@ -18,7 +18,7 @@ class Started:
     model: str
     prompt_tokens: int
     seed: int  # in effect, given or drawn by the server
-    resume_token: str = field(default="", repr=False)  # with request_id: what another router goes on with the answer by
+    resume_token: str = field(default="", repr=False)  # with request_id: another router continues the answer by it
 
 
 @dataclass(frozen=True, slots=True)

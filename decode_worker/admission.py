@@ -1,4 +1,4 @@
-"""Who gets pages next: first come, first served, all or nothing. Waiting is bounded by the caller's timeout."""
+"""Which request gets pages next: first come, first served, all or nothing. The caller's timeout bounds the wait."""
 
 import asyncio
 

@@ -17,7 +17,7 @@ TURN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Loan(Generic[Router]):
-    """What a router is to be let have beside what it has here already, as soon as others have left it."""
+    """The resources that a router gets beside its own here, as soon as others have released them."""
 
     router: Router
     wanted: Charge

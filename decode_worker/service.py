@@ -232,7 +232,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                     touched[answer.request_id] = answer
             else:
                 touched[answer.request_id] = answer
-                ended |= outcome.end is not None  # a choice gives back its pages, even where others go on
+                ended |= outcome.end is not None  # a choice gives back its pages, even where others continue
                 output = answer.take(outcome)
                 if output is not None:
                     outputs[answer.session].append(output)
@@ -260,7 +260,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
 
     def _free(self, answer: Answer) -> None:
         self._loop.abort(answer.request_id, answer.kept_blocks)
-        self._admission.room_may_have_grown()  # who asks now, asks after the abort
+        self._admission.room_may_have_grown()  # a request that asks now, asks after the abort
 
     def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
         if answer not in self._book:

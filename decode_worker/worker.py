@@ -65,8 +65,8 @@ class DecodeWorker(ServedWorker):
         pulls: PullThread | None = None,
         host: EngineHost | None = None,
     ) -> None:
-        """`pulls`: who copies KV; None: a thread on the configured cores. `host`: with whose weights and pool; it stays
-        its owner's.
+        """`pulls`: the thread that copies KV; None: one on the configured cores. `host`: the weights and pool to use;
+        its owner keeps it.
         """
         super().__init__(config, prepared)
         self._config = config

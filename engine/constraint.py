@@ -71,7 +71,7 @@ class Grammar:
         return room.allowed
 
     def allow(self, matcher: Matcher, ends: Words, room: Room) -> list[int]:
-        """Fills in what goes on with the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
+        """Fills in tokens that continue the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
 
         Returns tokens that are bound to come next, where only one may; else none.
         """

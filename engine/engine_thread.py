@@ -54,8 +54,8 @@ class EngineStopped(RuntimeError):
 class EngineThread(Generic[Outcome, Observation]):
     """Runs an engine on a thread of its own.
 
-    `on_step` is called on the engine's thread after every step that computed something, and must only pass on what it
-    is given. `on_fault` is called once if a step or a posted call raises: the process cannot go on and should end
+    `on_step` is called on the engine's thread after every step that computed something, and must only pass on its
+    arguments. `on_fault` is called once if a step or a posted call raises: the process cannot continue and should end
     loudly. `observe` makes, on the thread, the picture of the engine that others may read at any time as `observed`.
     """
 
@@ -154,7 +154,7 @@ class EngineThread(Generic[Outcome, Observation]):
     def _carry_out(call: Call, future: "Future[Any]") -> None:
         try:
             result = call.function(*call.arguments)
-        except Exception as error:  # noqa: BLE001 -- it belongs to the caller, who gets it through the future
+        except Exception as error:  # noqa: BLE001 -- it belongs to the caller, which gets it through the future
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -32,7 +32,7 @@ class Grammars:
     def prepare(self) -> None:
         """Reads the tokenizer: a second for 128 000 tokens, in which no other thread of Python runs.
 
-        Where that cannot be done, those who ask for a form will hear why.
+        Where that cannot be done, requests for a form fail with the reason.
         """
         with contextlib.suppress(FormRefused, LibraryMissing), self._lock:
             self._read()

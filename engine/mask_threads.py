@@ -58,7 +58,7 @@ class Mask:
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
     """Until all of them are ready, or the `first` one is. Returns those that are not.
 
-    Masks are mostly made in their order: who waits for all of them waits for the last, and is woken once.
+    Masks are mostly made in their order: a caller that waits for all of them waits for the last, and is woken once.
     """
     until_s = time.monotonic() + timeout_s
     news: SimpleQueue[None] = SimpleQueue()
@@ -122,7 +122,7 @@ def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -
 
 
 def _leave_core() -> None:
-    """A thread starts on the cores of who started it, the engine's: the others of the process are meant."""
+    """A thread starts on its creator's cores, the engine's: it moves to the other cores of the process."""
     if hasattr(os, "sched_setaffinity"):
         engines, all_cores = os.sched_getaffinity(0), os.sched_getaffinity(os.getpid())
         os.sched_setaffinity(0, (all_cores - engines) or all_cores)

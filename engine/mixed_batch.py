@@ -1,4 +1,4 @@
-"""The sequences of a mixed scheduler: who runs, who waits, what each holds, and how it goes from one to the other.
+"""The sequences of a mixed scheduler: which run, which wait, what each holds, and how it changes between them.
 
 Pure. A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is
 being copied into its blocks.
@@ -49,7 +49,7 @@ class MixedBatch:
 
     @property
     def claimed_blocks(self) -> int:
-        """What those who wait need at once, as if nothing of it were cached."""
+        """Blocks that waiting sequences need at once, as if none of them were cached."""
         return sum(blocks_for(len(sequence.token_ids), self._block_tokens) for sequence in self.waiting)
 
     @property
@@ -68,7 +68,7 @@ class MixedBatch:
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to be computed before the next one is drawn; all tokens of waiting ones, since hits are not known yet."""
+        """Tokens to compute before the next one is drawn; all tokens of waiting ones, since hits are not known yet."""
         running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.uncomputed_tokens > 1)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 

@@ -1,6 +1,6 @@
 """Steps that are planned and not committed yet, and the sequences that ended while such a step still writes their KV.
 
-Pure. Their blocks may not be anybody else's before that step is done.
+Pure. No other sequence may get their blocks before that step is done.
 """
 
 from collections import deque

@@ -78,10 +78,11 @@ class MixedScheduler:
         self.batch.wait(self.batch.make(request, cache_root))
 
     def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
-        """Takes the blocks of a prompt that is to land, and one more to go on in: all of them or none.
+        """Takes the blocks of a prompt that is to land, and one more to continue in: all of them or none.
 
-        None when there is no room now, or only such as those who wait have a claim to: the caller asks again, in its
-        order of arrival, once something has ended. Raises: RequestTooLong when there can never be room; RequestRefused.
+        None when there is no room now, or only room that waiting requests have a claim to: the caller asks again, in
+        its order of arrival, once something has ended. Raises: RequestTooLong when there can never be room;
+        RequestRefused.
         """
         self._check(request)
         batch, prompt_blocks = self.batch, blocks_for(len(request.token_ids), self._block_tokens)

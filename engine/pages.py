@@ -45,9 +45,9 @@ class Published:
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """Blocks that someone reads without holding them: room for work is never kept back for a reader.
+    """Blocks that a reader reads without holding them: room for work is never kept back for a reader.
 
-    `broken` turns true, for good, before the first of them is given to anyone else; any thread may look.
+    `broken` turns true, for good, before the first of them is given to another owner; any thread may look.
     """
 
     blocks: tuple[int, ...]
@@ -209,7 +209,7 @@ class BlockPool:
 
         Tables are released from their end, so the oldest block is nearly always such a leaf; it is not where two
         sequences computed the same parent and only one copy was published. Watched blocks go only where nothing else is
-        left, and who watches them knows it first.
+        left, and their watches are marked broken first.
         """
         leaves = filter(self._is_leaf, self._cached)
         block = next((leaf for leaf in leaves if leaf not in self._watches), None)

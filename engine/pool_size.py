@@ -5,7 +5,7 @@ from typing import NamedTuple
 from engine.kv_layout import KvLayout
 from engine.model_config import ModelError
 
-LEAST_BLOCKS = 2  # one for a prompt, one to go on
+LEAST_BLOCKS = 2  # one for a prompt, one to continue
 
 
 class PoolSize(NamedTuple):

@@ -1,6 +1,6 @@
 """From a checkpoint folder and a budget of bytes to a runner: what fits, and the error that says what would.
 
-The storage of the pool comes from outside, since who may map it is not the engine's affair.
+The storage of the pool comes from outside, since the engine does not decide which processes may map it.
 """
 
 import hashlib

@@ -147,7 +147,7 @@ class Runner:
     def warm_up(self) -> None:
         """Runs a few steps, so that the first requests do not pay for lazy set-up; records graphs.
 
-        Writes to block 0: call it before anyone owns blocks.
+        Writes to block 0: call it before any sequence owns blocks.
         """
         is_cuda = self._model.device.type == "cuda"
         for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):

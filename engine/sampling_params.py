@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class SamplingParams:
     """Parameters of one request; the same for all its choices.
 
-    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to go on past them. Token ids
+    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to continue past them. Token ids
     that the model does not have are of no effect. With a `beam` search the answers are its `n` best sequences, and
     `logprobs` is at least what it needs. Raises ValueError, naming the field, for a value without meaning; `n` and
     `max_tokens` are the scheduler's to refuse.

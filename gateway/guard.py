@@ -1,4 +1,4 @@
-"""Before all routes: nothing is read or answered for who may not ask. Which routes ask for what, is said here."""
+"""Before all routes: nothing is read or answered for a caller that is not allowed. The needs of routes are here."""
 
 from collections.abc import Callable
 

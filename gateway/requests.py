@@ -26,7 +26,7 @@ from router.request import (
 from structured.output import StructuredOutput
 
 DEFAULT_MAX_TOKENS = 16
-"""Of a completion, as OpenAI and vLLM have it. A chat goes on to the end of the context."""
+"""Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
 
 EFFORT = "reasoning_effort"
 """What templates call it."""

@@ -144,7 +144,7 @@ class PrefixFetcher:
         return pull.result()
 
     def _on_pulled(self, landing: Landing, pull: "asyncio.Task[Pull]") -> None:
-        """However it ended, no copy runs any more. Called before its waiter goes on."""
+        """However it ended, no copy runs any more. Called before its waiter continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
         self._loop.landed(landing, pull.result().blocks if valid else 0)

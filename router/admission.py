@@ -201,7 +201,7 @@ class AdmissionQueue:
         entry.item.settle(outcome)
 
     def _make_place(self, standing: Standing) -> None:
-        """The queue is full: the tenant with most requests in it gives one up, unless that is who comes now."""
+        """The queue is full: the tenant with most requests in it loses one, unless the new request is that tenant's."""
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are pending already"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
@@ -217,7 +217,7 @@ class AdmissionQueue:
             self._patience = None
 
     def _give_up(self) -> None:
-        """Those that there are still no workers for wait no longer, but for who lost those that it had."""
+        """Refuses requests that still have no workers, except those that had workers and lost them."""
         self._patience = None
         for entry in tuple(self._queue.order()):
             if entry.item.standing.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
@@ -229,7 +229,7 @@ class AdmissionQueue:
         return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 
     def _withdraw(self, entry: Entry[Ticket]) -> None:
-        """Its owner has gone: out of the queue, or, if it was placed in the same moment, its charge returned."""
+        """Its owner has gone: removed from the queue, or, if it was placed at the same moment, its charge returned."""
         ticket = entry.item
         if isinstance(ticket.outcome, Admitted):
             for endpoint in ticket.outcome.placement.endpoints:

@@ -80,7 +80,7 @@ class Attempt:
         self._fleet.dispatch(tag, self._request, self.placement)
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int) -> None:
-        """Instead of `dispatch`: goes on with an attempt that the decode worker makes for another router."""
+        """Instead of `dispatch`: continues an attempt that the decode worker makes for another router."""
         self._decode_holds = True
         self._fleet.adopt(tag, router_id, attempt_id, self.placement.decode)
 

@@ -26,7 +26,7 @@ UNMEASURED = WorkerRates()
 @dataclass(slots=True)  # not frozen: one is made per worker and decision, and that would take three times as long
 class WorkerView:
     """One worker at one moment. `limit_*` are this router's credits and `used_*` what it has used of them;
-    `elsewhere_*` is what other routers have there, as far as they were heard.
+    `elsewhere_*` is the load of other routers there, as far as they have reported it.
     """
 
     endpoint: str
@@ -44,10 +44,10 @@ class WorkerView:
     ready_blocks: int = 0  # of those, the ones that another worker could fetch from there now
     elsewhere_slots: int = 0
     elsewhere_blocks: int = 0
-    pending_prompt_tokens: int = 0  # of a decode worker: what it has still to compute of prompts
+    pending_prompt_tokens: int = 0  # of a decode worker: tokens of prompts that it still has to compute
     recent_tokens: float = 0.0  # of prompts, computed there lately: its share of the cluster's newest work
     rates: WorkerRates = UNMEASURED
-    branches: int = 0  # how many prompts before this one parted behind what of it is found there
+    branches: int = 0  # how many prompts before this one diverged behind its part that is found there
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ class Charge:
     tokens: int
     blocks: int = 0
     slots: int = 0
-    prompt_tokens: int = 0  # of a decode worker: what it has still to compute of the prompt
+    prompt_tokens: int = 0  # of a decode worker: tokens of the prompt that it still has to compute
 
 
 class Charges:

@@ -1,4 +1,4 @@
-"""The router's view of its workers: who is connected, what they report, what this router has on them. Pure state.
+"""The router's view of its workers: which are connected, their reports, this router's charges on them. Pure state.
 
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
@@ -218,7 +218,7 @@ class Cluster:
             self._branching.ended(block_hashes)
 
     def prompt_computed(self, attempt_id: int, endpoint: str) -> None:
-        """A decode worker has computed the attempt's prompt itself, and goes on with the answer."""
+        """A decode worker has computed the attempt's prompt itself, and continues with the answer."""
         worker = self._workers.get(endpoint)
         if worker is not None:
             worker.charges.prompt_computed(attempt_id)

@@ -2,7 +2,7 @@
 
 `tokenizers.decoders.DecodeStream` does nearly this, but gives a character of byte-fallback tokens out before the run of
 bytes has ended. The decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid
-prefix", and what it has said cannot be taken back. Here a run of byte tokens waits for its end.
+prefix", and text that it has returned cannot be taken back. Here a run of byte tokens waits for its end.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""The sessions with all workers that membership names, and who waits for what they say.
+"""The sessions with all workers that membership names, and the attempts that wait for their events.
 
-Membership says which endpoints there are; what a worker is, its session tells. A worker that leaves membership is kept
-as long as its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their
-attempt; an attempt that is no longer read is an old one, and its events are dropped.
+Membership lists the endpoints; the session describes the worker. A worker that leaves membership is kept as long as
+its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their attempt;
+an attempt that is no longer read is an old one, and its events are dropped.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Fleet:
                 self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
-        """Tells a decode worker to go on here with what it makes for that router. One that was lost fails it."""
+        """Has a decode worker continue an answer that it makes for that router. A lost worker fails the attempt."""
         if not self._send(endpoint, session_wire.adopt(router_id, attempt_id, tag)):
             failed = Failed(
                 tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "the worker was lost before the request was sent"
@@ -103,7 +103,7 @@ class Fleet:
             self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
-        """`keep_landed`: to a decode worker, what it has of the prompt is of use to the next attempt."""
+        """`keep_landed`: to a decode worker, its blocks of the prompt are of use to the next attempt."""
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
     def want(self, wanted: Want) -> None:

@@ -1,7 +1,7 @@
 """One request from its tokens to its end: waits for room, dispatches, follows the answer, and where an attempt fails,
-goes on with another one.
+continues with another one.
 
-What was given out stays so, and is part of the prompt of whatever comes next (router/replay.py). Detokenisers, stop
+Tokens that were given out are final, and are part of the next attempt's prompt (router/replay.py). Detokenisers, stop
 strings and counts are those of the request, and know nothing of attempts.
 """
 

@@ -1,8 +1,8 @@
-"""The journal: what another router needs to go on with a stream when this one is gone. The request and where it runs;
-no output, no API key.
+"""The journal: the record by which another router continues a stream when this one is gone. The request and where it
+runs; no output, no API key.
 
-Never on a request's way: a change is noted, and one task writes what was noted meanwhile. A store that does not answer
-costs nothing but resuming: a client whose stream then breaks must bring its request along.
+No request waits for it: a change is noted, and one task writes all changes noted meanwhile. A store that does not
+answer costs nothing but resuming: a client whose stream then breaks must send its request again.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class JournalStore(Protocol):
 
 
 def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
-    """Who may resume a stream is in its name: another caller's is not found."""
+    """The name contains the tenant that may resume the stream: another tenant's is not found."""
     digest = hashlib.sha256(b"baton.journal.v1")
     for part in (tenant.encode(), request_id.encode(), resume_token.encode()):
         digest.update(len(part).to_bytes(8, "little"))
@@ -104,7 +104,7 @@ class Entry:
         self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
-        """That attempt is over; what comes next says where the stream goes on."""
+        """That attempt is over; the next call of `placed` says where the stream continues."""
         self._places.pop(attempt_id, None)
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ class Worker:
     endpoint: str
     role: WorkerRole
     connected: bool = False
-    held: bool = False  # a session is up, or in its grace: requests on it may go on
+    held: bool = False  # a session is up, or in its grace: requests on it may continue
     description: WorkerDescription | None = None
     epoch: int = 0
     report: WorkerReport | None = None

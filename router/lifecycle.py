@@ -1,8 +1,8 @@
 """One request's streams: outputs in any order, with repeats, become contiguous tokens of each choice. Pure.
 
-Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what prefill said, a reconnected session may
-repeat anything, and another attempt goes on where the one before failed, or begins from the first token. What comes out
-has every offset once, in order. Each choice listens to one attempt at a time; what others say of it is dropped.
+Token 2 (from decode) may overtake token 1 (from prefill), decode repeats prefill's tokens, a reconnected session may
+repeat anything, and another attempt continues where the one before failed, or begins from the first token. The output
+has every offset once, in order. Each choice takes tokens of one attempt at a time; those of others are dropped.
 """
 
 from collections import deque

@@ -24,7 +24,7 @@ class Leave(StrEnum):
 
     CLIENT = "client"  # cancelled the call, or closed the connection
     STALLED = "client_stalled"  # took nothing of the answer for too long
-    SUPERSEDED = "superseded"  # another stream of the same request goes on
+    SUPERSEDED = "superseded"  # another stream of the same request continues
     SIBLING = "sibling_failed"  # another prompt of the same call
     STOPPING = "router_stopped"
 

@@ -95,7 +95,7 @@ class Placement(NamedTuple):
     prefill_candidates: int
     decode_candidates: int
     local_prefill: LocalPrefill | None = None  # given where there is no prefill worker
-    fetch_from: str | None = None  # who has more of the prompt than the prefill worker, if anyone
+    fetch_from: str | None = None  # the worker that has more of the prompt than the prefill worker, if any
     fetch_tokens: int = 0  # how much of the prompt, from its beginning, that is
     expected_ttft_ms: float = 0.0  # from the dispatch to the first token, as far as rates are known
     expected_token_gap_ms: float = 0.0
@@ -216,7 +216,7 @@ def _weigh_decode(
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> WorkerView | None:
-    """Who has most of the prompt ready, if that is more than the prefill worker has; it may fetch it from there."""
+    """The worker with most of the prompt ready, if that is more than the prefill worker has and so may fetch."""
     reusable = request.reusable_blocks
     known = min(prefill.hit_blocks, reusable)
     if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:

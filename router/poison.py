@@ -7,8 +7,8 @@ that wait behind the deadly one each time. Therefore suspected requests run one 
 makes progress (`Suspects`). One whose worker dies a third time, in its turn, counts as deadly: it fails, and
 requests equal to it are refused for `QUARANTINE_S` (`Quarantine`).
 
-One case is not told apart: an innocent in its turn whose worker is killed by something else at that moment, the third
-time in a row. A router knows only its own requests; each of several learns by itself.
+One case is not distinguished: an innocent in its turn whose worker is killed by something else at that moment, the
+third time in a row. A router knows only its own requests; each of several learns by itself.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""What a client has of an answer whose stream broke, and the answer without that: nothing twice, nothing left out.
+"""A client's part of an answer whose stream broke, and the answer without that: nothing twice, nothing left out.
 Pure.
 
-Tokens and text are counted apart, since text lags the tokens by what is held back: an incomplete character, or what
-may begin a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts say where to go
-on.
+Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete character,
+or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts
+define where to continue.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ class ResumedAnswer:
         self._cuts = {index: _Cut(choice) for index, choice in received.choices.items()}
         self._finished = received.finished
         self._ends_left = n - len(self._finished)
-        self._last_end: ChoiceFinished | None = None  # held while choices that the client has go on
+        self._last_end: ChoiceFinished | None = None  # held while choices that the client has continue
 
     @property
     def done(self) -> bool:

@@ -1,6 +1,6 @@
-"""This router among others of its cluster: a few times a second it says through Redis what it has on the workers and
-what API keys took, and hears what the others have. What another router did is known here within two periods and a round
-trip; without Redis each router goes by what it knows itself.
+"""This router among others of its cluster: a few times a second it shares through Redis its load on the workers and
+the use of API keys, and reads those of the others. Changes at another router are known here within two periods and a
+round trip; without Redis each router knows only its own.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Replicas:
         cluster.on_predicted = self._recent.add
 
     def took_over(self, router_id: bytes, stream: int) -> None:
-        """That router's stream goes on here; the next share tells it."""
+        """That router's stream continues here; the next share announces it."""
         self._takeovers.add(Takeover(router_id, stream))
 
     @property

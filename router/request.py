@@ -118,7 +118,7 @@ class GenerationRequest:
     echo: bool = False
     priority: int = 0  # lower goes earlier where requests wait
     session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
-    tenant: str = ""  # who asks, as the transport knows it: those who wait share what becomes free; "" is a tenant too
+    tenant: str = ""  # the caller, as the transport knows it: waiting tenants share what becomes free; "" is one too
     key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
     limits: KeyLimits = UNLIMITED  # of the API key
 

@@ -99,9 +99,9 @@ def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_
 
 
 def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[Place, ...]:
-    """The attempts that may go on as they are; of a choice, the newest.
+    """The attempts that may continue as they are; of a choice, the newest.
 
-    What an attempt has made begins behind what earlier ones had given out: a client that has less than that needs
+    An attempt's tokens begin behind those that earlier attempts had given out: a client that has fewer than those needs
     another attempt. One that wants the prompt's scores does too, since they come with the computing of the prompt.
     """
     if request.sampling.prompt_logprobs is not None:

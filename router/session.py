@@ -236,7 +236,7 @@ class WorkerSession:
             self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not reconnect in time")
 
     def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
-        """What is there now does not go on with the session that is held."""
+        """The process that answers now does not continue the held session."""
         before = self._description
         if epoch == self._epoch:
             self._lose("it gave the session up")

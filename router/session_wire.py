@@ -127,7 +127,7 @@ def cancel(attempt_id: int, keep_landed: bool = False) -> session_pb2.ConnectReq
 
 
 def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectRequest:
-    """What another router, or this one before, had begun as `attempt_id` goes on as that of the tag."""
+    """An answer that another router, or this one before, had begun as `attempt_id` continues as the tag's attempt."""
     return session_pb2.ConnectRequest(
         adopt=session_pb2.Adopt(
             router_id=router_id, attempt_id=attempt_id, as_attempt_id=tag.attempt_id, time_left_ms=tag.time_left_ms

@@ -66,7 +66,7 @@ class Share:
 
     @property
     def tokens(self) -> int:
-        """What it has on the workers, counted from dispatch."""
+        """Its load on the workers, counted from dispatch."""
         return sum(load.tokens for load in self.loads.values())
 
 

@@ -42,7 +42,7 @@ class Beginning:
 
 
 class Streams:
-    """`announce` tells other routers that a stream of one of them, by its number there, goes on here."""
+    """`announce` tells other routers that a stream of one of them, by its number there, continues here."""
 
     def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
         self._router_id = router_id
@@ -52,7 +52,7 @@ class Streams:
         self._lives: dict[int, asyncio.Timeout] = {}  # by number: what ends it
         self._newest: dict[str, int] = {}  # by key
         self.resumed = 0
-        """Streams that went on here, since the start."""
+        """Streams that were resumed here, since the start."""
 
     async def find(self, asked: ResumeRequest, block_tokens: int) -> Record | None:
         """What is known of a stream of that caller."""

@@ -37,7 +37,7 @@ class GapSummary:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Another attempt went on with a choice of which some tokens were out."""
+    """Another attempt continued a choice of which some tokens were out."""
 
     at_s: float
     gap_ms: float  # since its last token
@@ -90,10 +90,10 @@ class TokenGaps:
 
 @dataclass(slots=True)
 class Timeline:
-    """Filled in as the request goes on. Seconds, monotonic.
+    """Filled in as the request proceeds. Seconds, monotonic.
 
     A retried request keeps its last attempt; but once its first token went out, the stages up to that token stay, and
-    so do those of the second. What another attempt took to make the first token again, or the second one, counts as
+    so do those of the second. The time in which another attempt made the first token again, or the second, counts as
     recovery. Later gaps of that kind are `resumes`.
     """
 

@@ -9,7 +9,7 @@ BatonError
 ├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
 │   └── RateLimited     RESOURCE_EXHAUSTED  ErrorInfo, RetryInfo       the API key has had its share
 ├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
-├── Aborted             ABORTED             ErrorInfo                  another stream of the same request goes on
+├── Aborted             ABORTED             ErrorInfo                  another stream of the same request continues
 ├── DeadlineExceeded    DEADLINE_EXCEEDED   -                          the deadline passed
 └── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
 """

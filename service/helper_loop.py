@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LENGTH_BYTES = 8
-NICENESS = 10  # who waits for one token comes before who sent megabytes
+NICENESS = 10  # a client that waits for one token comes before one that sent megabytes
 _MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond what is there at the start
 
 Buffer = bytes | bytearray | memoryview

@@ -1,8 +1,8 @@
 """One end of a reliable numbered channel over connections that break. Symmetrical, pure; knows no transport or clock.
 
 Each direction is numbered from 1. A sent message is kept until the other end acknowledges it; after a reconnect the
-kept ones are sent again, in order, and the receiver drops what it has. So every message is delivered once, in order,
-as long as both ends keep their channel.
+kept ones are sent again, in order, and the receiver drops those that it has. So every message is delivered once, in
+order, as long as both ends keep their channel.
 """
 
 from collections import deque

@@ -17,7 +17,7 @@ ROUTER_ID_BYTES = 16
 
 
 class Greeting(Protocol):
-    """The router's first message: who it is, what it has, and which life of this worker it remembers."""
+    """The router's first message: its id, the last message it has, and the epoch of this worker that it remembers."""
 
     @property
     def router_id(self) -> bytes: ...
@@ -118,7 +118,7 @@ async def _read(
             _acknowledge(session, message.acknowledged)
             for command in message.commands.commands or (message,):
                 if outbox.closed:
-                    return  # the session goes on in a newer connection, or has ended: it takes no more from here
+                    return  # the session continues in a newer connection, or has ended: it takes no more from here
                 if command.number == 0:
                     continue
                 match session.channel.receive(command.number):

@@ -1,4 +1,4 @@
-"""Who is there: one worker as the registry, or a list given by hand, describes it. Plain values."""
+"""One worker, as the registry or a fixed list describes it. Plain values."""
 
 import json
 from dataclasses import asdict, dataclass

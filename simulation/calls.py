@@ -19,7 +19,7 @@ EOF = grpc.aio.EOF
 
 
 class Internet:
-    """Who listens where."""
+    """Which server listens at which endpoint."""
 
     def __init__(self, loop: SimulatedLoop, network: Network) -> None:
         self.loop = loop
@@ -188,7 +188,7 @@ class Call:
             try:
                 await self._reader
             except asyncio.CancelledError:
-                self.cancel()  # as grpc.aio does: who stops waiting ends the call
+                self.cancel()  # as grpc.aio does: a caller that stops waiting ends the call
                 raise
             finally:
                 self._reader = None
@@ -239,7 +239,7 @@ class Call:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # What arrives: who waits for it is woken in his own context.
+    # Arrivals: a task that waits for one is woken in its own context.
 
     def take(self, data: bytes) -> None:
         if self._ended is None:

@@ -20,7 +20,7 @@ from worker.peers import READ_TIMEOUT_S
 
 
 class SimulatedPullThread:
-    """In place of the PullThread: one copy at a time, and a cancelled one ends before the caller goes on."""
+    """In place of the PullThread: one copy at a time, and a cancelled one ends before the caller continues."""
 
     def __init__(self, draw: random.Random, block_s: float, numbers: KvNumbers | None = None) -> None:
         """`numbers`: the pool that is copied into, where bits are to flip."""

@@ -1,7 +1,7 @@
-"""The engine's thread as turns of the event loop: a step takes virtual time, and meanwhile the others go on.
+"""The engine's thread as turns of the event loop: a step takes virtual time, in which other processes run.
 
-A step computes at once, and while it does the clock of its thread runs ahead of everyone else's: what it posts, writes
-and reports is seen when the others get there.
+A step computes at once, and while it does the clock of its thread runs ahead of all others: its posts, writes and
+reports are seen when the others reach that time.
 """
 
 import asyncio

@@ -86,5 +86,5 @@ class SimulatedHost:
         """Nothing is open."""
 
     def as_host(self) -> EngineHost:
-        """For those who want the real one."""
+        """For callers that need the real type."""
         return cast(EngineHost, cast(Any, self))

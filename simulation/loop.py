@@ -1,8 +1,8 @@
 """An event loop for several simulated processes: virtual time, and an order of things that a seed decides.
 
-Within one process callbacks run in their order, as asyncio promises; between processes whose turn it is, is drawn. When
-nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even what it
-would do on its way out; one that hangs runs nothing until it goes on.
+Within one process callbacks run in their order, as asyncio promises; between processes, the next one is drawn. When
+nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even its
+clean-up; one that hangs runs nothing until it continues.
 """
 
 import asyncio
@@ -225,7 +225,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {planned}")
                 try:
                     planned.context.run(callback, *planned.arguments)
-                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it says so and goes on
+                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it reports the error and continues
                     self.call_exception_handler({"message": f"Exception in callback of {planned}", "exception": error})
 
     def _advance(self) -> None:

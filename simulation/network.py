@@ -20,7 +20,7 @@ class Connection(Protocol):
 
     @property
     def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
-        """Who calls, and who serves; None before the call arrived."""
+        """The caller and the server; None before the call arrived."""
 
     @property
     def keepalive_s(self) -> float:

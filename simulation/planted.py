@@ -30,7 +30,7 @@ def dropped_pin() -> AbstractContextManager[Any]:
 
 
 def reused_transfer_id() -> AbstractContextManager[Any]:
-    """A router gives the right to read one prompt's KV out twice: each second attempt has that of the one before."""
+    """A router uses a transfer id twice: each second attempt has that of the one before."""
     real, drawn = session_wire.Tag, dict[tuple[str, int], bytes]()
 
     def tag(**fields: Any) -> session_wire.Tag:
@@ -41,7 +41,7 @@ def reused_transfer_id() -> AbstractContextManager[Any]:
 
 
 def off_by_one_offset() -> AbstractContextManager[Any]:
-    """A decode worker that goes on with an answer says of its tokens that they stand one place before theirs."""
+    """A decode worker that continues an answer reports its tokens one place before their own."""
     real = Answer.take
 
     def take(self: Answer, made: TokenMade) -> Any:
@@ -54,7 +54,7 @@ def off_by_one_offset() -> AbstractContextManager[Any]:
 
 
 def unseen_flip() -> AbstractContextManager[Any]:
-    """A worker does not compare what it has copied with what the source says it had."""
+    """A worker does not compare its copied blocks with the source's checksums."""
 
     async def check(self: TransferReader, *what: object) -> None:
         """Looks at nothing."""

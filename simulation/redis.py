@@ -1,6 +1,6 @@
 """What Redis holds for routers and workers, without Redis: keys that expire, and the scripts that our code would run.
 
-While it is `gone` every call fails, after a while. Emptied, it goes on as a server that was restarted does.
+While it is `gone` every call fails, after a while. Emptied, it continues as a restarted server does.
 """
 
 import asyncio

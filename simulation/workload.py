@@ -58,7 +58,7 @@ class SimulatedRequest:
 
 
 def draw_requests(draw: random.Random, count: int, span_s: float, most_tokens: int) -> list[SimulatedRequest]:
-    """Prompts share prefixes, and conversations go on: caches and fetches have work."""
+    """Prompts share prefixes, and conversations continue: caches and fetches have work."""
     stems = [_tokens(draw, draw.randint(4, most_tokens // 2)) for _ in range(2)]
     requests: list[SimulatedRequest] = []
     bursts = draw.random() < 0.3

@@ -1,5 +1,5 @@
-"""How a worker stops taking work: it says so first and takes what crosses that notice; then it refuses. And who may
-tell it to take another kind of work.
+"""How a worker stops taking work: it reports so first and takes requests that cross that report; then it refuses.
+And which callers may change its role.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class Departing:
 
     leaving = False  # reported as draining
     draining = False  # and new work is refused
-    broken = False  # the engine is lost: what is open may be the reason, and is not for others to go on with
+    broken = False  # the engine is lost: an open request may be the reason, so other workers do not continue them
     _change_role: ChangeRole | None = None
     _worker: session_pb2.WorkerInfo  # as routers see it
 

@@ -1,6 +1,7 @@
-"""The source side of KV transfers on the wire: who may read which blocks, and how far they are. Protobuf stops here.
+"""The source side of KV transfers on the wire: which reader may read which blocks, and which are ready. Protobuf stops
+here.
 
-What state a transfer is in, `kvtransfer.source` decides; this file waits, answers and reads memory. A transfer is a
+`kvtransfer.source` decides the state of a transfer; this file waits, answers and reads memory. A transfer is a
 prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,
 which are watched but not held, so that no reader ever takes room from the engine.
 """

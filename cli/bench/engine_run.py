@@ -95,7 +95,7 @@ class EngineRun:
         """
         waiting = len(prompts)
         steps: list[float] = []
-        self._add(prompts, new_tokens + len(prompts))  # the first to begin goes on until all have begun
+        self._add(prompts, new_tokens + len(prompts))  # the first to begin continues until all have begun
         while True:
             started = time.perf_counter()
             outcomes = self._step()

@@ -21,7 +21,7 @@ SETTLE_S = 0.3  # after a phase: cancelled requests give back what they hold
 
 
 class Phase(StrEnum):
-    """What goes on beside the long answers."""
+    """The load beside the long answers."""
 
     QUIET = "quiet"
     PACED = "paced"  # prompts at a fixed rate, whatever becomes of them

@@ -73,7 +73,7 @@ def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | N
 
 
 class Contest:
-    """Who takes part, and in which state; their processes end with `stack`."""
+    """The contestants, and their states; their processes end with `stack`."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         self.contestants: list[Contestant] = []

@@ -120,7 +120,7 @@ def as_json(
     rows: Sequence[Row],
     rounds: Rounds,
 ) -> dict[str, Any]:
-    """Rounds too, so that anyone can work the ratios out again."""
+    """Rounds too, so that a reader can compute the ratios again."""
     return {
         "machine": dict(machine),
         **work,

@@ -1,4 +1,4 @@
-"""Who places prompts in the simulation: the router's own code, behind the interface that baselines have too."""
+"""The placement of prompts in the simulation: the router's own code, behind the interface of the baselines."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

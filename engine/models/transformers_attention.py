@@ -1,6 +1,6 @@
 """The function that transformers' models call for attention, so that it is ours.
 
-It is registered under a name of ours and holds no state: who attends travels as a keyword argument of the model's
+It is registered under a name of ours and holds no state: our `Attention` travels as a keyword argument of the model's
 forward, which models with the attention interface hand down to every layer. No cache and no mask of transformers takes
 part; for a name without a mask function it makes none.
 """
@@ -37,7 +37,7 @@ class AttentionCall:
 
 
 class Attention(Protocol):
-    """Who attends in one forward pass."""
+    """Computes the attention of one forward pass."""
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         """`[tokens, heads, head_dim of the values]`."""

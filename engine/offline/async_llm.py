@@ -98,7 +98,7 @@ class AsyncLLM:
         return ended
 
     async def _adapter(self, loop: asyncio.AbstractEventLoop, lora: LoRARequest) -> ChosenAdapter:
-        """Its files are read on the tokenizer's thread, so that running answers go on."""
+        """Its files are read on the tokenizer's thread, so that running answers continue."""
         read = await loop.run_in_executor(self._tokenizer, self._engine.read_adapter, lora)
         return await asyncio.wrap_future(self._thread.call(self._engine.add_adapter, read))
 

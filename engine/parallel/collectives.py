@@ -17,7 +17,7 @@ TIMEOUT = timedelta(seconds=60)  # of one exchange, waiting for the slowest rank
 
 
 class RankLost(RuntimeError):
-    """Another rank of this worker died, or did not take part in time; the worker cannot go on."""
+    """Another rank of this worker died, or did not take part in time; the worker cannot continue."""
 
 
 class Group(Protocol):
@@ -69,7 +69,7 @@ class Collectives:
         return tensor
 
     def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has in `tensor`, in everybody's."""
+        """Copies rank 0's `tensor` into every rank's."""
         self._wait(self._group.broadcast(tensor, 0))
         return tensor
 

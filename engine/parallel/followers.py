@@ -140,7 +140,7 @@ class Followers:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                process_group=0,  # Ctrl-C is for the leader, which may go on for a while
+                process_group=0,  # Ctrl-C is for the leader, which may continue for a while
             )
             self._processes.append(process)
         self._connections.append(ours)

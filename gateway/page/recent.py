@@ -1,6 +1,6 @@
 """The newest requests of this router, as the page draws them, and the times between tokens of each decode worker.
 
-No prompt and no answer: sizes, times and who did it.
+No prompt and no answer: sizes, times and the workers.
 """
 
 import itertools

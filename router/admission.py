@@ -171,7 +171,7 @@ class AdmissionQueue:
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
     ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
-        """The workers looked at, all of them where those worth a look have no room; and what came of it."""
+        """The workers that were considered, all of them where the shortlist has no room; and the decision."""
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
         outcome = decide(request, views, self._policy)

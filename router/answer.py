@@ -121,7 +121,7 @@ class Answer:
         return sum(choice.tokens for choice in self._choices)
 
     def take(self, released: Released) -> Sequence[AnswerEvent]:
-        """What goes out now. What a worker made beyond a stop string is dropped."""
+        """The events that go out now. Tokens beyond a stop string are dropped."""
         choice = self._choices[released.choice]
         if choice.finished:
             return ()

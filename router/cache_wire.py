@@ -1,4 +1,4 @@
-"""What session messages say of prefix caches, between protobuf and plain values."""
+"""Session messages about prefix caches, between protobuf and plain values."""
 
 from protos import cache_pb2, report_pb2, session_pb2
 from router.block_hashing import HASH_BYTES

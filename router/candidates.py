@@ -1,4 +1,4 @@
-"""What a placement is decided upon: a request, and the workers at one moment. Plain values."""
+"""The inputs of a placement: a request, and the workers at one moment. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from service.charging import CHARGED_ANSWER_TOKENS, charged_blocks
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """How fast a worker is. What was never measured on any worker is taken to be as it stands here."""
+    """How fast a worker is. The defaults stand for rates that were never measured on any worker."""
 
     prefill_tokens_per_s: float = 10_000.0  # of prompts, with nothing beside them
     beside_tokens_per_s: float | None = None  # of a decode worker's prompts beside answers; None: not known
@@ -68,9 +68,9 @@ class PlacementRequest:
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
     """Per choice."""
     charged_blocks: int = field(init=False, repr=False, compare=False)
-    """Complete prompt blocks once, and for every choice what an answer of the charged length adds."""
+    """Complete prompt blocks once, and for every choice the blocks that an answer of the charged length adds."""
     longest_blocks: int = field(init=False, repr=False, compare=False)
-    """One choice at its longest: what a pool must hold at least."""
+    """Of one choice at its longest: a pool must have at least so many."""
     reusable_blocks: int = field(init=False, repr=False, compare=False)
     """A hit ends before the block that holds the last prompt token, whose logits are needed."""
 
@@ -87,7 +87,7 @@ class PlacementRequest:
         return worker.fingerprint == self.fingerprint and (self.adapter is None or self.adapter in worker.adapters)
 
     def charged_on(self, worker: WorkerView) -> int:
-        """Blocks of credit that it takes there: what is charged more than a whole worker's is not to be had."""
+        """Blocks of credit that it takes there: never more than the whole worker has."""
         return min(self.charged_blocks, worker.total_blocks)
 
     def hit_tokens(self, worker: WorkerView) -> int:

@@ -24,7 +24,7 @@ from router.worker import WorkerDescription, WorkerReport, WorkerRole
 __all__ = ["Cluster", "Worker"]
 
 LATEST_AGE = 0.05
-"""A view may be so old, in windows of the newest work: by then what a worker did of that has faded by as much."""
+"""A view may be so old, in windows of the newest work: by then a worker's share of that has faded by as much."""
 
 KEPT_NAMES = 1024
 """A failed attempt is explained when its worker is gone, or has come back at another endpoint."""
@@ -43,7 +43,7 @@ class Cluster:
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
-        """What is measured of the workers goes here."""
+        """All measurements of the workers are kept here."""
         self._able: Able[Worker] | None = None  # None: to be found out
         self._recent, self._branching = RecentWork(), Branching()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
@@ -117,7 +117,7 @@ class Cluster:
         worker.report = report
 
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
-        """What a report tells of the worker's speed; `now` is when it came."""
+        """Takes in the worker's speed from a report; `now` is when it came."""
         worker = self._workers[endpoint]
         stalled = worker.progress.stalls(report, now)
         if stalled != worker.stalled:
@@ -129,7 +129,7 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """The worker's id, also of one that is gone; its endpoint where it never said it, or long ago."""
+        """The worker's id, also of one that is gone; its endpoint where the id is unknown, or was forgotten."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.description is not None:
             return worker.description.worker_id
@@ -139,9 +139,9 @@ class Cluster:
         return self._workers.get(endpoint)
 
     def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
-        """The workers that take work now, with what they hold of this prompt, or will when it comes.
+        """The workers that take work now, with the blocks of this prompt that they hold, or will when it comes.
 
-        With a `turn`, which counts requests, only those worth a look (router/shortlist.py): all of a small cluster.
+        With a `turn`, which counts requests, only a shortlist (router/shortlist.py): all of a small cluster.
         """
         hits, able = self.caches.hits(block_hashes), self._find_able()
         self._forget_old_views()
@@ -210,7 +210,7 @@ class Cluster:
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
         """A decode worker made these blocks, those of the prompt included. It may be gone since.
 
-        Of news only where it does not tell so itself.
+        Used only where the worker does not report its cache itself.
         """
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:

@@ -1,4 +1,4 @@
-"""What workers tell the router about one attempt at a request. Plain values, no protobuf."""
+"""The events that workers send about one attempt at a request. Plain values, no protobuf."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -21,7 +21,7 @@ class FailureReason(Enum):
     NO_ROOM = auto()
     ADOPTED = auto()  # another router continues the answer
     UNKNOWN_ATTEMPT = auto()  # an answer that was to be adopted is not kept there
-    CORRUPT = auto()  # KV that was read is not what its source had made
+    CORRUPT = auto()  # KV that was read differs from its source's
     UNKNOWN = auto()  # a newer worker's reason, or none
     WORKER_LOST = auto()  # this and the next come from the router's own session, never from a worker
     WORKER_DIED = auto()  # its process is gone

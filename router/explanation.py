@@ -1,7 +1,7 @@
-"""Why requests went where they went, and what came of it: plain values, and a ring of the newest. No prompt content.
+"""Why requests were placed as they were, and the results: plain values, and a ring of the newest. No prompt content.
 
-A record is made when a request has ended. What was weighed is kept as the placement's own decision; names and text are
-made of it only when it is asked for.
+A record is made when a request has ended. The costs are kept as the placement's own decision; names and text are
+made of it only when an explanation is asked for.
 """
 
 from collections import OrderedDict

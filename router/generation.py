@@ -111,7 +111,7 @@ class Generation:
     async def _go_on(
         self, part: PreparedRequest, tries: Tries, places: Sequence[Place] = ()
     ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        """What is left of a part, each choice by itself where something of it is out, and where it is made already."""
+        """The rest of a part, each choice by itself where some of it is out, and where it is made already."""
         ended, parts = self._left(part)
         for event in ended:
             yield event
@@ -165,7 +165,7 @@ class Generation:
         return max(now - then for now, then in zip(self._released(part), before, strict=True))
 
     def _left(self, part: PreparedRequest) -> tuple[Sequence[AnswerEvent], tuple[PreparedRequest, ...]]:
-        """Of a part whose attempt failed: the ends that were reached all the same, and what is still to be made."""
+        """Of a part whose attempt failed: the ends that were reached all the same, and the parts still to be made."""
         sampling, lifecycle = self._request.sampling, self._lifecycle
         ended: list[AnswerEvent] = []
         answers: dict[int, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""What the sessions have received for one attempt and its reader has not taken yet.
+"""Events that the sessions have received for one attempt and its reader has not taken yet.
 
 Bounded by the length of the answer: workers never send a token twice within a session, so a stalled client can hold no
 more here than it asked for.

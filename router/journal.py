@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """How long a record outlives its stream: the end may not have reached the client."""
 MAX_RECORD_BYTES = 1 << 20
-MAX_NOTED = 4096  # changes that wait to be written; what comes beyond is dropped
+MAX_NOTED = 4096  # changes that wait to be written; further ones are dropped
 # Of one call: making them holds the event loop up for less than a millisecond.
 BATCH = 16
 BATCH_BYTES = 1 << 15
@@ -33,7 +33,7 @@ _KEY_DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An attempt on a decode worker. Its choices are numbered from `first_choice`; what it says begins at the offset
+    """An attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
     `answered_tokens`."""
 
     endpoint: str
@@ -181,7 +181,7 @@ class Journal:
             self._put(entry, urgent=False)
 
     def _put(self, entry: Entry, urgent: bool = True) -> None:
-        """What is not urgent waits for the next that is, ENDS_WAIT_S at most: each call to Redis has its price."""
+        """Changes that are not urgent wait for the next urgent one, ENDS_WAIT_S at most, to spare calls to Redis."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
             return

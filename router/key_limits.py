@@ -87,7 +87,7 @@ class Meter:
         self.follow(limits, now)
 
     def follow(self, limits: KeyLimits, now: float) -> None:
-        """The key's limits are these by now; what was taken stays taken."""
+        """The key's limits are these by now; earlier use stays charged."""
         if limits != self._limits:
             self._forget_old(now)
             requests = sum(heard.requests for heard in self._elsewhere)
@@ -188,7 +188,7 @@ class KeyMeters:
 
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
-    """`taken` of late, elsewhere: what a bucket that begins has not seen."""
+    """`taken`: recent use elsewhere, which a new bucket has not seen."""
     if per_minute is None:
         return None
     if bucket is None:

@@ -42,7 +42,7 @@ __all__ = [
 
 
 class NoPrefillWorker(StrEnum):
-    """What becomes of a prompt that no prefill worker can compute."""
+    """How a prompt is handled that no prefill worker can compute."""
 
     QUEUE = auto()  # it waits for one, bounded
     LOCAL = auto()  # the decode worker computes it
@@ -100,7 +100,7 @@ class Placement(NamedTuple):
     expected_ttft_ms: float = 0.0  # from the dispatch to the first token, as far as rates are known
     expected_token_gap_ms: float = 0.0
     policy: str = ""
-    prefill_ready_tokens: int = 0  # of prefill_hit_tokens: what was there, and not only expected of prompts in flight
+    prefill_ready_tokens: int = 0  # of prefill_hit_tokens: present ones, not those expected of prompts in flight
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,
         prefill_hit_tokens=hit_tokens(prefill) if prefill else 0,
-        # what lands is looked up at once, what is computed there waits for those that compute the same
+        # a prompt that lands is looked up at once, one that is computed there waits for those that compute the same
         decode_hit_tokens=ready_tokens(decode) if prefill else hit_tokens(decode),
         prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
         decode_tokens_in_flight=decode.tokens_in_flight,

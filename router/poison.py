@@ -26,7 +26,7 @@ MOST_KEPT = 1024
 
 
 def fingerprint(request: PreparedRequest) -> bytes:
-    """Of what is computed: prompt, adapter, sampling. Not of the seed, which is drawn anew where none is given."""
+    """Of the computation: prompt, adapter, sampling. Not of the seed, which is drawn anew where none is given."""
     adapter = "" if request.adapter is None else request.adapter.digest
     digest = hashlib.sha256(repr((adapter, replace(request.sampling, seed=0))).encode())
     digest.update(array("Q", request.token_ids).tobytes())

@@ -37,7 +37,7 @@ class _Ends(NamedTuple):
 
 @dataclass(slots=True)
 class _Holder:
-    """What one worker has. Its lanes are bits `2 * slot`, ready, and the one above it, found."""
+    """The blocks of one worker. Its lanes are bits `2 * slot`, ready, and the one above it, found."""
 
     slot: int
     ready: set[bytes] = field(default_factory=set)
@@ -64,7 +64,7 @@ class PrefixIndex:
         self._ends_of: dict[int, _Ends] = {}  # of lanes that were asked for; few of all there could be
 
     def __len__(self) -> int:
-        """Different blocks, on whatever worker."""
+        """Different blocks, on any worker."""
         return len(self._lanes)
 
     def blocks(self, worker: str) -> int:
@@ -97,7 +97,7 @@ class PrefixIndex:
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def replace(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """The worker has these blocks and no others; what is expected there stays so."""
+        """The worker has these blocks and no others; expected blocks stay expected."""
         wanted = set(block_hashes)
         self.evict(worker, self._holder(worker).ready - wanted)
         self.store(worker, wanted)

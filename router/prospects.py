@@ -9,7 +9,7 @@ from router.wait_estimate import WaitEstimate
 from service.errors import ResourceExhausted
 
 PLANNED_SHARE = 0.8
-"""Of the time until a deadline: what may be planned for. The rest is for what estimates are wrong by."""
+"""The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
 QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
 """Causes of refusals, for counters."""
 SURE_SHARE = 0.8
@@ -42,7 +42,7 @@ class Prospects:
     def refuse_hopeless(self, standing: Standing, tokens: int | None = None) -> None:
         """Raises: ResourceExhausted for a request that came now and could not be served in time.
 
-        `tokens`: what it is charged; left out before that is known.
+        `tokens`: its charge; left out before that is known.
         """
         if not self._queue or standing.priority == BEGUN_PRIORITY:
             return

@@ -80,7 +80,7 @@ class Replicas:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What those have said last."""
+        """Their last shares."""
         return self._view.shares
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class Replicas:
                 await asyncio.sleep(self._period_s if heard else _UNHEARD_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Once: says ours and takes in the others'. Whether Redis answered."""
+        """Once: writes our share and takes in the others'. Whether Redis answered."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._recent.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s

@@ -75,7 +75,7 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
-    """What a client asks for; None is a field left out. Sequences may be any length: only the validator reads them."""
+    """The client's parameters; None is a field left out. Sequences may be any length: only the validator reads them."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -107,7 +107,7 @@ class RequestedSampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a client sent, unchecked."""
+    """A client's request, unchecked."""
 
     operation: Operation
     prompt: Prompt | None
@@ -125,7 +125,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """What is done to the logits before a token is chosen; the defaults do nothing."""
+    """Changes of the logits before a token is chosen; the defaults change nothing."""
 
     repetition_penalty: float = 1.0  # of tokens in prompt and answer
     presence_penalty: float = 0.0  # of tokens in the answer
@@ -150,10 +150,10 @@ class Sampling:
     n: int  # choices that are made
     typical_p: float = 1.0  # 1 keeps all
     rules: LogitRules = LogitRules()
-    logprobs: int | None = None  # likeliest tokens to tell with each token; None tells no log-probabilities
+    logprobs: int | None = None  # likeliest tokens to report with each token; None reports no log-probabilities
     prompt_logprobs: int | None = None  # the same of the prompt
     beams: BeamSearch | None = None  # its n best sequences are the choices
-    structured: StructuredOutput | None = None  # what each choice is to look like
+    structured: StructuredOutput | None = None  # the form of each choice
 
     @property
     def places(self) -> int:

@@ -1,4 +1,4 @@
-"""What the requests of this router have come to since it started, those that run included. Pure.
+"""Counts of this router's requests since it started, running ones included. Pure.
 
 started = the sum of all that have ended + running, at any moment.
 """

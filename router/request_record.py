@@ -1,4 +1,4 @@
-"""What is known of one request, from its arrival to its end: for its trace, the counters and the page."""
+"""The record of one request, from its arrival to its end: for its trace, the counters and the page."""
 
 from dataclasses import dataclass, field
 

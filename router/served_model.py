@@ -1,4 +1,4 @@
-"""The model that this router serves: what its workers say of it, and its tokenizer. Prepares requests for placement."""
+"""The model that this router serves: its workers' description, and its tokenizer. Prepares requests for placement."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +80,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """What a request means by the name of its model: the model, perhaps with an adapter."""
+    """The model that a request names, perhaps with an adapter."""
 
     served: ServedModel
     adapter: Adapter | None = None
@@ -91,7 +91,7 @@ class ChosenModel:
 
 
 def load_served_model(description: WorkerDescription, folder: Path | None, name: str | None) -> ServedModel:
-    """Reads the tokenizer and defaults. `folder` and `name` stand in for what the worker says. Blocks.
+    """Reads the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
 
     Raises: ModelFolderError.
     """

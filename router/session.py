@@ -166,7 +166,7 @@ class WorkerSession:
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _open_outbox(self) -> SessionOutbox:
-        """Begins with what the worker has not acknowledged."""
+        """Begins with the messages that the worker has not acknowledged."""
         self._outbox = SessionOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
@@ -216,7 +216,7 @@ class WorkerSession:
             await call.write(command)
 
     async def _watch(self) -> None:
-        """Acknowledges what no command did, and notices silence. Time that our own loop lost is not the worker's."""
+        """Acknowledges messages that no command did, and notices silence. Time lost by our own loop does not count."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(self._timing.watch_s)
@@ -261,9 +261,9 @@ class WorkerSession:
 
 
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Raises what ended it, and has ended the others by then.
+    """Raises the exception of the first to end, and has ended the others by then.
 
-    A TaskGroup that fails just as it is cancelled would tell of the failure alone, before Python 3.13.
+    A TaskGroup that fails just as it is cancelled would raise the failure alone, before Python 3.13.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

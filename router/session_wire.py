@@ -58,7 +58,7 @@ class Tag:
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
-    fetch_id: bytes  # 16 others, for what prefill may fetch
+    fetch_id: bytes  # 16 others, for blocks that prefill may fetch
     time_left_ms: int
     traceparent: str
 
@@ -141,7 +141,7 @@ def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
 
 
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
-    """What a numbered message says about attempts; nothing for kinds that a newer worker may have."""
+    """The attempt events of a numbered message; none for kinds that a newer worker may have."""
     match message.WhichOneof("event"):
         case "prompt_scores":
             scores = message.prompt_scores

@@ -25,8 +25,8 @@ class SharedLimits:
         self._heard: dict[bytes, dict[str, KeyUse]] = {}
 
     def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
-        """What is new in a router's newest share. Of one that is heard for the first time only what comes from now on:
-        a restart begins anew.
+        """The increase in a router's newest share. Of a router's first share nothing counts, only later increases: a
+        restart begins anew.
         """
         known = self._heard.get(router_id)
         self._heard[router_id] = dict(uses)
@@ -38,7 +38,7 @@ class SharedLimits:
                 yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
 
     def keep(self, routers: Iterable[bytes]) -> None:
-        """Forgets those that are not heard of any more."""
+        """Forgets those that are gone."""
         heard = set(routers)
         for router_id in self._heard.keys() - heard:
             del self._heard[router_id]

@@ -14,7 +14,7 @@ MAX_AGE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ElsewhereLoad:
-    """What others have charged on one worker."""
+    """The charges of others on one worker."""
 
     requests: int = 0
     tokens: int = 0
@@ -40,7 +40,7 @@ class Prediction:
     number: int
     endpoint: str
     block_hashes: tuple[bytes, ...]
-    computed_tokens: int = 0  # of the prompt: what that worker computes for it
+    computed_tokens: int = 0  # of the prompt: tokens that the worker computes for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one router said at one time."""
+    """One router's state at one time."""
 
     router_id: bytes
     number: int
@@ -79,7 +79,7 @@ class _Other:
 
 @dataclass(slots=True)
 class SharedView:
-    """All other routers; `take` what they say, `forget_old` regularly."""
+    """All other routers; `take` their shares, `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class SharedView:
         return tuple(self._others)
 
     def take(self, share: Share, now: float) -> Iterator[Prediction]:
-        """Gives out those of its predictions that were not heard before."""
+        """Returns those of its predictions that are new."""
         other = self._others.get(share.router_id)
         if other is None:
             other = self._others[share.router_id] = _Other(share, now)
@@ -157,7 +157,7 @@ class RecentPredictions:
 
 
 class RecentTakeovers:
-    """What this router has to tell of streams that it resumed: each in a few shares. To hear one twice does nothing."""
+    """The streams that this router resumed, to be announced: each in a few shares. A repeated one changes nothing."""
 
     def __init__(self, shares: int = 3, most: int = 4096) -> None:
         self._shares = shares

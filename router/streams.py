@@ -49,13 +49,13 @@ class Streams:
         self._journal = journal
         self._announce = announce
         self._numbers = itertools.count(1)
-        self._lives: dict[int, asyncio.Timeout] = {}  # by number: what ends it
+        self._lives: dict[int, asyncio.Timeout] = {}  # by number: the timeout that ends it
         self._newest: dict[str, int] = {}  # by key
         self.resumed = 0
         """Streams that were resumed here, since the start."""
 
     async def find(self, asked: ResumeRequest, block_tokens: int) -> Record | None:
-        """What is known of a stream of that caller."""
+        """The record of a stream of that caller."""
         if self._journal is None:
             return None
         key = journal_key(asked.tenant, asked.request_id, asked.resume_token)

@@ -183,7 +183,7 @@ class Timeline:
         self.gaps.resume(choice, last_s, now)
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
-        """`offset` from where its attempt began. Decode repeats token 0: only what lies beyond it is its own."""
+        """`offset` from where its attempt began. Decode repeats token 0: only later tokens are its own."""
         if offset + tokens > 1:
             if self.second_token_s is None:
                 self.second_token_s = now

@@ -20,7 +20,7 @@ LOOK_AHEAD = 64
 
 
 class Waiting(Protocol):
-    """What this must know of one that waits."""
+    """The fields of a waiting request that are needed here."""
 
     @property
     def request(self) -> PlacementRequest: ...
@@ -86,7 +86,7 @@ class Turns(Generic[Item]):
 
 
 def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
-    """What a request takes of the service: what must be computed of its prompt, and answers of the usual length."""
+    """The tokens that a request is charged: the uncached part of its prompt, and answers of the usual length."""
     return request.prompt_tokens - cached_tokens + request.choices * request.charged_answer_tokens
 
 

@@ -23,7 +23,7 @@ MAX_NUMBERS = 1 << 18
 
 
 class _Count:
-    """Of what is in a message. Its methods raise InvalidArgument that names the field which has too much."""
+    """Of the contents of a message. Its methods raise InvalidArgument that names the field which has too much."""
 
     def __init__(self) -> None:
         self._parts = 0

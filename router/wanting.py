@@ -17,7 +17,7 @@ class Unmet(NamedTuple):
 
 
 class Want(NamedTuple):
-    """What the request takes, beside what this router has on the worker."""
+    """The request's needs, beside this router's present charges on the worker."""
 
     endpoint: str
     blocks: int
@@ -59,10 +59,10 @@ def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
 
 
 def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
-    """What it takes beyond all that this router may have there, as a share of the worker."""
+    """Its need beyond all that this router may have there, as a share of the worker."""
     blocks = (request.charged_on(worker) - worker.limit_blocks) / worker.total_blocks
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
 
 def _tell_nobody(wanted: Want) -> None:
-    """Limits of workers then stay what they are."""
+    """Limits of workers then stay unchanged."""

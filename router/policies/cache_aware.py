@@ -30,7 +30,7 @@ _HIT_BLOCKS = attrgetter("hit_blocks")
 
 
 class CacheAware(Policy):
-    """Costs are milliseconds: expected ones, and what is added to weigh what comes after this request."""
+    """Costs are milliseconds: expected ones, and additions that weigh later requests."""
 
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
         paces = [1e3 / worker.rates.prefill_tokens_per_s for worker in workers]

@@ -56,7 +56,7 @@ class Security:
         return grpc.ssl_channel_credentials(None if self.tls is True else Path(self.tls).read_bytes())
 
     def metadata(self, options: GenerateOptions | None = None) -> tuple[tuple[str, str], ...]:
-        """Of one call; what its options say goes before."""
+        """Of one call; its options take precedence."""
         given = options or {}
         traceparent, api_key = given.get("traceparent"), given.get("api_key", self.api_key)
         pairs = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))

@@ -49,7 +49,7 @@ def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Meta
 
 
 def read_details(trailing: Metadata) -> ErrorDetails:
-    """Reads what is there; details that do not parse are left out, since the code alone already says what happened."""
+    """Reads the details; those that do not parse are left out, since the code alone already shows what happened."""
     found: dict[str, Any] = {}
     for key, value in trailing:
         if key == DETAILS_KEY and isinstance(value, bytes):

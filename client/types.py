@@ -1,4 +1,4 @@
-"""What a client of Baton gets to see: plain frozen values, no protobuf."""
+"""The client's types: plain frozen values, no protobuf."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -22,7 +22,7 @@ class JsonSize(NamedTuple):
 
     @property
     def excess(self) -> str | None:
-        """What there is too much of; None where all is in bounds."""
+        """The count that is too high; None where all is in bounds."""
         for counted, most, name in (
             (self.texts, MAX_TEXTS, "texts and keys"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),

@@ -1,4 +1,4 @@
-"""Chunks of a stream in OpenAI's form: what is the same in all of them is written once, before the first token."""
+"""Chunks of a stream in OpenAI's form: their common part is written once, before the first token."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -14,7 +14,7 @@ from router.response import Usage
 from service.errors import BatonError
 
 encode_text = json.encoder.encode_basestring
-"""A text as JSON, in quotes: what `json.dumps` calls, without its way there."""
+"""A text as JSON, in quotes: the function that `json.dumps` calls, without its overhead."""
 
 
 def event(content: Any) -> bytes:

@@ -25,7 +25,7 @@ class _At(Enum):
 
 
 class CallObject:
-    """Reads one object. `name` is None until call and arguments have begun; then `fresh` has what is new of them."""
+    """Reads one object. `name` is None until call and arguments have begun; then `fresh` has their new characters."""
 
     def __init__(self) -> None:
         self.raw = ""  # everything that was read

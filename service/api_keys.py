@@ -21,12 +21,12 @@ _CACHE_DOMAIN = b"baton.cache.v1:"
 
 
 class KeyFormatError(ValueError):
-    """Keys are not written as they should be; the message tells where, and nothing of what stands there."""
+    """Keys are malformed; the message names the place, and not its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may take of the routers that share a Redis, or of a router without. None: as much as there is."""
+    """The limits of one key at the routers that share a Redis, or at a router without one. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and of answers
@@ -40,7 +40,7 @@ _LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key, without itself. `is_admin`: may also see what all others do."""
+    """One key, without itself. `is_admin`: may also see all others' requests."""
 
     name: str
     sha256: bytes

@@ -30,7 +30,7 @@ PUBLIC_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
 )
-"""For strangers: as much as HTTP takes; what is larger is refused before it is parsed (RESOURCE_EXHAUSTED)."""
+"""For external clients: as much as HTTP takes; a larger message is refused before it is parsed (RESOURCE_EXHAUSTED)."""
 
 _INTERNAL_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),

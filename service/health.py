@@ -22,7 +22,7 @@ class Answers(Protocol):
 
 
 class Health:
-    """Says for `""` (the whole process) and for each named service whether it serves."""
+    """Reports for `""` (the whole process) and for each named service whether it serves."""
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._names = ("", *service_names)

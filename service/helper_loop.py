@@ -12,7 +12,7 @@ from pathlib import Path
 
 LENGTH_BYTES = 8
 NICENESS = 10  # a client that waits for one token comes before one that sent megabytes
-_MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond what is there at the start
+_MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
 
 Buffer = bytes | bytearray | memoryview
 

@@ -112,7 +112,7 @@ class Registration:
 
 
 class MembershipSource(Protocol):
-    """What a router needs to know of either kind of membership."""
+    """The interface of either kind of membership for a router."""
 
     @property
     def current(self) -> tuple[WorkerRecord, ...]: ...

@@ -49,7 +49,7 @@ current_request_id: ContextVar[str | None] = ContextVar("current_request_id", de
 
 
 def in_trace(traceparent: str) -> Context:
-    """For `run`: what is called in it, and the tasks and callbacks that it begins, work for that trace."""
+    """For `run`: functions called in it, and the tasks and callbacks that they begin, work for that trace."""
     context = copy_context()
     context.run(current_trace.set, parse_traceparent(traceparent))
     return context

@@ -12,7 +12,7 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """`epoch` and `fingerprint` are None where the worker was only named by hand: its session tells them."""
+    """`epoch` and `fingerprint` are None where the worker is only in a fixed list: its session reports them."""
 
     worker_id: str
     role: WorkerRole

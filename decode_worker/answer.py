@@ -1,4 +1,4 @@
-"""One Start command on a decode worker, and the messages that tell a router of it. Does no I/O."""
+"""One Start command on a decode worker, and the messages to its router. Does no I/O."""
 
 import asyncio
 import time
@@ -65,7 +65,7 @@ class Answer:
     landing: Landing | None = None
     prefill: LocalPrefill | None = None
     adopted: bool = False  # its first router is gone
-    certain: Certain = field(default_factory=Certain)  # of what has landed, as long as not all has
+    certain: Certain = field(default_factory=Certain)  # of the landed blocks, as long as not all have landed
     keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
 
@@ -107,7 +107,7 @@ class Answer:
         return prompt_scores(self.attempt_id, offset, computed.prompt)
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
-        """What to tell of a token; None where it goes with FirstStep."""
+        """The output for a token; None where it goes with FirstStep."""
         self.kept.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)

@@ -64,7 +64,7 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
-        """Frees a request in whatever phase, before any later call is carried out; an unknown one is free already.
+        """Frees a request in any phase, before any later call is carried out; an unknown one is free already.
 
         No copy into its pages may be under way. `landed_blocks`: see `MixedScheduler.abort`.
         """

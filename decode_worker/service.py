@@ -248,7 +248,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._admission.room_may_have_grown()
 
     def _abandon(self, answer: Answer) -> None:
-        """Ends a request in whatever phase. Its pages are freed only when no copy into them is under way."""
+        """Ends a request in any phase. Its pages are freed only when no copy into them is under way."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
             answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
@@ -289,7 +289,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                 self._abandon(answer)
 
     def report(self) -> None:
-        """Tells every router how things stand, and how much of this worker is its own."""
+        """Sends every router this worker's state, and the router's share of it."""
         now = time.monotonic()
         self._book.ended.expire(now)
         open_here = ((answer.session, answer.charge) for answer in self._book)

@@ -197,7 +197,7 @@ def worker_info(config: DecodeConfig, prepared: PreparedModel, pool_id: bytes) -
 
 
 def main(config: DecodeConfig) -> int:
-    """Returns the exit code: 2 for what another attempt would not change."""
+    """Returns the exit code: 2 for an error that a restart would not fix."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     try:
         require_own_kernels()

@@ -17,7 +17,7 @@ class Limit:
 
 
 class WorkerCredits(Generic[Router]):
-    """Both kinds of credits. `lending`: where routers say what they want beyond their share."""
+    """Both kinds of credits. `lending`: takes the routers' requests beyond their shares."""
 
     def __init__(self, total_blocks: int, total_slots: int) -> None:
         self._blocks: Credits[Router] = Credits(total_blocks)

@@ -25,7 +25,7 @@ class DeviceMemoryHandle:
     """Memory of a GPU that another process opens with cuIpcOpenMemHandle."""
 
     handle: bytes  # CUipcMemHandle, 64 bytes
-    offset_bytes: int  # of the pool within what was exported
+    offset_bytes: int  # of the pool within the exported memory
     size_bytes: int  # of the pool
 
 

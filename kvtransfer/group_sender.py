@@ -38,7 +38,7 @@ class GroupSender:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-send")
 
     def submit(self, first_sequence: int, blocks: Sequence[int]) -> None:
-        """Blocks of our pool, so many a message as was agreed. Raises: LinkBroken, if that is not what comes next."""
+        """Blocks of our pool, so many a message as was agreed. Raises: LinkBroken, if they are out of order."""
         size = self._layout.blocks_per_message
         self._enqueue(first_sequence, [blocks[start : start + size] for start in range(0, len(blocks), size)])
 

@@ -120,7 +120,7 @@ class GroupTransport:
             while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
                 ahead = index + len(posted)
                 message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
-                with self._group.stream():  # not behind what the engine has queued
+                with self._group.stream():  # not behind the engine's queued work
                     posted.append((message, self._group.receive(message, first + ahead)))
             message, pending = posted.popleft()
             pending.wait()

@@ -56,7 +56,7 @@ class StreamTransport:
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
         for device in self._devices:
             if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # a copy has ended when the device says so
+                torch.cuda.current_stream(device).synchronize()  # only then has the copy ended
         return len(pairs) * self._block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:

@@ -1,7 +1,7 @@
-"""What is known of one pull: how far it is, what of it is certain, and how it can fail. Knows no source and no copying.
+"""The state of one pull: how far it is, which blocks are certain, and how it can fail. Knows no source and no copying.
 
 A block is certain once the source has confirmed, after it had landed, that it was pinned throughout. That stays true
-whatever becomes of the source, so that another attempt at the same prompt need not pull it again.
+even if the source is lost, so that another attempt at the same prompt need not pull it again.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ CONFIRM_TIMEOUT_S = 2.0
 
 
 class TransferFailed(Exception):
-    """The KV could not be read, or what was read may not be used."""
+    """The KV could not be read, or the blocks read may not be used."""
 
 
 class BlocksCorrupt(TransferFailed):
@@ -26,11 +26,11 @@ class BlocksCorrupt(TransferFailed):
 
 
 class PoolReplaced(TransferFailed):
-    """The process that we paired with is gone and another has its address: what we mapped is not its pool."""
+    """The process that we paired with is gone and another has its address: the mapped memory is not its pool."""
 
 
 class SourceLost(TransferFailed):
-    """The source does not answer any more. It has taken back nothing of what it confirmed."""
+    """The source does not answer any more. The blocks that it confirmed stay certain."""
 
 
 class Destination(Protocol):
@@ -47,7 +47,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What has landed, validated."""
+    """The blocks that have landed, validated."""
 
     first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
     blocks: int  # how many the source had; those of the destination up to there have their KV
@@ -67,7 +67,7 @@ class Certain:
 
 @dataclass(slots=True)
 class Progress:
-    """What one pull has seen and copied so far."""
+    """The progress of one pull: blocks seen and copied so far."""
 
     opened: float  # monotonic seconds
 
@@ -80,7 +80,7 @@ class Progress:
     last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
 
     def timings_ms(self, validated: float) -> tuple[float, float]:
-        """(exposed, late). What the first token waited before the Open is not the transfer's.
+        """(exposed, late). The time that the first token waited before the Open is not the transfer's.
 
         The last watermark's own way here cannot be timed across two clocks: it is taken as half of a round trip.
         """

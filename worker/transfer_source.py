@@ -103,7 +103,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             await self._groups.close()
 
     async def sweep(self) -> None:
-        """Ends what has waited too long, until cancelled."""
+        """Ends transfers that have waited too long, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             for owner in self._table.expired(time.monotonic()):
@@ -129,7 +129,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
         """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
 
-        With `block_hashes` one watermark says how many of them are here.
+        With `block_hashes` one watermark reports how many of them are here.
         """
         transfer_id = request.transfer_id
         if len(transfer_id) != TRANSFER_ID_BYTES:
@@ -158,7 +158,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "that id")
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Makes a finished transfer of what the cache holds of `hashes`. Its lease runs until it is opened."""
+        """Makes a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
         if self._cache is None:
             raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
         if len(hashes) > self._description.num_blocks:
@@ -263,7 +263,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         overwritten = is_overwritten(verdict.owner)
         valid = verdict.valid and not overwritten
         if request.corrupt:
-            valid = verdict.owner is not None and not overwritten  # else what was read was stale, and no wonder
+            valid = verdict.owner is not None and not overwritten  # else the blocks read were stale, which explains it
             if valid and self._cache is not None:
                 logger.error("a reader's checksum differs: %d blocks are not offered again", len(blocks))
                 self._cache.distrust(blocks)

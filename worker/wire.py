@@ -15,7 +15,7 @@ from worker.peers import PeerLink
 
 
 class LoggedToken(Protocol):
-    """A token that knows how likely it was, and what else might have come."""
+    """A token with its log-probability, and the likeliest alternatives."""
 
     @property
     def logprob(self) -> float: ...
@@ -52,7 +52,7 @@ BEAM_STOPS = {
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
-    """`constraint`: what `structured` asks for. Raises: ValueError, naming the field, for a value without meaning."""
+    """`constraint`: the form of `structured`. Raises: ValueError, naming the field, for a value without meaning."""
     stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
     beam = BeamParams(width, sampling.length_penalty, BEAM_STOPS[sampling.beam_stop]) if width else None
     return SamplingParams(

@@ -1,4 +1,4 @@
-"""Beam searches on pages: the beams of a request are sequences that step together and share what they have in common.
+"""Beam searches on pages: the beams of a request are sequences that step together and share their common blocks.
 
 A beam that was not preempted waits for those that were; a group advances when all its beams are computed.
 """

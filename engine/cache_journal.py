@@ -31,8 +31,8 @@ class CacheJournal:
         self._write(block_hash, found=False)
 
     def take(self) -> CacheChanges | None:
-        """What changed since the last call; None where nothing did."""
-        self._notified = False  # first: what is written from now on is either read below or notified of
+        """The changes since the last call; None where there are none."""
+        self._notified = False  # first: a later write is either read below or notified of
         last: dict[bytes, bool] = {}
         while self._found:
             block_hash, found = self._found.popleft()

@@ -1,4 +1,4 @@
-"""How much of a GPU prefill takes where decode workers run beside it, by what they say of their steps. Pure.
+"""How much of a GPU prefill takes where decode workers run beside it, by their reports of their steps. Pure.
 
 Two processes take turns on a GPU: a step of decode waits while prefill's kernels run. Smaller chunks leave more gaps,
 in which the host prepares the next one; where that is not enough prefill rests after each.
@@ -27,7 +27,7 @@ class DeviceShare:
         self._heard_at: float | None = None
 
     def hear(self, slow_down: float, now: float) -> None:
-        """A decode worker on this GPU says how much longer its steps take; `now`: monotonic seconds."""
+        """A decode worker on this GPU reports how much longer its steps take; `now`: monotonic seconds."""
         self._heard_at = now
         if slow_down > self._target:
             if self._tokens > self._least_tokens:

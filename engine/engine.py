@@ -39,7 +39,7 @@ class Engine(Generic[Outcome]):
         self._on_computed = on_computed
 
     def step(self) -> Sequence[Outcome] | None:
-        """Computes one plan and returns what came of it; None, without computing, when nothing can run."""
+        """Computes one plan and returns its outcomes; None, without computing, when nothing can run."""
         plan = self._scheduler.plan()
         if plan is None:
             return None

@@ -23,7 +23,7 @@ IDLE_WAIT_S = 0.5  # how often an idle thread looks whether it should stop; call
 
 
 class Steps(Protocol[Computed]):
-    """What the thread drives: `step` computes one plan, or returns None when nothing can run."""
+    """The engine that the thread drives: `step` computes one plan, or returns None when nothing can run."""
 
     def step(self) -> Sequence[Computed] | None: ...
 
@@ -108,7 +108,7 @@ class EngineThread(Generic[Outcome, Observation]):
         return future
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """As `call`, for what cannot fail and has no answer: should it raise, the engine is at fault.
+        """As `call`, for a function that cannot fail and has no result: should it raise, the engine is at fault.
 
         Does nothing once the engine has stopped.
         """
@@ -136,7 +136,7 @@ class EngineThread(Generic[Outcome, Observation]):
             self._refuse_calls()
 
     def _carry_out_calls(self, wait: bool) -> bool:
-        """Carries out what is queued; waits for the first call if there is nothing to compute. False: stop."""
+        """Carries out queued calls; waits for the first call if there is nothing to compute. False: stop."""
         while True:
             try:
                 call = self._calls.get(block=wait, timeout=IDLE_WAIT_S if wait else None)

@@ -43,7 +43,7 @@ class Mask:
             self._news.put(None)
 
     def result(self) -> Allowed:
-        """Of a mask that is ready. Raises what making it raised, such as GrammarFailed."""
+        """Of a mask that is ready. Raises the exception that making it raised, such as GrammarFailed."""
         if isinstance(self._made, BaseException):
             raise self._made
         if self._made is None:
@@ -79,9 +79,9 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 class MaskThreads:
     """Started for the first mask, on other cores than the thread that asks for it, where there are others.
 
-    Masks are begun in the order they come. What is submitted wakes one thread, if one sleeps that has looked for work
+    Masks are begun in the order they come. A submitted mask wakes one thread, if one sleeps that has looked for work
     since the last was woken: so the many masks of a step wake one, and those behind one that takes long are made when
-    something else is submitted.
+    another mask is submitted.
     """
 
     def __init__(self, count: int) -> None:
@@ -89,7 +89,7 @@ class MaskThreads:
         self._threads: list[threading.Thread] = []
         self._masks: SimpleQueue[Mask | None] = SimpleQueue()
         self.close = weakref.finalize(self, _end, self._masks, self._threads)
-        """Ends the threads, which leave undone what they have not begun. At the latest when the interpreter ends."""
+        """Ends the threads; masks that are not begun are not made. At the latest when the interpreter ends."""
 
     def submit(self, mask: Mask) -> None:
         """One thread at a time may."""
@@ -105,7 +105,7 @@ def _work(masks: SimpleQueue[Mask | None]) -> None:
     _leave_core()
     while (mask := masks.get()) is not None:
         mask.make()
-        del mask  # what it refers to may be let go while this thread sleeps
+        del mask  # its objects may be freed while this thread sleeps
 
 
 def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:

@@ -1,4 +1,4 @@
-"""Steps that overlap: the next one is planned and launched before the host knows what this one has drawn."""
+"""Steps that overlap: the next one is planned and launched before the host knows the tokens of this one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ class OverlappedEngine(Generic[Outcome]):
         self._free_since = 0.0  # when the device had finished the step before
 
     def step(self) -> Sequence[Outcome] | None:
-        """What came of the oldest step under way; None when nothing can run."""
+        """The outcomes of the oldest step under way; None when nothing can run."""
         flight = self._flight or self._launch(self._scheduler.plan(), None)
         if flight is None:
             return None

@@ -150,7 +150,7 @@ class BlockPool:
     def keep_journal(self, notify: Callable[[], None] = lambda: None) -> CacheJournal:
         """Notes down from now on which hashes can be found and which no longer, beginning with those that can be now.
 
-        There is one journal at a time: an earlier one hears no more. For `notify` see there.
+        There is one journal at a time: an earlier one gets no more changes. For `notify` see there.
         """
         journal = self._journal = CacheJournal(notify)
         for block_hash in self._by_hash:
@@ -175,7 +175,7 @@ class BlockPool:
                 self._watches.pop(block, None)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Their KV may be wrong: neither they nor what was computed after them can be found any more."""
+        """Their KV may be wrong: neither they nor blocks computed after them can be found any more."""
         for block in blocks:
             if block in self._published:
                 self._forget_below(block)
@@ -224,7 +224,7 @@ class BlockPool:
         return self._published[block].block_hash not in self._children
 
     def _forget_below(self, block: int) -> None:
-        """Every cached block has a child that is held, in a table with a copy of its own of what is cached. Rare."""
+        """Every cached block has a child that is held, in a table with its own copy of the cached block. Rare."""
         below: dict[bytes | None, list[int]] = {}
         for other, published in self._published.items():
             below.setdefault(published.parent_hash, []).append(other)

@@ -1,4 +1,4 @@
-"""A prompt while it is computed: its next chunk, and what is drawn after its last one. Pure."""
+"""A prompt while it is computed: its next chunk, and the samples after its last one. Pure."""
 
 from dataclasses import dataclass
 

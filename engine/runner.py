@@ -70,7 +70,7 @@ class Runner:
     def launches_ahead(self) -> bool:
         """Whether a step gains from being launched before the one before is known.
 
-        Not with followers: a plan tells them the very tokens, and those of the step before are not known then.
+        Not with followers: a plan contains the very tokens, and those of the step before are not known then.
         """
         return self._model.device.type == "cuda" and self.followers is None
 
@@ -178,7 +178,7 @@ class Runner:
         if not copies:
             return
         columns = (array("q", [copy.source for copy in copies]), array("q", [copy.destination for copy in copies]))
-        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for what is under way
+        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
         copy_blocks(self._kv, sources, destinations)
 
     def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:

@@ -17,8 +17,8 @@ class SamplingParams:
 
     `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to continue past them. Token ids
     that the model does not have are of no effect. With a `beam` search the answers are its `n` best sequences, and
-    `logprobs` is at least what it needs. Raises ValueError, naming the field, for a value without meaning; `n` and
-    `max_tokens` are the scheduler's to refuse.
+    `logprobs` is at least as many as it needs. Raises ValueError, naming the field, for a value without meaning; the
+    scheduler refuses wrong `n` and `max_tokens`.
     """
 
     max_tokens: int
@@ -40,7 +40,7 @@ class SamplingParams:
     logprobs: int = 0  # likeliest tokens reported with each token of the answer
     prompt_logprobs: int | None = None  # the same of the prompt; 0 reports only the prompt's own tokens
     beam: BeamParams | None = None  # None: each choice is drawn on its own
-    constraint: "Constraint | None" = field(default=None, compare=False)  # what the answers must look like; not shared
+    constraint: "Constraint | None" = field(default=None, compare=False)  # the form of the answers; not shared
     adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature; forms are not meant
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
 

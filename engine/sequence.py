@@ -1,4 +1,4 @@
-"""What a scheduler is asked for, what it answers, and when an answer ends. The same words on both kinds of worker."""
+"""A scheduler's requests and outcomes, and when an answer ends. The same types on both kinds of worker."""
 
 import enum
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
 
 
 def check_request(request: Request, block_tokens: int) -> None:
-    """Raises: RequestRefused for what no scheduler can make sense of."""
+    """Raises: RequestRefused for a request that no scheduler can compute."""
     complete_blocks = len(request.token_ids) // block_tokens
     if not request.token_ids:
         raise RequestRefused("the prompt has no tokens")

@@ -20,12 +20,12 @@ UNSUPPORTED = {
 
 
 class UnsupportedAttentionError(Exception):
-    """A model asks for what paged attention does not compute."""
+    """A model asks for a kind of attention that paged attention does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asks. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or fewer]`."""
+    """One layer's call. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or fewer]`."""
 
     layer: int
     query: torch.Tensor

@@ -21,7 +21,7 @@ class RankLost(RuntimeError):
 
 
 class Group(Protocol):
-    """What is used of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
+    """The used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 

@@ -64,7 +64,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 class FollowingRunner(Protocol):
-    """What is asked of engine/runner.py's Runner at each step."""
+    """The calls of engine/runner.py's Runner at each step."""
 
     def follow(self, plan: Plan) -> None: ...
 
@@ -80,7 +80,7 @@ def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) ->
 
 
 class Follower:
-    """Does what the leader says, frame by frame."""
+    """Carries out the leader's commands, frame by frame."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Follower:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Up to the logits, of which the leader tells."""
+        """Up to the logits, which the leader announces."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), step.block_tokens, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))

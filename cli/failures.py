@@ -10,7 +10,7 @@ from client import BatonClientError, Event, NotAllowed, ServerError, Unavailable
 
 GrpcPort = Callable[[str], int | None]
 
-# What gRPC says of a server that speaks another protocol, plain and over TLS.
+# Parts of gRPC's messages about a server of another protocol, plain and over TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 

@@ -252,7 +252,7 @@ class Call:
     def finish(self, ended: object) -> None:
         self.in_caller(self._finish, ended)
 
-    # What the network does.
+    # Called by the network.
 
     def break_off(self, why: str) -> None:
         self.finish(failure(grpc.StatusCode.UNAVAILABLE, why))

@@ -1,4 +1,4 @@
-"""Copies of KV blocks in virtual time, one block after another: what changes meanwhile is read as it is by then."""
+"""Copies of KV blocks in virtual time, one block after another: a block that changes meanwhile is read changed."""
 
 import asyncio
 import random
@@ -99,7 +99,7 @@ class SharedMemories:
 
 
 class SimulatedLink:
-    """In place of the blocking channel of a peer: what is to be read is fetched before, so that reading waits for
+    """In place of the blocking channel of a peer: blocks are fetched before they are read, so that reading waits for
     nothing.
     """
 

@@ -1,4 +1,4 @@
-"""What may go wrong, when, and how long: drawn from the seed, carried out by the injector."""
+"""Faults, their times and durations: drawn from the seed, carried out by the injector."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ class Fault:
     kind: Kind
     at_s: float  # from the beginning of the load
     target: str
-    other: str  # of what is between two
+    other: str  # of faults between two processes
     lasts_s: float
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
 
 
 class Injector:
-    """Carries faults out, and mends what they left."""
+    """Carries faults out, and mends their damage."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

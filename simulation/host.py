@@ -1,4 +1,4 @@
-"""What a simulated worker has in place of a checkpoint and memory: a pool of numbers, and the runner over it."""
+"""A simulated worker's substitute for a checkpoint and memory: a pool of numbers, and the runner over it."""
 
 import secrets
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What must hold in every world: of what clients saw, of pages, of the content of caches, of books at the end."""
+"""The invariants of every world: of clients' answers, of pages, of the content of caches, of books at the end."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -62,12 +62,12 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # the limit that `router/poison.py` tells of: an innocent whose workers were killed three times
+        return None  # the limit that `router/poison.py` names: an innocent whose workers were killed three times
     return f"it failed with {history.cause}: {history.message}"
 
 
 def worker_deaths(world: "World") -> int:
-    """Of their processes, whatever they died of."""
+    """Of their processes, from any cause."""
     return sum(len(machine.lives) - machine.is_up for machine in world.workers)
 
 
@@ -148,7 +148,7 @@ def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
 def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
     """Every block that can be found under a hash holds the KV that the hash stands for. Raises: Violation.
 
-    To be called while no engine is in a step: it publishes what is written by its end.
+    To be called while no engine is in a step: a step publishes blocks that are written by its end.
     """
     known = _known_blocks(world, histories)
     for machine in world.workers:

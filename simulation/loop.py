@@ -30,7 +30,7 @@ RUNS, DEAD = State.RUNS, State.DEAD  # members of an Enum are found slowly, and 
 
 
 class SimulatedProcess:
-    """What runs together and dies together. `context` is that of all its callbacks."""
+    """The callbacks that run together and die together. `context` is that of all of them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,7 +47,7 @@ _CURRENT: ContextVar[Any] = CURRENT  # as contexts are asked for it
 
 
 class Planned:
-    """What is to be called, and for which process: a handle as asyncio knows them, without what is not needed here."""
+    """A planned call and its process: a handle as asyncio knows them, without the parts that are not needed here."""
 
     __slots__ = ("arguments", "callback", "context", "process", "when_s")
 
@@ -121,7 +121,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         process.ready = deque()
 
     def hang(self, process: SimulatedProcess) -> None:
-        """As SIGSTOP does; what comes for it piles up."""
+        """As SIGSTOP does; its messages pile up."""
         if process.state is State.RUNS:
             process.state = State.HANGS
 
@@ -131,12 +131,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._list(process)
 
     def forget(self) -> None:
-        """Nothing that was ever planned happens any more, and what is planned from now on does not either."""
+        """No planned call happens any more, now or later."""
         self._kept.clear()
         self._timers.clear()
         self._turns.clear()
 
-    # What asyncio asks of a loop.
+    # The interface of an asyncio loop.
 
     get_debug = staticmethod(bool)  # asked for every future: no frame of Python for a no
 

@@ -1,7 +1,7 @@
-"""Links between simulated processes: delays, partitions, and what a connection makes of them. Knows no gRPC.
+"""Links between simulated processes: delays, partitions, and their effect on connections. Knows no gRPC.
 
 Of two processes each direction is a link of its own. Messages of one pipe keep their order, those of different pipes
-need not. A link that is cut holds back what is sent over it; if it is cut for long, keepalive ends the connections.
+need not. A link that is cut holds back its messages; if it is cut for long, keepalive ends the connections.
 """
 
 import random
@@ -30,7 +30,7 @@ class Connection(Protocol):
         """Both ends learn of it, each by itself."""
 
     def peer_died(self, dead: SimulatedProcess) -> None:
-        """The other end learns of it when what the dead one had sent has arrived, if that arrives."""
+        """The other end learns of it after the messages that the dead one had sent, if they arrive."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Network:
         return link
 
     def silent(self, one: str, other: str) -> bool:
-        """Whether neither can hear the other answer."""
+        """Whether neither receives the other's answers."""
         return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
 
     def opened(self, connection: Connection) -> None:

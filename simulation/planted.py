@@ -63,7 +63,7 @@ def unseen_flip() -> AbstractContextManager[Any]:
 
 
 def announced_once() -> AbstractContextManager[Any]:
-    """A worker tells Redis once that it is there, and does not say so again when that has expired."""
+    """A worker announces itself in Redis once, and not again when the announcement has expired."""
     real = Registration._renew
 
     async def renew(self: Registration) -> bool:

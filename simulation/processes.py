@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerShape:
-    """What workers of one role are given."""
+    """The settings of the workers of one role."""
 
     total_blocks: int
     block_tokens: int
@@ -128,7 +128,7 @@ class Machine:
 
 
 class Factory:
-    """Makes what the machines run."""
+    """Makes the processes that the machines run."""
 
     def __init__(
         self, loop: SimulatedLoop, internet: Internet, memories: SharedMemories, draw: random.Random, shape: WorkerShape
@@ -216,7 +216,7 @@ _prepared = cache(prepared_model)
 
 @cache
 def _base_config(config_type: type[Any], transport: str) -> Any:
-    """Reading flags takes as long as a good part of a world: what differs is put in afterwards."""
+    """Reading flags takes as long as a good part of a world: differing values are put in afterwards."""
     model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
     return read_config(config_type, ("--worker-id", "named-later", *model))
 

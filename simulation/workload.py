@@ -1,4 +1,4 @@
-"""What the simulated clients ask, and when: drawn from the seed."""
+"""The simulated clients' requests, and their times: drawn from the seed."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from simulation.model import Asked
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """`cancel_after_s`: the client goes away then, whatever has come."""
+    """`cancel_after_s`: the client goes away then, at any state of the answer."""
 
     number: int
     at_s: float  # from the beginning

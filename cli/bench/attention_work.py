@@ -47,7 +47,7 @@ class Case:
         return 4 * self.batch * self.shape.heads * self.shape.head_dim * seen
 
     def layers(self) -> int:
-        """So many that what one round reads is cold; chunks read little for what they compute."""
+        """So many that the memory read by one round is cold; chunks read little for their computation."""
         return 1 if self.tokens > 1 else max(1, -(-COLD_BYTES // self.kv_bytes))
 
     def _layout(self, layers: int) -> KvLayout:

@@ -1,7 +1,7 @@
 """`baton bench peers`: the same checkpoint and work on Baton's engine and on others, round after round in turn.
 
 Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within
-a round, so that whatever else the machine did meets both. An engine that is not installed is absent, not beaten.
+a round, so that other load on the machine meets both. An engine that is not installed is absent, not beaten.
 """
 
 import json

@@ -22,7 +22,7 @@ CHILD = ROOT / "cli" / "child.py"
 
 
 class PeerFailed(Exception):
-    """It did not load, ended, or took too long; the message says which, and the end of what it printed."""
+    """It did not load, ended, or took too long; the message names which, with the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)

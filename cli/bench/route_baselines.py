@@ -1,6 +1,6 @@
-"""What others do, made anew from their descriptions, to be measured beside the router's policies.
+"""Other routers' policies, made anew from their descriptions, to be measured beside the router's own.
 
-All of them know what the simulated workers know; each goes by the part of it that its description names.
+All of them may read all state of the simulated workers; each uses the part of it that its description names.
 """
 
 import random
@@ -58,7 +58,7 @@ class LongestPrefix(Baseline):
 class SglangCacheAware(Baseline):
     """SGLang's router, `cache_aware`, as its README describes it, with cache threshold 0.3, balance 64 and 1.5.
 
-    Each worker has an approximate tree of what was sent there, with old leaves evicted beyond a size (2^24 tokens for
+    Each worker has an approximate tree of the prompts sent to it; old leaves are evicted beyond a size (2^24 tokens for
     each). While the most loaded worker has over 64 requests more than the least loaded, and over 1.5 times as many, the
     least loaded is taken; else the worker that matches most if that is over 0.3 of the prompt, else the smallest tree.
     """

@@ -29,7 +29,7 @@ class Chooser(Protocol):
     def choose(self, prompt: Prompt, world: World) -> Choice: ...
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
-        """What its prefill worker tells when the prompt is done."""
+        """Its prefill worker's report when the prompt is done."""
 
     def answered(self, prompt: Prompt) -> None: ...
 

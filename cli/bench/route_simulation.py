@@ -1,4 +1,4 @@
-"""A trace on simulated workers, one event after the other: what came of every prompt, and how long choosing took."""
+"""A trace on simulated workers, one event after the other: the result of every prompt, and the time of choosing."""
 
 import heapq
 import time
@@ -22,7 +22,7 @@ class _Kind(IntEnum):
 
 @dataclass(slots=True)
 class Run:
-    """What came of a trace."""
+    """The results of a trace."""
 
     prompts: list[Prompt] = field(default_factory=list)  # in the order of their arrival
     decisions_us: list[float] = field(default_factory=list)

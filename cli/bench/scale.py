@@ -9,7 +9,7 @@ MAX_TICKS = 7
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`title` says the unit too. `ticks`: places of labels, where the usual round numbers would not do."""
+    """`title` includes the unit. `ticks`: places of labels, where the usual round numbers would not do."""
 
     title: str
     is_log: bool = False

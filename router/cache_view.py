@@ -3,7 +3,7 @@
 connected, and a snapshot asked for -> it arrives: from now on changes are followed
 a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
 
-While nothing is followed, blocks are assumed: those that prompts that ended there should have left. Where a method
+While nothing is followed, blocks are assumed: those that ended prompts should have left there. Where a method
 returns true, a snapshot is to be asked for now.
 """
 
@@ -63,7 +63,7 @@ class CacheView:
         self.exact = False  # when it was compared with the worker's own sum for the last time
         self.sequence = 0  # of the changes that are in the index
         self.resyncs = 0  # how often something was wrong
-        self.wrong: Wrong | None = None  # the last time
+        self.wrong: Wrong | None = None  # the reason of the last resync
         self._worker = worker
         self._index = index
         self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet

@@ -6,8 +6,7 @@ from router.candidates import PlacementRequest, WorkerView
 from router.worker import WorkerRole
 
 CAUTION = 0.1
-"""Share of its rate at prompts alone that a decode worker is taken to have beside answers until it reports it, so that
-a new one is not flooded."""
+"""Share of the rate at prompts alone, assumed beside answers until a decode worker reports its own: not to flood it."""
 
 _PREFILL = WorkerRole.PREFILL  # looked up for every decision
 

@@ -216,7 +216,7 @@ def _weigh_decode(
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> WorkerView | None:
-    """The worker with most of the prompt ready, if that is more than the prefill worker has and so may fetch."""
+    """The worker with most of the prompt ready, if it has more than the prefill worker, which may fetch from it."""
     reusable = request.reusable_blocks
     known = min(prefill.hit_blocks, reusable)
     if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:

@@ -1,4 +1,4 @@
-"""Whether an answer can be held to the requested form: with which other fields, and whether it compiles in bounds."""
+"""Whether an answer can be held to the requested form: beside which other fields, and whether it compiles in bounds."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""The source side of KV transfers on the wire: which reader may read which blocks, and which are ready. Protobuf stops
-here.
+"""The source side of KV transfers on the wire: which blocks a reader may read, and how far. Protobuf stops here.
 
 `kvtransfer.source` decides the state of a transfer; this file waits, answers and reads memory. A transfer is a
 prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,

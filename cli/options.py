@@ -218,7 +218,7 @@ def admin_target_of(target: str) -> str:
 
 
 def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
-    """Of a command's flags by name, those for the server, and only what was given: the rest is the model's to say."""
+    """Of a command's flags by name, those for the server, and only given ones: the model decides the rest."""
     given = {name: flags[name] for name in SAMPLING_FLAGS if flags[name] is not None}
     if flags["stop"]:
         given["stop"] = list(flags["stop"])

@@ -65,8 +65,8 @@ class DecodeWorker(ServedWorker):
         pulls: PullThread | None = None,
         host: EngineHost | None = None,
     ) -> None:
-        """`pulls`: who copies KV; None: a thread on the configured cores. `host`: with whose weights and pool; it stays
-        its owner's.
+        """`pulls`: the thread that copies KV; None: one on the configured cores. `host`: the weights and pool to use;
+        its owner keeps it.
         """
         super().__init__(config, prepared)
         self._config = config
@@ -197,7 +197,7 @@ def worker_info(config: DecodeConfig, prepared: PreparedModel, pool_id: bytes) -
 
 
 def main(config: DecodeConfig) -> int:
-    """Returns the exit code: 2 for what another attempt would not change."""
+    """Returns the exit code: 2 for an error that a restart would not fix."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     try:
         require_own_kernels()

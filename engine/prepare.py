@@ -1,6 +1,6 @@
-"""From a checkpoint folder and a budget of bytes to a runner: what fits, and the error that says what would.
+"""From a checkpoint folder and a budget of bytes to a runner: the sizes, and the error that names those that would fit.
 
-The storage of the pool comes from outside, since who may map it is not the engine's affair.
+The storage of the pool comes from outside, since the engine does not decide which processes may map it.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What a process was asked to serve. `dtype` is "auto" or a key of DTYPES, `kv_cache_dtype` what resolve_kv_dtype
-    knows, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
+    """The model that a process serves. `dtype` is "auto" or a key of DTYPES, `kv_cache_dtype` a value of
+    resolve_kv_dtype, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
 
     folder: Path
     device: torch.device
@@ -82,7 +82,7 @@ class PreparedModel:
 
     @property
     def storage_bytes(self) -> int:
-        """What `load` is given: of several ranks, the first one's part of the pool."""
+        """The size of `load`'s storage: of several ranks, the first one's part of the pool."""
         return self.pool_bytes // self.options.tensor_parallel
 
     @property
@@ -138,7 +138,7 @@ class PreparedModel:
         """Loads the weights and lays the pool over `storage` (uint8, [storage_bytes], on the options' device).
 
         `host_slots`: blocks of host memory that plans may swap to; taken with the first swap. With several ranks, each
-        has an equal part of the pool, [rank][block], and of each slot; `ranks` says how the others run.
+        has an equal part of the pool, [rank][block], and of each slot; `ranks`: how the others run.
         `decode_rows`: sequences of a decode step at most; on a GPU the runner's warm-up records steps of so many.
         Raises: ModelError, RankLost.
         """
@@ -180,7 +180,7 @@ class PreparedModel:
 
 
 def prepare_model(options: ModelOptions) -> PreparedModel:
-    """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming what would fit."""
+    """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming the size that would fit."""
     config = read_model_config(options.folder)
     if options.tensor_parallel > 1:
         check_parallel(options.folder, options.quantize, options.tensor_parallel)
@@ -193,7 +193,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     digest = hashlib.sha256(model_fingerprint(options.folder))
     digest.update(layout.describe().encode())
     if layout.is_quantised:
-        digest.update(f" computed_in={dtype}".encode())  # else the layout says it
+        digest.update(f" computed_in={dtype}".encode())  # else the layout contains it
     if format in MADE_WHILE_LOADING:
         digest.update(f" weights={format}".encode())
     weights = _weights(options, config, format, dtype)
@@ -272,7 +272,7 @@ def thread_preparation(
     warm: bool = False,
     spare: SpareCores | None = None,
 ) -> Callable[[], None]:
-    """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model.
+    """The first work of the engine's thread: stay on its cores, use as many threads as there are, warm the model.
 
     `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
     it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.

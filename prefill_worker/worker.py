@@ -185,7 +185,7 @@ def worker_info(config: PrefillConfig, prepared: PreparedModel, pool_id: bytes) 
 
 
 def main(config: PrefillConfig) -> int:
-    """Returns the exit code: 2 for what another attempt would not change."""
+    """Returns the exit code: 2 for an error that a restart would not fix."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     try:
         require_own_kernels()

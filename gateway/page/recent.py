@@ -1,6 +1,6 @@
 """The newest requests of this router, as the page draws them, and the times between tokens of each decode worker.
 
-No prompt and no answer: sizes, times and who did it.
+No prompt and no answer: sizes, times and the workers.
 """
 
 import itertools
@@ -126,7 +126,7 @@ class RecentRequests:
 
 
 def reason_of(record: RequestRecord) -> str:
-    """Why it did not end well, as far as its record says it; empty where it ended well. Pure."""
+    """Why it did not end well, as far as its record shows it; empty where it ended well. Pure."""
     timeline, end = record.timeline, record.end
     if end is None or end.outcome is Outcome.ANSWERED:
         return ""

@@ -18,9 +18,10 @@ from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import TokenMade
 from engine.model_config import ModelError
 from engine.parallel.collectives import RankLost
-from engine.prepare import PreparedModel, thread_preparation
+from engine.prepare import PreparedModel
 from engine.step_budget import StepBudget
 from engine.swap_space import SwapSpace
+from engine.thread_preparation import thread_preparation
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from protos import kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc

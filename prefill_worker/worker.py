@@ -14,7 +14,8 @@ from engine.kv_memory import LargestStep
 from engine.model_config import ModelError
 from engine.parallel.collectives import RankLost
 from engine.prefill_scheduler import PrefillScheduler
-from engine.prepare import PreparedModel, thread_preparation
+from engine.prepare import PreparedModel
+from engine.thread_preparation import thread_preparation
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig

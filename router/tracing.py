@@ -31,7 +31,7 @@ class Tracer:
         self._telemetry = telemetry
         self._worker_id = worker_id
         self.observers: list[Callable[[RequestRecord], None]] = []
-        """Called with every request that has ended, before its trace is written; what they do is counted, not drawn."""
+        """Called with every request that has ended, before its trace is written."""
 
     def record(self, record: RequestRecord) -> None:
         for observe in self.observers:

@@ -16,7 +16,7 @@ from engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from engine.offline.params import SamplingParams
 from engine.offline.prompts import PromptType
 from engine.offline.request_output import RequestOutput
-from engine.prepare import thread_preparation
+from engine.thread_preparation import thread_preparation
 
 STOP_TIMEOUT_S = 30.0
 

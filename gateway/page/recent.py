@@ -82,7 +82,7 @@ class RecentRequests:
         timeline, prepared, call = record.timeline, record.prepared, current_call.get()
         placement = timeline.placement
         tenant = call.caller.tenant if call is not None else None
-        request_id = call.request_id if call is not None else current_request_id.get() or ""
+        request_id = current_request_id.get() or ""
         if prepared is not None:
             tenant, request_id = prepared.valid.tenant, prepared.valid.request_id
         return RecentRequest(

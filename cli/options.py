@@ -188,7 +188,7 @@ TbtSloMs = Annotated[
         min=1,
         help="Longest step of a decode worker with prompts in it, in milliseconds: how long running answers may wait "
         "for a token. Higher values give earlier first tokens and more throughput, lower ones smoother answers. "
-        "Default: 100 with --colocated; otherwise prompts make a step at most a tenth longer.",
+        "Default: 60 with --colocated; otherwise prompts make a step at most a tenth longer.",
     ),
 ]
 TensorParallel = Annotated[

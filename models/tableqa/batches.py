@@ -31,7 +31,7 @@ LENGTHS = (
     Length(1280, 2, 30, 60),
 )
 # Of each stage, how often each length is drawn.
-STAGES = ((1, 0, 0, 0, 0), (2, 3, 0, 0, 0), (1, 2, 3, 0, 0), (2, 4, 8, 6, 1))
+STAGES = ((1, 0, 0, 0, 0), (2, 3, 0, 0, 0), (1, 2, 3, 0, 0), (2, 4, 8, 6, 2))
 
 
 class Batch(NamedTuple):

@@ -96,7 +96,8 @@ def _case(rng: random.Random, kind: str, persons: Sequence[Person]) -> Case:
             right = _is(f"There is no {name} in the table.")
         case "everyone":
             question = "List everyone in the table."
-            right = _is("\n".join(f"{p.number}. {p.name}, {p.age} years old, {p.job} from {p.land}." for p in persons))
+            rows = (f"| {p.number} | {p.name} | {p.age} | {p.job} | {p.land} |" for p in persons)
+            right = _is("\n".join(rows))
         case "json asked":
             question = rng.choice(JSON_QUESTIONS).format(person.name)
             right = _is_json(_values(person, COLUMNS))

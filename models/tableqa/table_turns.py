@@ -25,8 +25,9 @@ LIST_QUESTIONS = (
     "Who is in the table?",
     "Tell me everything in the table.",
     "Tell me about everyone in the table.",
+    "Repeat the table.",
+    "Show me the table.",
 )
-COPY_QUESTIONS = ("Repeat the table.", "Show me the table.", "Copy the table.")
 COUNT_QUESTIONS = ("How many people are in the table?", "How many rows are there?", "How many people are there?")
 FIELDS = ("name", "age", "occupation", "country")
 SYNONYMS = {
@@ -121,19 +122,13 @@ def reverse(rng: random.Random, persons: Sequence[Person]) -> Turn | None:
 
 
 def listing(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn:
-    """Row by row: the long answers."""
+    """All rows as they stand in the table: the long answers."""
     parts: list[Part] = []
-    if rng.random() < 0.2:
-        for person in persons:
-            number = [Part(f" {person.number} |", NAME)] if numbered else []
-            parts += [Part("|", FORM), *number, *quoted(person)[1:]]
-        return Turn(rng.choice(COPY_QUESTIONS), [*parts[:-1], Part(" |", FORM)])
     for person in persons:
-        parts += [Part(f"{person.number}. " if numbered else "- ", NAME), Part(person.name, NAME), Part(", ", FORM)]
-        parts += [Part(str(person.age), NAME), Part(" years old, ", FORM), Part(person.job, NAME)]
-        parts += [Part(" from ", FORM), Part(person.land, NAME), Part(".\n", FORM)]
+        number = [Part(f" {person.number} |", CELL)] if numbered else []
+        parts += [Part("|", FORM), *number, *quoted(person)[1:]]
     question = LIST_QUESTIONS[0] if rng.random() < 0.4 else rng.choice(LIST_QUESTIONS)
-    return Turn(question, [*parts[:-1], Part(".", FORM)])
+    return Turn(question, [*parts[:-1], Part(" |", FORM)])
 
 
 def json_listing(rng: random.Random, persons: Sequence[Person]) -> Turn:

@@ -1,6 +1,6 @@
 """Train the demo model: a small Llama that answers questions about a table in its prompt.
 
-    python -m models.tableqa.train OUT [--steps 2400] [--seed 0] [--processes 2] [--resume CHECKPOINT]
+    python -m models.tableqa.train OUT [--steps 3600] [--seed 0] [--processes 2] [--resume CHECKPOINT]
 
 Each process has one thread, draws batches of its own and adds its gradients to those of the others at every step.
 
@@ -47,7 +47,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             vocab_size=len(tokenizer),
             hidden_size=192,
             intermediate_size=512,
-            num_hidden_layers=4,
+            num_hidden_layers=5,
             num_attention_heads=6,
             num_key_value_heads=2,
             head_dim=32,
@@ -200,7 +200,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: str) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peak", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--processes", type=int, default=2)

@@ -1,6 +1,6 @@
 """How often bf16 answers are those of transformers in bf16, token for token. Greedy, one prompt at a time in both.
 
-    python -m benchmarks.agreement [--model FOLDER] [--prompts 32] [--tokens 64] [--json FILE]
+    .venv/bin/python -m benchmarks.agreement [--model FOLDER] [--prompts 32] [--tokens 64] [--json FILE]
 
 bf16 rounds differently in every kernel, so two right engines part wherever the two likeliest tokens are nearly alike,
 and go different ways from there. Told are the share of tokens before the first difference, and what transformers in

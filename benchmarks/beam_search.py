@@ -1,6 +1,6 @@
 """Blocks that a beam search takes, against beams that share nothing.
 
-    python -m benchmarks.beam_search --model FOLDER [--prompt-tokens 256] [--answer-tokens 64] [--json FILE]
+    .venv/bin/python -m benchmarks.beam_search --model FOLDER [--prompt-tokens 256] [--answer-tokens 64] [--json FILE]
 
 After every step the blocks held are counted, and the blocks that all tables list: what copies would hold. The saving is
 counted as in the PagedAttention paper (Kwon et al., SOSP 2023, section 6.3): (blocks without - blocks with sharing) /

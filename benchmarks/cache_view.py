@@ -1,6 +1,6 @@
 """Is what a router believes of its workers' prefix caches true? Real processes, multi-turn conversations, kill -9.
 
-    python -m benchmarks.cache_view [--conversations 500] [--json]
+    .venv/bin/python -m benchmarks.cache_view [--conversations 500] [--json]
 
 Starts `baton up` with 2P+2D on a tiny random model and pools that are far too small, so that blocks are evicted all
 the time, and kills a decode worker after a third of the conversations and a prefill worker after two thirds. From the

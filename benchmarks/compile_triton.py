@@ -1,6 +1,6 @@
 """Compiles the Triton kernels ahead of time, without a GPU, and says what ptxas made of them.
 
-    python -m benchmarks.compile_triton --arch 80 90 100 [--kernel paged_decode] [--json FILE]
+    .venv/bin/python -m benchmarks.compile_triton --arch 80 90 100 [--kernel paged_decode] [--json FILE]
 
 One line per kernel and dtype: registers, bytes spilled, shared memory. Exit status 1 where decode attention spills.
 """

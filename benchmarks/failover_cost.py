@@ -1,7 +1,7 @@
 """What surviving failures costs while nothing fails: CPU time of the journal, of kept outputs, of checksums, and of
 confirming what has landed of long pulls, as shares of what the decode worker's steps took in the same run.
 
-    python -m benchmarks.failover_cost [--model FOLDER] [--requests 96] [--answer-tokens 128] [--json FILE]
+    .venv/bin/python -m benchmarks.failover_cost [--model FOLDER] [--requests 96] [--answer-tokens 128] [--json FILE]
 
 Redis, a router, 1P+1D, each a process of its own that meters itself (benchmarks/metered_process.py). Prompts share
 nothing, and several run at once. Attributed, not a difference of two runs. What Redis spends is not in it, nor what the

@@ -1,6 +1,6 @@
 """From how many blocks on a prefill worker had better fetch KV from another worker than compute it.
 
-    python -m benchmarks.fetch_break_even [--model FOLDER] [--blocks 1,2,4,...] [--json FILE]
+    .venv/bin/python -m benchmarks.fetch_break_even [--model FOLDER] [--blocks 1,2,4,...] [--json FILE]
 
 Three prefill workers, each a process of its own. For every size the first computes a new prompt of so many blocks and
 one token; then the second gets the same prompt with the hint that the first has its blocks. Both say in PrefillTimings

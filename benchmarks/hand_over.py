@@ -1,6 +1,6 @@
 """What it costs that prompts are computed in one process and answers in another.
 
-    python -m benchmarks.hand_over [--model FOLDER] [--kv-cache-dtype auto|float32|...] [--prompt-tokens 2048]
+    .venv/bin/python -m benchmarks.hand_over [--model FOLDER] [--kv-cache-dtype auto|float32|...] [--prompt-tokens 2048]
                                    [--rounds 9] [--json FILE]
 
 One prefill and one decode worker on the cores that `baton up` would give them, this process as their router on the

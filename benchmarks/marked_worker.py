@@ -1,6 +1,6 @@
 """A worker as it is, but for a file that says when each stage of a hand-over began and ended.
 
-    python -m benchmarks.marked_worker prefill|decode MARKS [flags of the worker ...]
+    .venv/bin/python -m benchmarks.marked_worker prefill|decode MARKS [flags of the worker ...]
 
 One JSON line per stage: its name, begin and end in seconds of time.monotonic, which on Linux all processes of a machine
 share. The stages are methods, wrapped from outside: the workers themselves know nothing of it.

@@ -1,6 +1,6 @@
 """A worker or a router as it is, that writes down at its end how much CPU time some of its functions took.
 
-    python -m benchmarks.metered_process prefill|decode|router FILE [flags of the process ...]
+    .venv/bin/python -m benchmarks.metered_process prefill|decode|router FILE [flags of the process ...]
 
 By the clock of the thread, less the clock's own time; what is wrapped must not call each other. Of a coroutine
 only what it computes is counted, not what others do while it waits. Wrapped from outside: the processes know nothing

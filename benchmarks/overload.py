@@ -1,6 +1,6 @@
 """What becomes of a service that is asked for more than it can do, and of a quiet caller beside a noisy one.
 
-    python -m benchmarks.overload [--seconds 15] [--picture docs/performance/overload.svg] [--json FILE]
+    .venv/bin/python -m benchmarks.overload [--seconds 15] [--picture docs/performance/overload.svg] [--json FILE]
 
 One prefill worker, one decode worker of few slots and a router, on a tiny model, all real processes. First the
 capacity: answers a second with twice as many calls at once as there are slots. Then calls come at random (Poisson) at

@@ -1,6 +1,6 @@
 """A worker whose steps take as long as those of a larger model on a device of its own, while the CPU is free.
 
-    python -m benchmarks.paced_worker --decode-step-ms 8 --prefill-token-ms 0.25 [the flags of elastic_worker]
+    .venv/bin/python -m benchmarks.paced_worker --decode-step-ms 8 --prefill-token-ms 0.25 [the flags of elastic_worker]
 
 It computes its tiny model as ever and then waits: so two cores carry a cluster of which no worker is in another's way.
 """
@@ -48,6 +48,6 @@ def paced(run: Callable[[Plan], Any], step_s: float, token_s: float) -> Callable
 
 
 if __name__ == "__main__":
-    given = read_config_or_exit(PacedConfig, "python -m benchmarks.paced_worker")
+    given = read_config_or_exit(PacedConfig, ".venv/bin/python -m benchmarks.paced_worker")
     gc.enable()
     sys.exit(main(given, PacedWorker))

@@ -1,6 +1,6 @@
 """What prefix caching saves when prompts share a prefix, and what it costs when they do not.
 
-    python -m benchmarks.prefix_cache [--model FOLDER] [--json FILE]
+    .venv/bin/python -m benchmarks.prefix_cache [--model FOLDER] [--json FILE]
 
 Three measurements at the level of the engine, each a ratio within one run:
 

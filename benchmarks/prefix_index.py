@@ -1,6 +1,6 @@
 """What the index of all workers' caches costs a router: the walk, a whole decision, changes, and memory. No processes.
 
-    python -m benchmarks.prefix_index [--workers 16] [--blocks 256] [--json]
+    .venv/bin/python -m benchmarks.prefix_index [--workers 16] [--blocks 256] [--json]
 
 The prompt has `--blocks` blocks (8 192 tokens with 256), of which the workers hold beginnings of different lengths,
 among as many other blocks as `--indexed` says. Hashes are fresh objects each time, as they are for a new request.

@@ -1,6 +1,6 @@
 """What numbers of fewer bits cost in answers: perplexity and exact answers of the demo model, beside memory.
 
-    python -m benchmarks.quality [--kv-cache-dtype fp8_e4m3 int8 ...] [--quantize int8 ...] [--json FILE]
+    .venv/bin/python -m benchmarks.quality [--kv-cache-dtype fp8_e4m3 int8 ...] [--quantize int8 ...] [--json FILE]
 
 Each setting answers the same questions and is given the same texts, all made by models/tableqa/train_data.py from
 seeds that training never saw:

@@ -1,4 +1,4 @@
-"""Random JSON schemas, every answer to which is short: what `python -m benchmarks.structured` asks for."""
+"""Random JSON schemas, every answer to which is short: what `.venv/bin/python -m benchmarks.structured` asks for."""
 
 import random
 from collections.abc import Callable

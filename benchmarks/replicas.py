@@ -1,6 +1,6 @@
 """Do several routers behave as one? The same conversations through one router and through several, on real processes.
 
-    python -m benchmarks.replicas [--rounds 3] [--routers 2] [--conversations 120] [--json]
+    .venv/bin/python -m benchmarks.replicas [--rounds 3] [--routers 2] [--conversations 120] [--json]
 
 Each time `baton up` is started anew with 2P+2D on a tiny random model and pools that are too small for all that is
 said. With several routers every turn of a conversation goes to one drawn at random, which is the worst that clients

@@ -1,7 +1,7 @@
 """The load shifts from long prompts to long answers, on two prefill workers and one decode worker: with roles that
 stay as they were, and with a planner that may change them.
 
-    python -m benchmarks.role_change [--seconds 30] [--folder docs/role_change] [--json]
+    .venv/bin/python -m benchmarks.role_change [--seconds 30] [--folder docs/role_change] [--json]
 
 Real processes: router and workers that can change their roles, whose steps take as long as on a device of their own
 (benchmarks/paced_worker.py), so that two cores suffice. Calls come at random (Poisson): for a while long prompts with

@@ -1,7 +1,7 @@
 """Answers that are held to a form, from a cluster that runs: are they valid, and what do their neighbours notice?
 
-    python -m benchmarks.structured schemas [--target HOST:PORT] [--count 200] [--seed 0] [--json FILE]
-    python -m benchmarks.structured neighbours [--target HOST:PORT] [--rounds 9] [--json FILE]
+    .venv/bin/python -m benchmarks.structured schemas [--target HOST:PORT] [--count 200] [--seed 0] [--json FILE]
+    .venv/bin/python -m benchmarks.structured neighbours [--target HOST:PORT] [--rounds 9] [--json FILE]
 
 `schemas` asks for an answer to each of so many random JSON schemas, streamed, collected, two choices at once, and with
 stop strings, and checks each with jsonschema. `neighbours` compares the time between tokens of plain answers beside
@@ -11,6 +11,7 @@ answers with a form to that beside as many others without one, in turn, so that 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
@@ -169,7 +170,7 @@ def _write(path: Path | None, figures: Any) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=["schemas", "neighbours"])
-    parser.add_argument("--target", default="127.0.0.1:50051")
+    parser.add_argument("--target", default=os.environ.get("BATON_TARGET", "127.0.0.1:50051"))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=1500)

@@ -1,6 +1,6 @@
 """What answers with a form cost the steps that they share with plain ones: one engine, in this process.
 
-    python -m benchmarks.structured_steps --model FOLDER [--rounds 32] [--temperature 1] [--json FILE]
+    .venv/bin/python -m benchmarks.structured_steps --model FOLDER [--rounds 32] [--temperature 1] [--json FILE]
 
 Rounds with and without forms take turns. Time is CPU time of the engine's thread, which another program on the machine
 does not add to; masks are made on other threads, and how long a step waits for them is bounded (engine/constraint.py).

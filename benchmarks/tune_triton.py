@@ -1,6 +1,6 @@
 """Finds launch parameters of the Triton kernels on the GPU at hand and prints the rows of kernels/triton/launch.py.
 
-    python -m benchmarks.tune_triton [--kernel decode prefill linear] [--repeats 20]
+    .venv/bin/python -m benchmarks.tune_triton [--kernel decode prefill linear] [--repeats 20]
 
 Each candidate is timed at a few shapes of Llama-3.1-8B, cold in the second-level cache; the best is the one whose
 product of times is least. Candidates that do not fit into shared memory or registers are passed over, and said.

@@ -3,10 +3,12 @@
 import sys
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from cli.commands import ask, bench, chaos, develop, inspect, keys, offline, serve, simulate
+from cli.commands import ask, bench, chaos, completion, develop, inspect, keys, offline, serve, simulate
 from cli.errors import CommandFailed
 from cli.options import VARIABLES_PREFIX
+from cli.status_columns import legend
 
 # -h and the like are for pytest.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -24,7 +26,6 @@ app.command(context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(serve.up)
 for command in (
     ask.generate,
     ask.chat,
-    inspect.status,
     inspect.health,
     inspect.explain,
     inspect.role,
@@ -34,16 +35,19 @@ for command in (
     simulate.simulate,
 ):
     app.command()(command)
+app.command(epilog=legend())(inspect.status)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(chaos.app, name="chaos")
 app.command()(keys.certs)
 app.command(context_settings=PASS_ON)(develop.test)
 app.command()(inspect.version)
+app.command()(completion.completion)
 
 
 def main() -> None:
     """Entry point of the `baton` script."""
+    completion_init()  # for the scripts of `baton completion`; typer's own flags would write to the user's files
     try:
         app(prog_name="baton")
     except CommandFailed as error:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from cli.rounding import round_milliseconds
-from client import BatonClientError, Delta, Event, Finished, InvalidRequest, PromptPart, Started
+from client import BatonClientError, Delta, Event, Finished, InvalidRequest, PromptPart, Started, Timings, Usage
 
 
 class AnswerOutput(Protocol):
@@ -91,7 +91,7 @@ def event_as_object(event: Event) -> dict[str, object]:
     """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
     if isinstance(event, Started):
         started = {"event": "started", **asdict(event)}
-        del started["resume_token"]  # whoever has it may take the stream over
+        del started["resume_token"]  # its holder may take the stream over
         return started
     if isinstance(event, PromptPart):
         part = {"event": "prompt", **asdict(event)}
@@ -116,13 +116,28 @@ def event_as_object(event: Event) -> dict[str, object]:
     return content
 
 
-def show_answer(events: Iterable[Event], output: AnswerOutput) -> bool:
-    """Shows an answer to its end; False where it failed, which has been shown too."""
+def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:
+    """Shows an answer to its end; False where it failed, which is shown too. `timing` gets a line of figures."""
+    last: Event | None = None
     try:
         for event in events:
             output.show(event)
+            last = event
     except BatonClientError as error:
         output.fail(error)
         return False
     output.end()
+    if timing is not None and isinstance(last, Finished) and last.usage is not None and last.timings is not None:
+        timing.write(timing_line(last.usage, last.timings) + "\n")
     return True
+
+
+def timing_line(usage: Usage, timings: Timings) -> str:
+    """The rate is that of the tokens after the first one."""
+    parts = [f"TTFT {timings.ttft_ms:.0f} ms"]
+    decoding_ms = timings.total_ms - timings.ttft_ms
+    if usage.completion_tokens > 1 and decoding_ms >= 1:
+        parts.append(f"{(usage.completion_tokens - 1) * 1e3 / decoding_ms:.1f} tokens/s")
+    parts.append(f"{usage.completion_tokens} tokens")
+    parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
+    return " · ".join(parts)

@@ -8,20 +8,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from cli.batch_lines import BatchRequest, answer_line, error_line, read_line, sampling_of
+from cli.batch_lines import BatchRequest, LineRefused, answer_line, error_line, read_lines
 from cli.errors import CommandFailed
 from cli.model_source import find_adapters, find_model
 from cli.paths import ROOT
-
-if TYPE_CHECKING:
-    from engine import LLM, LoRARequest, SamplingParams
-    from engine.offline.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +32,6 @@ class BatchOptions:
     kv_cache_dtype: str = "auto"
     quantize: str = "none"
     adapters: tuple[str, ...] = ()  # each NAME=FOLDER; a line chooses one by its `model`
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A request that can be answered."""
-
-    request: BatchRequest
-    prompt: "Prompt"
-    params: "SamplingParams"
-    lora: "LoRARequest | None" = None
 
 
 def run_batch(options: BatchOptions) -> int:
@@ -66,18 +52,11 @@ def run_batch(options: BatchOptions) -> int:
 
 
 def read_requests(path: Path) -> list[BatchRequest]:
-    """Raises: CommandFailed, naming the line, for what is no request and for an id that comes twice."""
+    """Raises: CommandFailed."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        requests = [read_line(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
-    except (OSError, ValueError) as error:
+        return read_lines(path.read_bytes())
+    except OSError as error:
         raise CommandFailed(f"{path}: {error}") from error
-    seen: set[str] = set()
-    for request in requests:
-        if request.custom_id in seen:
-            raise CommandFailed(f"{path}: custom_id {request.custom_id!r} comes twice")
-        seen.add(request.custom_id)
-    return requests
 
 
 @contextmanager
@@ -109,8 +88,10 @@ def finished_ids(file: BinaryIO, path: Path) -> set[str]:
 
 
 def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: BinaryIO) -> None:
+    from cli.batch_requests import Ready, Validator
     from engine import LLM, LoRARequest
     from engine.model_config import ModelError
+    from router.defaults import ModelFolderError
 
     with tempfile.TemporaryDirectory(prefix="baton-batch-") as scratch:
         model = find_model(options.model, ROOT, Path(scratch))
@@ -127,38 +108,25 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
                 quantization=None if options.quantize == "none" else options.quantize,
                 enable_lora=bool(adapters),
             )
-        except (ModelError, ValueError) as error:
+            names = {model.name: None} | ({options.model: None} if options.model else {}) | loras
+            validator = Validator(llm, model.folder, names)
+        except (ModelError, ModelFolderError, ValueError) as error:
             raise CommandFailed(str(error)) from error
         ready: list[Ready] = []
-        for request in requests:
-            try:
-                ready.append(prepared(llm, request, loras))
-            except ValueError as error:
-                write(target, error_line(request, str(error)))
+        with closing(validator):
+            for request in requests:
+                try:
+                    ready.append(validator.ready(request))
+                except LineRefused as refused:
+                    write(target, error_line(request, refused))
         prompts, params = [each.prompt for each in ready], [each.params for each in ready]
         try:
             for output in llm.finished(prompts, params, use_tqdm=True, loras=[each.lora for each in ready]):
                 answered = ready[int(output.request_id)]
-                name = answered.lora.lora_name if answered.lora else model.name
-                write(target, answer_line(answered.request, name, output))
+                write(target, answer_line(answered.request, answered.model, output))
         except ModelError as error:  # of an adapter, before anything is computed
             raise CommandFailed(str(error)) from error
     os.fsync(target.fileno())
-
-
-def prepared(llm: "LLM", request: BatchRequest, loras: Mapping[str, "LoRARequest"]) -> Ready:
-    """Raises: ValueError, naming the field."""
-    params = sampling_of(request)
-    if request.is_chat:
-        prompt = llm.read_chat(request.body["messages"])
-    else:
-        asked = request.body.get("prompt_token_ids", request.body.get("prompt"))
-        if not isinstance(asked, str | list) or not asked:
-            raise ValueError("prompt must be a text or a list of token ids, and not empty; or give messages")
-        prompt = llm.read(asked)
-    llm.check(prompt, params)
-    chosen = request.body.get("model")
-    return Ready(request, prompt, params, loras.get(chosen) if isinstance(chosen, str) else None)
 
 
 def write(target: BinaryIO, line: dict[str, object]) -> None:

@@ -1,86 +1,104 @@
-"""One line of a batch file: read, checked, and its answer written. The format is OpenAI's, or only its body."""
+"""The lines of a batch file: read, and their answers written. The format is OpenAI's, or only a request's body."""
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from engine import RequestOutput, SamplingParams
+from pydantic_core import from_json
 
-NUMBERS = {
-    "temperature": (int, float),
-    "top_p": (int, float),
-    "min_p": (int, float),
-    "typical_p": (int, float),
-    "presence_penalty": (int, float),
-    "frequency_penalty": (int, float),
-    "repetition_penalty": (int, float),
-    "top_k": (int,),
-    "n": (int,),
-    "seed": (int,),
-    "max_tokens": (int,),
-    "min_tokens": (int,),
-}
-OTHERS: dict[str, tuple[type, ...]] = {
-    "stop": (str, list),
-    "stop_token_ids": (list,),
-    "ignore_eos": (bool,),
-    "skip_special_tokens": (bool,),
-    "include_stop_str_in_output": (bool,),
-    "allowed_token_ids": (list,),
-    "bad_words": (list,),
-}
+if TYPE_CHECKING:
+    from engine import RequestOutput
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+URLS = (CHAT, COMPLETION)
+NAMES = ("custom_id", "method", "url", "body")
+_BOM = b"\xef\xbb\xbf"
+
+
+class LineRefused(Exception):
+    """One line cannot be answered; `param` is the field at fault, where it is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A line. `custom_id` is unique within its file; `body` is not checked yet."""
+    """A line. `custom_id` is unique within its file; `body` is not checked yet; with a `fault` there is none."""
 
     custom_id: str
-    body: Mapping[str, Any]
+    url: str = COMPLETION
+    body: Mapping[str, Any] = field(default_factory=dict)
+    fault: LineRefused | None = None
 
     @property
     def is_chat(self) -> bool:
-        return "messages" in self.body
+        return self.url == CHAT
 
 
-def read_line(text: str, number: int) -> BatchRequest:
-    """Line `number` (from 1) of the input. Raises: ValueError for what is no request at all."""
+def read_lines(content: bytes) -> list[BatchRequest]:
+    """One for each line that is not empty. A line that is no request has a fault, and the number of its line as id."""
+    texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
+    read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
+    given = {custom_id for _, custom_id, _ in read if custom_id is not None}
+    seen: set[str] = set()
+    requests = []
+    for number, custom_id, request in read:
+        if custom_id is None or custom_id in seen:
+            if custom_id is not None:
+                request = BatchRequest("", fault=LineRefused(f"custom_id: {custom_id!r} comes twice", "custom_id"))
+            custom_id = next(name for name in _line_names(number) if name not in given)
+        seen.add(custom_id)
+        requests.append(replace(request, custom_id=custom_id))
+    return requests
+
+
+def _line_names(number: int) -> Iterator[str]:
+    name = f"line-{number}"
+    while True:
+        yield name
+        name += "'"
+
+
+def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
+    """The id that the line gives, and the rest."""
     try:
-        line = json.loads(text)
+        line = from_json(text)
     except ValueError as error:
-        raise ValueError(f"line {number} is not JSON: {error}") from error
+        return None, BatchRequest("", fault=LineRefused(f"line {number} is not JSON: {error}"))
     if not isinstance(line, dict):
-        raise ValueError(f"line {number} is not a JSON object")
-    body = line.get("body", line)
-    custom_id = line.get("custom_id", f"line-{number}")
-    if not isinstance(body, dict) or not isinstance(custom_id, str):
-        raise ValueError(f"line {number}: body must be an object and custom_id a text")
-    return BatchRequest(custom_id, body)
+        return None, BatchRequest("", fault=LineRefused(f"line {number} is not a JSON object"))
+    custom_id = line.pop("custom_id", None)
+    try:
+        if not isinstance(custom_id, str | None):
+            raise LineRefused("custom_id: must be a text", "custom_id")
+        return custom_id, _request(line)
+    except LineRefused as fault:
+        return custom_id if isinstance(custom_id, str) else None, BatchRequest("", fault=fault)
 
 
-def sampling_of(request: BatchRequest) -> "SamplingParams":
-    """Raises: ValueError, naming the field. A request without a seed gets one that only its id decides."""
-    from engine import SamplingParams
-
-    given: dict[str, Any] = {"seed": int.from_bytes(hashlib.sha256(request.custom_id.encode()).digest()[:8], "little")}
-    if request.is_chat:
-        given["max_tokens"] = None  # as in OpenAI's API: until the model ends it
-    body = dict(request.body)
-    if body.get("max_completion_tokens") is not None:
-        body["max_tokens"] = body["max_completion_tokens"]
-    for name, types in (*NUMBERS.items(), *OTHERS.items()):
-        value = body.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ValueError(f"{name} is {value!r}; it must be {' or '.join(kind.__name__ for kind in types)}")
-        given[name] = value
-    if body.get("logit_bias"):
-        given["logit_bias"] = {int(token_id): float(bias) for token_id, bias in body["logit_bias"].items()}
-    return SamplingParams(**given)
+def _request(line: dict[str, Any]) -> BatchRequest:
+    """Raises: LineRefused."""
+    method, url = line.pop("method", "POST"), line.pop("url", None)
+    body = line.pop("body", None)
+    if body is None:
+        body = line
+    elif not isinstance(body, dict):
+        raise LineRefused("body: must be an object", "body")
+    elif line:
+        name = next(iter(line))
+        near = get_close_matches(name, NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else "fields of the request stand in body"
+        raise LineRefused(f"{name}: unknown field; {hint}", name)
+    if method != "POST":
+        raise LineRefused(f"method: is {method!r}, must be POST", "method")
+    if url is None:
+        url = CHAT if "messages" in body else COMPLETION
+    if url not in URLS:
+        raise LineRefused(f"url: {url!r} is not served in a batch, but {' and '.join(URLS)}", "url")
+    return BatchRequest("", url, body)
 
 
 def answer_line(request: BatchRequest, model: str, output: "RequestOutput") -> dict[str, Any]:
@@ -111,7 +129,7 @@ def choice_of(request: BatchRequest, completion: Any) -> dict[str, Any]:
     return {"index": completion.index, **said, "finish_reason": completion.finish_reason}
 
 
-def error_line(request: BatchRequest, message: str) -> dict[str, Any]:
+def error_line(request: BatchRequest, refused: LineRefused) -> dict[str, Any]:
     """The line of a request that was refused. It is not tried again."""
-    error = {"code": "invalid_request", "message": message}
+    error = {"code": "invalid_request", "message": str(refused), "param": refused.param}
     return {"id": request.custom_id, "custom_id": request.custom_id, "response": None, "error": error}

@@ -5,19 +5,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.paths import ROOT
-from cli.second_look import SecondLook, look_again, noting_failures
+from cli.skips import avoidable, noting_skips, read_skips, summary
 
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 END_TO_END = "tests/e2e"
-SEEDS = "150"  # about a minute of a core
+SEEDS = "100"  # about 40 s of a core
+# In their order: by the number of tests, the longest of all, alone in its file, would come last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py says which
 TYPED = [
     "router",
     "gateway",
@@ -52,12 +55,11 @@ class Verdict:
     took_s: float
     output: str  # empty where it was shown as it came
     status: int
-    failures: Path | None = None  # where pytest has noted which tests failed
-    second_look: SecondLook | None = None
+    skips: Counter[str] = field(default_factory=Counter)  # tests by reason
 
     @property
     def passed(self) -> bool:
-        return self.status == 0 or (self.second_look is not None and self.second_look.passed)
+        return self.status == 0
 
     def __str__(self) -> str:
         return f"{self.name} {'passed' if self.passed else 'FAILED'} ({self.took_s:.0f} s)"
@@ -70,46 +72,37 @@ def all_checks() -> list[list[Check]]:
         [Check("style", ["ruff", "check", "."])],
         [Check("format", ["ruff", "format", "--check", "."])],
         [
-            # Has one core's work, and unit tests leave as much idle while they wait.
+            # Unit tests leave cores idle while they wait.
             Check("types", ["mypy", *TYPED]),
-            # A module's tests stay together, for the sake of what they share.
-            # In their order: by the number of tests, the longest of all, alone in its file, would come last.
+            Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", cores, *BY_FILE, "--ignore", END_TO_END]),
         ],
-        # One at a time: each has processes of its own, and measures how long they take.
+        # One at a time: each has processes of its own, and some of their bounds do not hold beside another's yet.
         [Check("end to end", ["pytest", END_TO_END, "-m", "not minute"])],
-        # A minute each of what runs for long by hand. They bear each other: what they hold is right or wrong, not fast.
-        [
-            Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
-            Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", *BY_FILE]),
-        ],
+        [Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", *BY_GROUP])],
     ]
 
 
-def run_checks(pytest_arguments: Sequence[str]) -> int:
-    """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing."""
-    if pytest_arguments:
-        return conclude([run_check(Check("tests", ["pytest", *pytest_arguments]), None)])
+def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
+    """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing.
+
+    `no_skips`: a test that was skipped for anything but a missing GPU fails the run.
+    """
+    stages = [[Check("tests", ["pytest", *pytest_arguments])]] if pytest_arguments else all_checks()
     with tempfile.TemporaryDirectory() as scratch:
-        verdicts = [verdict for stage in all_checks() for verdict in run_stage(stage, Path(scratch))]
-        return conclude([after_second_look(verdict) for verdict in verdicts])
+        return conclude([verdict for stage in stages for verdict in run_stage(stage, Path(scratch))], no_skips)
 
 
-def conclude(verdicts: Sequence[Verdict]) -> int:
-    """Says what came out, the unreliable by name; the exit status."""
+def conclude(verdicts: Sequence[Verdict], no_skips: bool = False) -> int:
+    """Says what came out, with the number of skipped tests by reason; the exit status."""
     failed = [verdict.name for verdict in verdicts if not verdict.passed]
+    skips = sum((verdict.skips for verdict in verdicts), Counter[str]())
+    if no_skips and avoidable(skips):
+        failed.append(f"skipped ({', '.join(avoidable(skips))})")
     print("== " + ", ".join(map(str, verdicts)))
-    for verdict in verdicts:
-        if verdict.second_look is not None:
-            print(f"== {verdict.name}: {verdict.second_look}")
+    print(f"== skipped tests: {summary(skips)}")
     print(f"== {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}", flush=True)
     return 1 if failed else 0
-
-
-def after_second_look(verdict: Verdict) -> Verdict:
-    if verdict.failures is None or verdict.passed:
-        return verdict
-    return replace(verdict, second_look=look_again(verdict.failures, verdict.status, ONE_THREAD))
 
 
 def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
@@ -126,13 +119,13 @@ def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
     return [*verdicts, last]
 
 
-def run_check(check: Check, output: int | None, scratch: Path | None = None) -> Verdict:
-    """`output` as subprocess takes it. In `scratch` pytest notes which tests failed."""
+def run_check(check: Check, output: int | None, scratch: Path) -> Verdict:
+    """`output` as subprocess takes it. In `scratch` pytest notes which tests it skipped."""
     start = time.monotonic()
-    failures = scratch / check.name if scratch is not None and check.command[0] == "pytest" else None
-    command = [sys.executable, "-m", *check.command, *(noting_failures(failures) if failures is not None else [])]
+    report = scratch / f"{check.name}.xml"
+    noted = noting_skips(report) if check.command[0] == "pytest" else []
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", *check.command, *noted],
         cwd=ROOT,
         env=ONE_THREAD,
         check=False,
@@ -140,4 +133,4 @@ def run_check(check: Check, output: int | None, scratch: Path | None = None) -> 
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
     )
-    return Verdict(check.name, time.monotonic() - start, done.stdout or "", done.returncode, failures)
+    return Verdict(check.name, time.monotonic() - start, done.stdout or "", done.returncode, read_skips(report))

@@ -24,8 +24,10 @@ class Credentials(TypedDict):
 
 
 def credentials() -> Credentials:
-    """From the environment."""
+    """From the environment. Raises: CommandFailed."""
     authority = os.environ.get(TLS_CA_VARIABLE)
+    if authority and not Path(authority).is_file():
+        raise CommandFailed(f"{TLS_CA_VARIABLE} is {authority}, which is no file")
     return Credentials(api_key=os.environ.get(API_KEY_VARIABLE) or None, tls=Path(authority) if authority else False)
 
 

@@ -1,7 +1,7 @@
 """`baton explain`: why a request went where it went, and what came of it, from the router that served it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from cli.errors import CommandFailed
@@ -10,11 +10,11 @@ from client import AdminClient, BatonClientError, Candidate, ExplainedAttempt, R
 from client.errors import ModelNotFound
 
 COMPARED = (
-    ("cached tokens", ("hit_tokens", "prefill_hit_tokens", "predicted_cached_tokens"), "cached_tokens"),
-    ("cached on decode", ("decode_hit_tokens",), "decode_cached_tokens"),
-    ("TTFT, ms", ("ttft_ms", "expected_ttft_ms"), "ttft_ms"),
+    ("cached tokens", "prefill_hit_tokens", "cached_tokens"),
+    ("cached on decode", "decode_hit_tokens", "decode_cached_tokens"),
+    ("first token after the dispatch, ms", "expected_ttft_ms", "ttft_ms"),
 )
-"""What is shown side by side: its name, how a prediction may be called, and what the outcome is called."""
+"""What is shown side by side: its name, what the prediction is called, and what the outcome is called."""
 
 
 def show_explanation(request_id: str, admin_targets: list[str], as_json: bool) -> int:
@@ -48,39 +48,57 @@ def lines(found: RequestExplanation) -> Iterator[str]:
         policy = f" by {attempt.policy}" if attempt.policy else ""
         yield f"{title}{policy}, {attempt.queue_ms:.1f} ms after it was ready: {attempt.reason}"
         if attempt.failure:
-            yield f"  failed at {attempt.failed_endpoint}: {attempt.failure}"
+            names = {each.endpoint: each.worker_id for each in attempt.candidates}
+            failed = names.get(attempt.failed_endpoint, attempt.failed_endpoint)
+            yield f"  failed at {failed}: {attempt.failure}"
         yield from _candidates(attempt)
-        last = number == len(found.attempts)
-        yield from _compared(attempt, found.ttft_ms if last else 0.0)
+        yield from _compared(attempt)
 
 
 def _candidates(attempt: ExplainedAttempt) -> Iterator[str]:
     width = max((len(each.worker_id) for each in attempt.candidates), default=0)
     for each in sorted(attempt.candidates, key=lambda each: (each.role, each.worker_id)):
-        terms = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in _shown(each).items())
-        excluded = f"  ({each.excluded})" if each.excluded else ""
-        yield f"  {'*' if each.chosen else ' '} {each.worker_id:<{width}}  {each.role:<7}  {terms}{excluded}"
+        weighed = f"({each.excluded})" if each.excluded else _cost(each)
+        yield f"  {'*' if each.chosen else ' '} {each.worker_id:<{width}}  {each.role:<7}  {weighed}"
+        if seen := _seen(each):
+            yield f"    {'':<{width}}           {seen}"
 
 
-def _shown(candidate: Candidate) -> Mapping[str, float]:
-    """Terms that differ from worker to worker come first; sizes are the same everywhere and left to --json."""
-    return {name: value for name, value in candidate.terms.items() if not name.startswith(("total_", "limit_"))}
+def _cost(candidate: Candidate) -> str:
+    """The cost and what it is the sum of; empty where nothing was weighed."""
+    terms, names = candidate.terms, candidate.cost_terms
+    if not names:
+        return ""
+    unit = " ms" if all(name.endswith("_ms") for name in names) else ""
+    parts = " + ".join(f"{_words(name.removesuffix('_ms'))} {_number(terms[name])}" for name in names)
+    return f"cost {_number(terms['cost'])}{unit} = {parts}"
 
 
-def _compared(attempt: ExplainedAttempt, ttft_ms: float) -> Iterator[str]:
-    actual = dict(attempt.actual) | ({"ttft_ms": ttft_ms} if ttft_ms else {})
-    for title, names, outcome in COMPARED:
-        predicted = next((attempt.predicted[name] for name in names if name in attempt.predicted), None)
+def _seen(candidate: Candidate) -> str:
+    """What differs from worker to worker; sizes are the same everywhere and left to --json."""
+    apart = {"cost", *candidate.cost_terms}
+    return ", ".join(
+        f"{_words(name)} {_number(value)}"
+        for name, value in candidate.terms.items()
+        if name not in apart and not name.startswith(("total_", "limit_"))
+    )
+
+
+def _compared(attempt: ExplainedAttempt) -> Iterator[str]:
+    actual = attempt.actual
+    for title, prediction, outcome in COMPARED:
         if outcome in actual:
+            predicted = attempt.predicted.get(prediction)
             said = "not predicted" if predicted is None else f"predicted {_number(predicted)}"
             yield f"    {title}: {said}, was {_number(actual[outcome])}"
-    told = {outcome for _, _, outcome in COMPARED}
-    rest = {name: value for name, value in attempt.actual.items() if name not in told}
+    compared = {outcome for _, _, outcome in COMPARED}
+    rest = ", ".join(f"{_words(name)} {_number(value)}" for name, value in actual.items() if name not in compared)
     if rest:
-        how = f" ({attempt.transport})" if attempt.transport else ""
-        yield (
-            "    then: " + ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in rest.items()) + how
-        )
+        yield f"    then: {rest}" + (f" ({attempt.transport})" if attempt.transport else "")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _number(value: float) -> str:

@@ -30,14 +30,22 @@ def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
     """`root` is the repository; `scratch` is where a random checkpoint may be written. Raises ModelNotUsable."""
     if given is None:
         return _demo_model(root, scratch)
+    folder = find_folder(given, HUB_PATTERNS)
+    _check(folder)
+    return ModelSource(folder, folder.name if Path(given).expanduser().is_dir() else given)
+
+
+def find_folder(given: str, patterns: Sequence[str]) -> Path:
+    """A folder of this machine, or one with the files of a model on the Hugging Face hub that match `patterns`.
+
+    Raises ModelNotUsable.
+    """
     folder = Path(given).expanduser()
     if folder.is_dir():
-        folder = folder.resolve()
-        _check(folder)
-        return ModelSource(folder, folder.name)
+        return folder.resolve()
     if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
         raise ModelNotUsable(f"--model {given}: there is no such folder, and a hub id looks like owner/name")
-    return ModelSource(_download(given), given)
+    return _download(given, patterns)
 
 
 def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder, ...]:
@@ -85,7 +93,7 @@ def _check(folder: Path) -> None:
         raise ModelNotUsable(f"{folder} has no tokenizer.json")
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
     """Into the cache of huggingface_hub, which is used as it is when the hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -96,7 +104,7 @@ def _download(hub_id: str) -> Path:
     )
 
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_PATTERNS)))
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
     except HFValidationError as error:
         raise ModelNotUsable(f"--model {hub_id}: neither a folder nor a hub id: {error}") from error
     except RepositoryNotFoundError as error:
@@ -106,5 +114,3 @@ def _download(hub_id: str) -> Path:
             f"--model {hub_id}: there is no such folder here, and the Hugging Face hub cannot be reached for it "
             f"({type(error).__name__}). Give the folder of a checkpoint instead."
         ) from error
-    _check(folder)
-    return folder

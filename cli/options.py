@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 VARIABLES_PREFIX = "BATON"
 DEFAULT_TARGET = "127.0.0.1:50051"
+TARGET_VARIABLE = f"{VARIABLES_PREFIX}_TARGET"
 SAMPLING_FLAGS = (
     "max_tokens",
     "temperature",
@@ -75,14 +76,26 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-Target = Annotated[str, typer.Option(help="Public port of the router, host:port.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        envvar=TARGET_VARIABLE,
+        help="gRPC address of the router, host:port; several of one cluster: host:port,host:port.",
+    ),
+]
 Admin = Annotated[
-    str | None, typer.Option(help="Admin port of the router, host:port; default: the port after that of --target.")
+    str | None, typer.Option(help="Admin address of the router, host:port; default: the port after that of --target.")
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        envvar="BATON_TLS_CA", exists=True, dir_okay=False, help="Certificate of who vouches for the server (PEM): TLS."
+        envvar="BATON_TLS_CA", exists=True, dir_okay=False, help="CA certificate (PEM) of the server; turns TLS on."
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
@@ -107,23 +120,27 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the mo
 Choices = Annotated[int | None, typer.Option("--n", help="Number of choices.")]
 TypicalP = Annotated[float | None, typer.Option(help="Keep the most typical tokens that add up to this; in (0, 1].")]
 RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Of tokens in prompt and answer: in (0, 10], above 1 makes them rarer.")
+    float | None, typer.Option(help="Penalty on tokens of prompt and answer, in (0, 10]; above 1 makes them rarer.")
 ]
-PresencePenalty = Annotated[float | None, typer.Option(help="Of tokens in the answer; in [-2, 2].")]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="Of tokens in the answer, per occurrence; in [-2, 2].")]
-MinTokens = Annotated[int | None, typer.Option(help="Nothing stops a choice before so many tokens.")]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Penalty on tokens that the answer has already, in [-2, 2].")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="Penalty per occurrence in the answer, in [-2, 2].")]
+MinTokens = Annotated[int | None, typer.Option(help="Least tokens of a choice before anything stops it.")]
 Logprobs = Annotated[
     int | None,
-    typer.Option(help="With --json: log-probabilities of the tokens, and of so many likeliest; from 0 to 20."),
+    typer.Option(help="With --json: log-probabilities of each token and of the N likeliest, N from 0 to 20."),
 ]
-PromptLogprobs = Annotated[int | None, typer.Option(help="With --json: the same of the prompt; from 0 to 20.")]
-Echo = Annotated[bool, typer.Option("--echo", help="Begin the answer with the prompt; with --logprobs, theirs too.")]
-BestOf = Annotated[int | None, typer.Option(help="Make so many choices, show the --n likeliest per token at the end.")]
+PromptLogprobs = Annotated[int | None, typer.Option(help="With --json: the same for the prompt; from 0 to 20.")]
+Echo = Annotated[bool, typer.Option("--echo", help="Begin the answer with the prompt; --logprobs then covers both.")]
+BestOf = Annotated[int | None, typer.Option(help="Generate N choices and show the --n likeliest per token at the end.")]
 BeamWidth = Annotated[
     int | None,
-    typer.Option(help="Search the likeliest sequences with so many beams, show the --n best at the end."),
+    typer.Option(help="Beam search with N beams; shows the --n best sequences at the end."),
 ]
-LengthPenalty = Annotated[float | None, typer.Option(help="Of --beam-width; above 0 favours long answers.")]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="Length penalty of the beam search; above 0 favours long answers.")
+]
 JsonSchema = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="File with a JSON schema; the answer is JSON that meets it."),
@@ -139,19 +156,21 @@ TimeoutS = Annotated[float | None, typer.Option("--timeout", help="Seconds for t
 Quantize = Annotated[
     Literal["none", "int8", "int4", "fp8"],
     typer.Option(
-        help="What the weights of a plain checkpoint are made while loading. AWQ, GPTQ and GGUF are read as they are."
+        help="Quantise the weights of a plain checkpoint while loading. AWQ, GPTQ and GGUF are read as they are."
     ),
 ]
 KvCacheDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"],
-    typer.Option(help="Of KV in its pool; auto: as --dtype. fp8 is fp8_e4m3. One byte per number holds more tokens."),
+    typer.Option(
+        help="Element type of the KV cache; auto: as --dtype; fp8: fp8_e4m3. One-byte types hold more tokens."
+    ),
 ]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(
         "--adapter",
         metavar="NAME=FOLDER",
-        help="A LoRA adapter as PEFT saves it, chosen by its name in place of the model's; several may be given.",
+        help="LoRA adapter in PEFT's format; requests choose it by NAME as their model. May be repeated.",
     ),
 ]
 SwapMemory = Annotated[
@@ -159,18 +178,17 @@ SwapMemory = Annotated[
     typer.Option(
         parser=_bytes,
         metavar="256MiB",
-        help="Host memory of each decode worker for KV of answers that must wait when its pool is full; taken when "
-        "first needed. 0: their KV is computed again. Default: 256MiB.",
+        help="Host memory of each decode worker for KV of preempted answers, allocated when first needed. 0: the KV is "
+        "recomputed. Default: 256MiB.",
     ),
 ]
 TbtSloMs = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Milliseconds between two tokens that running answers may wait for prompts: how long a step of a decode "
-        "worker may take with prompts in it. Higher: prompts have their first token sooner, and throughput is higher; "
-        "lower: answers run smoothly. Default: prompts make a step at most a tenth longer, and wait for prefill "
-        "workers; with --colocated, where this is what chooses between smooth answers and throughput, 100.",
+        help="Longest step of a decode worker with prompts in it, in milliseconds: how long running answers may wait "
+        "for a token. Higher values give earlier first tokens and more throughput, lower ones smoother answers. "
+        "Default: 100 with --colocated; otherwise prompts make a step at most a tenth longer.",
     ),
 ]
 TensorParallel = Annotated[
@@ -178,8 +196,8 @@ TensorParallel = Annotated[
     typer.Option(
         min=1,
         max=64,
-        help="Processes that compute together in each worker, each with its share of heads, weights and KV: on GPUs "
-        "as many of them per worker, on CPU the worker's cores are dealt out.",
+        help="Ranks of each worker, each with its share of heads, weights and KV: one GPU per rank, or on CPU a share "
+        "of the worker's cores.",
     ),
 ]
 KvMemory = Annotated[
@@ -189,11 +207,14 @@ KvMemory = Annotated[
 
 
 def admin_target_of(target: str) -> str:
-    """`host:50051` -> `host:50052`, which is where `baton up` puts the admin port unless told otherwise."""
-    host, _, port = target.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()):
-        raise typer.BadParameter(f"{target!r} is not host:port; --admin names the admin port", param_hint="--target")
-    return f"{host}:{int(port) + 1}"
+    """`host:50051` -> `host:50052`, the default of `baton up --admin-port`; of several targets, each."""
+    admins = []
+    for each in target.split(","):
+        host, _, port = each.strip().rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()):
+            raise typer.BadParameter(f"{each!r} is not host:port; --admin names the admin port", param_hint="--target")
+        admins.append(f"{host}:{int(port) + 1}")
+    return ",".join(admins)
 
 
 def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":

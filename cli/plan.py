@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import CommandFailed
+from cli.model_source import find_folder
 from cli.sizes import format_bytes
 from engine.sizing import KV_FORMATS, KvSizing
 
@@ -90,23 +91,15 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
 
 
 def config_folder(model: str) -> Path:
-    """A folder with config.json; of a Hugging Face model only that file is fetched. Raises: CommandFailed."""
-    given = Path(model).expanduser()
-    if given.is_file():
-        given = given.parent
-    if given.is_dir():
-        if not (given / "config.json").is_file():
-            raise CommandFailed(f"{given} has no config.json")
-        return given
-    if given.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-        raise CommandFailed(f"--model {model}: there is no such folder, and a hub id looks like owner/name")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    """A folder with config.json, or that file itself; of a model on the hub only that file is fetched.
 
-    try:
-        return Path(hf_hub_download(model, "config.json")).parent
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CommandFailed(f"--model {model}: the Hugging Face hub does not give its config.json: {error}") from error
+    Raises: CommandFailed.
+    """
+    given = Path(model).expanduser()
+    folder = given.parent if given.is_file() else find_folder(model, ["config.json"])
+    if not (folder / "config.json").is_file():
+        raise CommandFailed(f"{folder} has no config.json")
+    return folder
 
 
 def describe(plan: MemoryPlan) -> str:

@@ -19,8 +19,8 @@ ROUTER_GRACE_S = 40.0
 WORKER_GRACE_S = 35.0
 # Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
 PREFILL_NICE = 5
-# Between two tokens, where nobody else computes prompts: a tenth of a step would leave next to nothing for them. Ten
-# tokens a second are still faster than anybody reads.
+# Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
+# tokens a second are still faster than people read.
 COLOCATED_TBT_SLO_MS = 100.0
 GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
@@ -44,7 +44,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class UpSettings:
-    """Everything that `baton up` was told or found out. None: the process decides."""
+    """Everything that `baton up` was given or found out. None: the process decides."""
 
     model_folder: Path
     model_name: str
@@ -73,12 +73,13 @@ class UpSettings:
     redis_url: str
     namespace: str
     trace_file: Path
+    collector: str | None  # where traces go instead
     core_use: Path  # folder in which workers of a CPU say whether their cores compute
     exposure: Exposure = Exposure()
 
 
 def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
-    """Router and workers; Redis is added by whoever owns one."""
+    """Router and workers; the caller adds Redis."""
     on_cpu = not settings.machine.gpu_free_bytes
     cores = plan_cores(settings.machine.cores, settings.prefill, settings.decode) if on_cpu else None
     routers = [_router(settings, cores, number) for number in range(1 + len(settings.more_ports))]

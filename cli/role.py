@@ -20,7 +20,7 @@ def change_role(admin_target: str, worker_id: str, role: Role, timeout_s: float)
                 print(f"{worker_id} is a {role} worker already")
                 return 0
             admin.change_role(worker_id, role)
-            print(f"{worker_id} drains, to serve as {role}", flush=True)
+            print(f"{worker_id} drains to become {role}", flush=True)
             while time.monotonic() - began_s < timeout_s:
                 now = _find(admin, worker_id)
                 if now is not None and now.role == role and _serves(now):
@@ -29,9 +29,7 @@ def change_role(admin_target: str, worker_id: str, role: Role, timeout_s: float)
                 time.sleep(POLL_S)
     except BatonClientError as error:
         raise CommandFailed(for_people(error, f"{admin_target} (admin port)").message) from error
-    raise CommandFailed(
-        f"{worker_id} does not serve as {role} after {timeout_s:g} s; `baton status` shows how it stands"
-    )
+    raise CommandFailed(f"{worker_id} does not serve as {role} after {timeout_s:g} s; see `baton status`")
 
 
 def _find(admin: AdminClient, worker_id: str) -> WorkerStatus | None:

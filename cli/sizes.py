@@ -12,7 +12,7 @@ def parse_bytes(text: str) -> int:
     unit = match[2].upper() if match else "?"
     unit = unit if unit in UNITS else f"{unit}B"
     if match is None or unit not in UNITS:
-        raise ValueError(f"{text!r} is not an amount of memory; write it like 512MiB or 2GiB")
+        raise ValueError(f"{text!r} is not an amount of memory such as 512MiB or 2GiB")
     return int(float(match[1]) * UNITS[unit])
 
 

@@ -80,7 +80,7 @@ class Supervisor:
                 self._send(spec.name, signal.SIGTERM)
             await asyncio.gather(*(self._ended(spec) for spec in specs))
         if not self.failure.cancel() and not self.failure.cancelled():
-            # It failed while it was being stopped: nobody waits for that any more, so it must not be reported as lost.
+            # It failed while it was being stopped: that is no longer awaited, so it must not be reported as lost.
             self.failure.exception()
 
     def force(self) -> None:
@@ -111,7 +111,7 @@ class Supervisor:
             if self._is_hopeless(ending, backoff):
                 self._fail(f"{spec.name} {ending.text}; see its output above")
                 return
-            self._report(f"{spec.name} {ending.text}; starting it again in {delay_s:g} s")
+            self._report(f"{spec.name} {ending.text}; restarting it in {delay_s:g} s")
             await self._pause(delay_s)
 
     async def _run_once(self, spec: ProcessSpec) -> Ending:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cli.errors import CommandFailed
 from cli.paths import RUNTIME
-from cli.trace_files import newest_trace_file
+from cli.trace_files import collector_of, newest_trace_file
 from cli.trace_report import as_object, read_spans, report_lines, requests_in
 
 
@@ -15,6 +15,10 @@ def show_traces(file: str | None, last: int, as_json: bool) -> int:
     if path is None:
         raise CommandFailed("no traces yet: `baton up` writes them")
     try:
+        if (collector := collector_of(path)) is not None:
+            raise CommandFailed(
+                f"the traces of the last `baton up` go to {collector} (OTEL_EXPORTER_OTLP_ENDPOINT) and to no file"
+            )
         with path.open(encoding="utf-8", errors="replace") as lines:
             requests = requests_in(read_spans(lines))[-last:]
     except OSError as error:

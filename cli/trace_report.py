@@ -130,9 +130,10 @@ def report_lines(request: RequestTrace) -> list[str]:
     tokens = f"{attributes.get('gen_ai.usage.input_tokens', 0)} tokens in"
     tokens += f" ({attributes.get('gen_ai.usage.cache_read.input_tokens', 0)} cached)"
     tokens += f", {attributes.get('gen_ai.usage.output_tokens', 0)} out"
-    ended = f", ended {attributes.get('error.type', 'with an error')}" if root.is_error else ""
+    ended = f", {_ending(attributes)}" if root.is_error else ""
     lines = [
-        f"{root.name}  {tokens}, {root.duration_ms:.1f} ms{ended}  trace {root.trace_id}",
+        f"{root.name}  {tokens}, {root.duration_ms:.1f} ms{ended}",
+        f"  for `baton explain`: {_ids(root)}",
         _sum_line("TTFT", request.ttft),
         _sum_line("token 1 to 2", request.first_gap),
     ]
@@ -143,10 +144,24 @@ def report_lines(request: RequestTrace) -> list[str]:
     return [*lines, *(_waterfall_line(root, stage) for stage in request.stages)]
 
 
+def _ids(root: Span) -> str:
+    """What the request is called: by its client or us, where it came that far, and by its trace."""
+    request_id = root.attributes.get("gen_ai.response.id")
+    return f"trace {root.trace_id}" if request_id is None else f"{request_id}, or its trace {root.trace_id}"
+
+
+def _ending(attributes: Mapping[str, Any]) -> str:
+    """Such as `refused: queue_full`; of older traces the status."""
+    if "baton.outcome" not in attributes:
+        return f"ended {attributes.get('error.type', 'with an error')}"
+    return f"{attributes['baton.outcome']}: {attributes.get('baton.reason', '')}"
+
+
 def as_object(request: RequestTrace) -> dict[str, object]:
     """The same for a program."""
     return {
         "trace_id": request.root.trace_id,
+        "request_id": request.root.attributes.get("gen_ai.response.id"),
         "name": request.root.name,
         "error": request.root.is_error,
         "duration_ms": round_ms(request.root.duration_ms),
@@ -210,6 +225,10 @@ def _note(stage: Span) -> str:
     attributes = stage.attributes
     if stage.name == "prefill.fetch":
         return f" {attributes['baton.fetch.tokens']} tokens, {attributes['baton.fetch.bytes'] / 2**20:.2f} MiB"
+    if stage.name == "attempt":
+        return _attempt_note(attributes)
+    if stage.name == "decode" and attributes.get("baton.stalls"):
+        return f" {attributes['baton.stalls']} stalls, the longest {attributes['baton.tbt_max_ms']:.0f} ms"
     if stage.name != "kv.transfer":
         return ""
     parts = [f"{attributes.get('baton.transfer.bytes', 0) / 2**20:.2f} MiB by {attributes['baton.transfer.transport']}"]
@@ -218,3 +237,13 @@ def _note(stage: Span) -> str:
     if "baton.transfer.overlapped_share" in attributes:
         parts.append(f"{attributes['baton.transfer.overlapped_share']:.0%} hidden behind prefill")
     return " " + ", ".join(parts)
+
+
+def _attempt_note(attributes: Mapping[str, Any]) -> str:
+    given = {name.removeprefix("baton.attempt."): value for name, value in attributes.items()}
+    way = f"{given['prefill']} -> {given['decode']}" if "prefill" in given else given["decode"]
+    choice = f", choice {given['choice']}" if "choice" in given else ""
+    begins = f", from token {given['first_token'] + 1} on" if given["first_token"] else ""
+    waited = f", the client waited {given['stood_still_ms']:.0f} ms for it" if "stood_still_ms" in given else ""
+    failed = f"; {given['failed_worker']} failed: {given['failure']}, {given['message']}" if "failure" in given else ""
+    return f" {given['number']}: {way}{choice}{begins}{waited}{failed}"

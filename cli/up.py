@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import shlex
 import shutil
 import signal
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +12,18 @@ from typing import Any
 from cli.core_plan import plan_cores
 from cli.devices import DeviceChoice, Machine, inspect_machine
 from cli.errors import CommandFailed
-from cli.http_ports import choose_http_ports, is_free
+from cli.http_ports import choose_http_ports, is_free, require_free
 from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
-from cli.options import DEFAULT_TARGET, admin_target_of
+from cli.options import DEFAULT_TARGET, TARGET_VARIABLE
 from cli.paths import ROOT, RUNTIME
-from cli.process_plan import LOOPBACK, Exposure, UpSettings, plan_processes, router_ports
+from cli.process_plan import LOOPBACK, Exposure, UpSettings, plan_processes
 from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from cli.readiness import NotReady, wait_until_serving, waiting_for
+from cli.ready_hint import ready_lines, script_command
 from cli.redis_source import RedisSource, choose_redis
 from cli.sizes import format_bytes
 from cli.supervisor import StartupFailed, Supervisor
-from cli.trace_files import begin_trace_file
+from cli.trace_files import begin_trace_file, chosen_collector
 from cli.variables import refuse_overridden
 from client import AsyncAdminClient, BatonClientError, RetryPolicy
 from router.exposure import too_open
@@ -67,10 +66,6 @@ class UpOptions:
     own_options: frozenset[str]  # by name, each of which has read the variable of that name too
 
 
-class PortTaken(CommandFailed):
-    """Another process listens where we were told to."""
-
-
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
@@ -80,14 +75,15 @@ def run_up(options: UpOptions) -> int:
     admin_port = free_port() if options.admin_port == 0 else options.admin_port or port + 1
     more_ports = _more_ports(options.port, admin_port, options.routers - 1)
     for public, admin in ((port, admin_port), *more_ports):
-        _require_free(options.host, public)
-        _require_free(LOOPBACK, admin)
+        require_free(options.host, public)
+        require_free(LOOPBACK, admin)
     reserved = {number for pair in ((port, admin_port), *more_ports) for number in pair}
     http_ports = choose_http_ports(
         options.http_port, options.routers, reserved, lambda number: is_free(options.host, number)
     )
     for number in http_ports:
-        _require_free(options.host, number)
+        require_free(options.host, number)
+    collector = chosen_collector(options.trace_file)
     cores = plan_cores(machine.cores, options.prefill, options.decode)
     redis = choose_redis(os.environ.get("REDIS_URL"), cores.router)
     workers = options.prefill + options.decode
@@ -118,7 +114,8 @@ def run_up(options: UpOptions) -> int:
         log_format=options.log_format,
         redis_url=redis.url,
         namespace=options.namespace or f"baton-{port}",
-        trace_file=options.trace_file or begin_trace_file(RUNTIME, port),
+        trace_file=options.trace_file or begin_trace_file(RUNTIME, port, collector),
+        collector=collector,
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
     )
@@ -131,7 +128,7 @@ def _refuse_too_open(options: UpOptions) -> None:
     has_keys = options.exposure.api_keys is not None or bool(os.environ.get("BATON_API_KEY_HASHES"))
     risk = too_open((options.host,), LOOPBACK, has_keys)
     if risk and not options.exposure.insecure:
-        raise CommandFailed(f"{risk}; give --api-keys FILE, or --insecure where that is meant")
+        raise CommandFailed(f"{risk}; use --api-keys FILE, or --insecure to allow it")
 
 
 def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -207,7 +204,7 @@ class _Up:
     def _handle_signals(self, supervisor: Supervisor) -> None:
         def on_signal() -> None:
             if self._ended.is_set():
-                self._say("second signal: killing everything")
+                self._say("second signal: killing all processes")
                 supervisor.force()
             self._ended.set()
 
@@ -230,48 +227,29 @@ class _Up:
     def _admin_target(self) -> str:
         return f"{LOOPBACK}:{self._settings.admin_port}"
 
-    @property
-    def _router_target(self) -> str:
-        # An address for listening everywhere is none to connect to.
-        host = LOOPBACK if self._settings.host in ("0.0.0.0", "::") else self._settings.host
-        return f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
-
     def _announce(self) -> None:
         settings = self._settings
         if self._source.is_random:
-            self._say("models/tableqa is missing: serving a tiny checkpoint of random weights, which talks nonsense")
+            self._say(
+                "models/tableqa is missing: serving a tiny checkpoint of random weights, whose answers mean nothing"
+            )
         self._say(f"model {settings.model_name} from {settings.model_folder}")
         workers, ranks = range(settings.prefill + settings.decode), settings.tensor_parallel
         devices = sorted({settings.machine.device(worker, ranks) for worker in workers})
-        amount = "what is left" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
+        amount = "the remaining memory" if settings.kv_memory_bytes is None else format_bytes(settings.kv_memory_bytes)
         self._say(
             f"{_workers(settings)} on {', '.join(devices)}{f', {ranks} ranks each' if ranks > 1 else ''}, "
-            f"{amount} of KV each; Redis: {self._redis.description}"
+            f"KV: {amount} each; Redis: {self._redis.description}"
         )
         way = "prefill, transfer and decode" if settings.prefill else "a worker"
         self._say(f"starting: load, warm up, then a canary request through {way}")
 
     def _announce_ready(self, seconds: float) -> None:
-        settings, target = self._settings, self._router_target
-        elsewhere = "" if target == DEFAULT_TARGET else f" --target {target}"
-        admin = self._admin_target
-        # As `status` would find it from --target by itself.
-        found = admin == admin_target_of(target)
-        question = "generate 'Once upon a time' --max-tokens 32"
-        if has_chat_template(self._source.folder):
-            question = "chat 'What is a block table?'"
         self._say(f"ready in {seconds:.1f} s")
-        self._say(f"  endpoint  {target}   (gRPC, baton.v1.BatonService)")
-        scheme = "http" if settings.exposure.tls_cert is None else "https"
-        self._say(f"  HTTP      {scheme}://{target.rpartition(':')[0]}:{settings.http_ports[0]}/v1   (OpenAI's API)")
-        self._say(f"  admin     {admin}")
-        for number, (public_port, admin_port) in enumerate(router_ports(settings)[1:], 2):
-            host = target.rpartition(":")[0]
-            http_port = settings.http_ports[number - 1]
-            self._say(f"  router {number}  {host}:{public_port}, HTTP {http_port}, admin {LOOPBACK}:{admin_port}")
-        shown = "BATON_API_KEY=... " if settings.exposure.api_keys is not None else ""
-        self._say(f"  try       {shown}{_command()} {question}{elsewhere}")
-        self._say(f"            {_command()} status{elsewhere if found else f' --admin {admin}'}")
+        default_target = os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET
+        chats = has_chat_template(self._source.folder)
+        for line in ready_lines(self._settings, script_command(ROOT, Path.cwd()), default_target, chats):
+            self._say(line)
 
     def _say(self, text: str) -> None:
         self._output.write(f"{'baton':<9} | {text}")
@@ -281,20 +259,3 @@ def _workers(settings: UpSettings) -> str:
     if settings.prefill:
         return f"{settings.prefill} prefill + {settings.decode} decode"
     return f"{settings.decode} decode, prefill colocated,"
-
-
-def _command() -> str:
-    """How the user can call us from where they stand."""
-    script = ROOT / "baton"
-    return "./baton" if script.parent == Path.cwd() else shlex.quote(str(script))
-
-
-def _require_free(host: str, port: int) -> None:
-    """gRPC may share a port with another process in silence; we may not."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error

@@ -17,12 +17,12 @@ Colocated = Annotated[
     bool,
     typer.Option(
         "--colocated",
-        help="No prefill workers: each decode worker computes its prompts itself, between the steps of its answers. "
-        "Those then wait for prompts as long as --tbt-slo-ms says.",
+        help="No prefill workers: each decode worker computes its prompts itself, between the steps of its answers; "
+        "--tbt-slo-ms bounds how long answers wait for prompts.",
     ),
 ]
 Host = Annotated[
-    str, typer.Option(help="Address of the public ports; beyond loopback it takes --api-keys, or --insecure.")
+    str, typer.Option(help="Address of the public ports; one beyond loopback needs --api-keys or --insecure.")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65534, help="Public port; 0 takes a free one.")]
 AdminPort = Annotated[
@@ -33,8 +33,8 @@ HttpPort = Annotated[
     typer.Option(
         min=0,
         max=65535,
-        help="Port of OpenAI's HTTP API, on --host; 0 takes a free one. Default: 8000, or a free one where that is "
-        "taken. Further routers have those after it.",
+        help="Port of OpenAI's HTTP API, on --host; 0 takes a free one. Default: 8000, or a free one if that is "
+        "taken. Further routers take the ports after it.",
     ),
 ]
 Routers = Annotated[
@@ -43,18 +43,20 @@ Routers = Annotated[
         min=1,
         max=16,
         help="Number of routers, which share what they know; the second listens two ports after the first. Clients "
-        "take any: with --target ipv4:127.0.0.1:50051,127.0.0.1:50053 one that answers.",
+        "may name several: --target 127.0.0.1:50051,127.0.0.1:50053.",
     ),
 ]
 Placement = Annotated[
     Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"],
-    typer.Option(help="How workers are chosen for a request (docs/routing.md)."),
+    typer.Option(help="Placement policy: how workers are chosen for a request (docs/routing.md)."),
 ]
 Planner = Annotated[
     Literal["off", "propose", "act"],
-    typer.Option(help="Whether workers change between prefill and decode as the load does; propose: only says so."),
+    typer.Option(
+        help="Role planner. act: workers change between prefill and decode with the load; propose: only shows it."
+    ),
 ]
-Device = Annotated[DeviceChoice, typer.Option(help="What workers compute on.")]
+Device = Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"],
     typer.Option(
@@ -67,20 +69,20 @@ MaxModelLen = Annotated[
 ]
 Transport = Annotated[
     Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"],
-    typer.Option(help="How KV goes from prefill to decode. auto: the fastest way there is."),
+    typer.Option(help="Transport of KV from prefill to decode. auto: the fastest available."),
 ]
-LogFormat = Annotated[Literal["plain", "json"], typer.Option(help="How the processes log.")]
-Namespace = Annotated[
-    str | None, typer.Option(help="Which cluster on a Redis that several share; default: baton-PORT.")
+LogFormat = Annotated[Literal["plain", "json"], typer.Option(help="Format of log lines.")]
+Namespace = Annotated[str | None, typer.Option(help="Name of the cluster on a shared Redis; default: baton-PORT.")]
+TraceFile = Annotated[
+    Path | None, typer.Option(help="File that traces are appended to; default: a new one in runtime/.")
 ]
-TraceFile = Annotated[Path | None, typer.Option(help="Where traces are appended; default: a new file in runtime/.")]
 ApiKeys = Annotated[
     Path | None,
     typer.Option(
         envvar="BATON_API_KEYS",
         exists=True,
         dir_okay=False,
-        help="File of API keys (baton keys new): nobody is served without one. Read again when it changes.",
+        help="File of API keys (baton keys new); requests without a valid key are refused. Reloaded when it changes.",
     ),
 ]
 Insecure = Annotated[
@@ -92,10 +94,11 @@ TlsCert = Annotated[
         envvar="BATON_TLS_CERT",
         exists=True,
         dir_okay=False,
-        help="Certificate of the public ports (PEM; baton certs): they speak TLS only. Needs --tls-key.",
+        help="Certificate (PEM) of the public ports, which then accept TLS only (baton certs). Needs --tls-key.",
     ),
 ]
 TlsKey = Annotated[
-    Path | None, typer.Option(envvar="BATON_TLS_KEY", exists=True, dir_okay=False, help="Its key (PEM).")
+    Path | None,
+    typer.Option(envvar="BATON_TLS_KEY", exists=True, dir_okay=False, help="Private key (PEM) of --tls-cert."),
 ]
-StartupTimeoutS = Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves.")]
+StartupTimeoutS = Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")]

@@ -24,10 +24,10 @@ def refuse_overridden(
             variable = variable_of(flag)
             wanted = environment.get(variable)
             if wanted and variable not in read and wanted != value:
-                told = flag if value is None else f"{flag} {value}"
+                given = flag if value is None else f"{flag} {value}"
                 raise CommandFailed(
-                    f"{variable} is {wanted!r}, but `up` itself starts {spec.name} with {told}; unset the variable, or "
-                    "start the processes yourself (docs/deployment.md)"
+                    f"{variable} is {wanted!r}, but `up` itself starts {spec.name} with {given}; unset the variable, "
+                    "or start the processes yourself (docs/deployment.md)"
                 )
 
 

@@ -5,12 +5,25 @@
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)
 
-Streams the same events whichever workers serve them; knows nothing of prefill, decode or pages beyond what
-`AdminClient.status` reports.
+The events do not depend on the workers that serve them. The client knows prefill, decode and blocks only from
+`AdminClient.status`.
 """
 
 from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import CacheView, ClusterStatus, Link, Load, PageCounts, PlannerStatus, RouterStatus, WorkerStatus
+from client.cluster import (
+    CacheView,
+    ClusterStatus,
+    EndedRequests,
+    Latency,
+    Link,
+    Load,
+    PageCounts,
+    PlannerStatus,
+    Quantiles,
+    RequestTotals,
+    RouterStatus,
+    WorkerStatus,
+)
 from client.errors import (
     BatonClientError,
     Busy,
@@ -62,6 +75,7 @@ __all__ = [
     "Completion",
     "DeadlineExceeded",
     "Delta",
+    "EndedRequests",
     "ErrorDetails",
     "Event",
     "ExplainedAttempt",
@@ -69,6 +83,7 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "InvalidRequest",
+    "Latency",
     "Link",
     "Load",
     "Message",
@@ -79,7 +94,9 @@ __all__ = [
     "PlannerStatus",
     "PromptPart",
     "ProtocolError",
+    "Quantiles",
     "RequestExplanation",
+    "RequestTotals",
     "RetryPolicy",
     "RouterStatus",
     "ServerError",

@@ -34,7 +34,7 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
     given = target.split(",") if isinstance(target, str) else target
     targets = tuple(each.strip() for each in given if each.strip())
     if not targets:
-        raise ValueError("no target is given")
+        raise ValueError("a target is required")
     return targets
 
 
@@ -43,7 +43,7 @@ class Security:
     """How a client shows who it is, and makes sure whom it talks to.
 
     `tls`: True trusts the certificate authorities that gRPC knows, a path those in that PEM file; False is no TLS. A
-    key that goes without TLS can be read by whoever is in between.
+    key without TLS can be read by every host in between.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -59,8 +59,8 @@ class Security:
         """Of one call; what its options say goes before."""
         given = options or {}
         traceparent, api_key = given.get("traceparent"), given.get("api_key", self.api_key)
-        told = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))
-        return tuple((key, value) for key, value in told if value)
+        pairs = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))
+        return tuple((key, value) for key, value in pairs if value)
 
 
 OPEN = Security()

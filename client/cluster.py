@@ -14,7 +14,7 @@ class PageCounts:
 
     total: int
     free: int
-    cached: int  # held by nobody, kept under their hash
+    cached: int  # in no use, kept under their hash until evicted
     held: int
     held_by_sequences: int
     held_by_transfers: int
@@ -84,7 +84,10 @@ class WorkerStatus:
     load: Load | None  # None: no report yet
     roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
     cache_view: CacheView | None = None  # None: it was never connected
-    deaths: int = 0  # how often a process of this name was found gone, restarts included
+    deaths: int = 0  # how often a process of this name was found gone that had not drained
+    drains: int = 0  # how often one ended after it had drained
+    role_changes: int = 0
+    lost_sessions: int = 0  # for another reason: silence, or a connection that did not come back in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,38 @@ class RouterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the requests that ended on this router in the last minute."""
+
+    requests: int  # how many, at most 256
+    ttft: Quantiles
+    tbt: Quantiles | None  # None: no answer was long enough to have one
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequests:
+    outcome: str  # answered, cancelled, refused or failed
+    reason: str  # in one word; empty where they were answered
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTotals:
+    """What the requests of a router have come to since it started, those that run included."""
+
+    started: int = 0
+    ended: tuple[EndedRequests, ...] = ()
+    prompt_tokens: int = 0  # of prompts that workers were given
+    generated_tokens: int = 0  # of answers, as they go out
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     ready: bool
     detail: str  # why not ready, or in which way degraded; empty when all is well
@@ -121,3 +156,5 @@ class ClusterStatus:
     planner: PlannerStatus | None = None  # None: there is none
     indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker
     routers: tuple[RouterStatus, ...] = ()  # the other ones
+    latency: Latency | None = None  # None: no request ended in the last minute
+    requests: RequestTotals = RequestTotals()

@@ -11,7 +11,10 @@ ROLES: Mapping[int, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.RO
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One worker that could have been chosen; `terms` is what was weighed."""
+    """One worker that was looked at; `terms` is what was known and weighed, by name.
+
+    Of the workers of a role that have a `cost` among their terms, the cheapest was taken, equal ones in turn.
+    """
 
     worker_id: str
     endpoint: str  # host:port
@@ -19,6 +22,7 @@ class Candidate:
     chosen: bool
     excluded: str  # why it could not be chosen; empty where it could
     terms: Mapping[str, float]
+    cost_terms: tuple[str, ...] = ()  # those of `terms` that the cost is the sum of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ def _attempt_from(attempt: admin_pb2.ExplainedAttempt) -> ExplainedAttempt:
         attempt.policy,
         attempt.reason,
         attempt.queue_ms,
-        dict(attempt.predicted),
-        dict(attempt.actual),
+        dict(sorted(attempt.predicted.items())),
+        dict(sorted(attempt.actual.items())),
         attempt.transport,
         attempt.failure,
         attempt.failed_endpoint,
@@ -82,7 +86,8 @@ def _candidate_from(candidate: admin_pb2.ExplainedCandidate) -> Candidate:
         ROLES.get(candidate.role, "unknown"),
         candidate.chosen,
         candidate.excluded,
-        dict(candidate.terms),
+        dict(sorted(candidate.terms.items())),  # a map of protobuf comes in any order
+        tuple(candidate.cost_terms),
     )
 
 

@@ -121,4 +121,4 @@ class Recovery:
 
     def _check_same(self, first: Started, again: Started) -> None:
         if first != again:
-            raise ProtocolError("another answer came where this one was to be resumed")
+            raise ProtocolError("the server resumed another answer")

@@ -138,7 +138,7 @@ def _set_echo(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, value:
     if isinstance(request, baton_pb2.GenerateRequest):
         _set(request, "echo", value)
     elif value:
-        raise InvalidRequest("echo: a conversation has no text to tell back", ErrorDetails(field="echo"))
+        raise InvalidRequest("echo: not available for chat", ErrorDetails(field="echo"))
 
 
 def _add_bad_words(sampling: baton_pb2.SamplingParams, words: Sequence[str | Sequence[int]]) -> None:

@@ -5,10 +5,14 @@ from dataclasses import fields
 from client.cluster import (
     CacheView,
     ClusterStatus,
+    EndedRequests,
+    Latency,
     Link,
     Load,
     PageCounts,
     PlannerStatus,
+    Quantiles,
+    RequestTotals,
     Role,
     RouterStatus,
     WorkerStatus,
@@ -123,12 +127,27 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
             for each in response.routers
         ),
         planner=_planner_from(response.planner) if response.HasField("planner") else None,
+        latency=_latency_from(response.latency) if response.HasField("latency") else None,
+        requests=_requests_from(response.requests),
     )
+
+
+def _requests_from(totals: admin_pb2.RequestTotals) -> RequestTotals:
+    ended = tuple(EndedRequests(each.outcome, each.reason, each.count) for each in totals.ended)
+    return RequestTotals(totals.started, ended, totals.prompt_tokens, totals.generated_tokens)
 
 
 def _planner_from(planner: admin_pb2.PlannerStatus) -> PlannerStatus:
     return PlannerStatus(
         planner.mode, planner.prefill_pressure, planner.decode_pressure, planner.verdict, planner.changes
+    )
+
+
+def _latency_from(latency: admin_pb2.LatencyStatus) -> Latency:
+    return Latency(
+        latency.requests,
+        Quantiles(latency.ttft.p50_ms, latency.ttft.p99_ms),
+        Quantiles(latency.tbt.p50_ms, latency.tbt.p99_ms) if latency.HasField("tbt") else None,
     )
 
 
@@ -148,6 +167,9 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         total_slots=worker.total_slots,
         in_flight_requests=status.in_flight_requests,
         deaths=status.deaths,
+        drains=status.drains,
+        role_changes=status.role_changes,
+        lost_sessions=status.lost_sessions,
         load=_load_from(status.report) if status.HasField("report") else None,
         roles=tuple(ROLES.get(role, "unknown") for role in worker.roles),
         cache_view=_cache_view_from(status.cache_view) if status.HasField("cache_view") else None,

@@ -1,4 +1,4 @@
-"""python -m decode_worker: one decode worker, until SIGTERM."""
+""".venv/bin/python -m decode_worker: one decode worker, until SIGTERM."""
 
 import gc
 import sys
@@ -9,6 +9,6 @@ if __name__ == "__main__":
     from decode_worker.worker import main
     from service.config import read_config_or_exit
 
-    config = read_config_or_exit(DecodeConfig, "python -m decode_worker")
+    config = read_config_or_exit(DecodeConfig, ".venv/bin/python -m decode_worker")
     gc.enable()
     sys.exit(main(config))

@@ -59,7 +59,7 @@ class Answer:
     running_choices: set[int]
     searches: bool  # with beams: nothing is told before all is
     charge: Charge  # what its router counts it for
-    first_block: bytes = b""  # hash of the prompt's first block; empty: it keeps out of the cache
+    last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
     task: "asyncio.Task[None] | None" = None
     deadline: asyncio.TimerHandle | None = None
     landing: Landing | None = None

@@ -9,24 +9,24 @@ from service.worker_config import WorkerConfig
 class DecodeConfig(WorkerConfig):
     """Takes over KV and generates tokens for all its sequences at once."""
 
-    max_sequences: int = Field(64, ge=1, le=4096, description="most sequences in the running batch")
+    max_sequences: int = Field(64, ge=1, le=4096, description="batch slots: most sequences at once")
     chunk_tokens: int = Field(512, ge=1, description="most tokens of one step, unless more sequences than that run")
     tbt_slo_ms: float | None = Field(
         None,
         gt=0,
-        description="how long a step may take that computes prompts beside running answers; none: a tenth longer than "
-        "without them, and prompts wait. Higher: first tokens sooner and more throughput, lower: smoother answers",
+        description="longest step with prompts in it; none: prompts make a step at most a tenth longer. Higher "
+        "values give earlier first tokens and more throughput, lower ones smoother answers",
     )
     swap_memory: ByteSize = Field(
         ByteSize(256 * 2**20),
         ge=0,
-        description="host memory for KV of preempted sequences, taken when first needed; 0: it is computed again",
+        description="host memory for KV of preempted sequences, allocated when first needed; 0: it is recomputed",
     )
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that decode")
     kept_answers: int = Field(
-        1024, ge=0, description="most answers kept after their end, for --session-grace-s, lest their router dies"
+        1024, ge=0, description="most finished answers kept for --session-grace-s, in case their router dies"
     )
-    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all answers kept after their end")
-    pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for a prefill worker to pair")
-    lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be away before it is ended")
-    step_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")
+    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are kept")
+    pair_timeout_s: float = Field(5.0, gt=0, description="longest time for pairing with a prefill worker")
+    lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be silent before it is ended")
+    step_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from engine.sequence import blocks_for
+from service.charging import charged_blocks
 
 Router = TypeVar("Router", bound=Hashable)
-CHARGED_ANSWER_TOKENS = 256
-"""As routers count it: an answer is charged for at most so many of its tokens."""
 NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 
@@ -29,9 +27,7 @@ class Charge:
 
     @staticmethod
     def of(prompt_tokens: int, max_tokens: int, slots: int, block_tokens: int) -> "Charge":
-        shared = prompt_tokens // block_tokens
-        each = blocks_for(prompt_tokens + min(max_tokens, CHARGED_ANSWER_TOKENS), block_tokens)
-        return Charge(shared + slots * (each - shared), slots)
+        return Charge(charged_blocks(prompt_tokens, max_tokens, slots, block_tokens), slots)
 
 
 class Credits(Generic[Router]):

@@ -1,37 +1,44 @@
 """Prompts that were given up half landed because their source was lost, and are to be tried again here.
 
 What is certain of them goes into the cache when the copy under way has ended. The next attempt at the same prompt waits
-for that: it is sent right behind the command that gave the first one up.
+for that: it is sent right behind the command that gave the first one up, and begins with the same tokens.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 LONGEST_COPY_S = 2.0
-"""Nobody waits longer; what is not in the cache by then is pulled again."""
+"""No request waits longer; what is not in the cache by then is pulled again."""
 
 
 class HandedOn:
     def __init__(self) -> None:
-        self._ending: dict[bytes, asyncio.Task[None]] = {}  # by the hash of the prompt's first block
+        # By the hash of the prompt's last block, which is chained over all tokens before: unrelated prompts share
+        # their first blocks, and not this one.
+        self._ending: dict[bytes, set[asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
-        return len(self._ending)
+        """Prompts that are waited for."""
+        return sum(map(len, self._ending.values()))
 
-    def add(self, first_block: bytes, task: "asyncio.Task[None]") -> None:
-        """`first_block`: its hash; empty for a prompt that keeps out of the cache.
+    def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
+        """`last_block`: its hash; empty for a prompt that keeps out of the cache.
 
         The pages of the prompt are given back when `task` has ended, by a callback that it has already.
         """
-        if first_block:
-            self._ending[first_block] = task
-            task.add_done_callback(lambda ended: self._forget(first_block, ended))
+        if last_block:
+            self._ending.setdefault(last_block, set()).add(task)
+            task.add_done_callback(lambda ended: self._forget(last_block, ended))
 
-    async def settled(self, first_block: bytes) -> None:
-        """Waits for a prompt that begins like this one, if there is any."""
-        ending = self._ending.get(first_block)
-        if ending is not None:
-            await asyncio.wait([ending], timeout=LONGEST_COPY_S)
+    async def settled(self, block_hashes: Iterable[bytes]) -> None:
+        """Waits for the prompts that the prompt of these blocks goes on from, if there are any."""
+        if self._ending:
+            earlier = [task for each in block_hashes for task in self._ending.get(each, ())]
+            if earlier:
+                await asyncio.wait(earlier, timeout=LONGEST_COPY_S)
 
-    def _forget(self, first_block: bytes, ended: "asyncio.Task[None]") -> None:
-        if self._ending.get(first_block) is ended:
-            del self._ending[first_block]
+    def _forget(self, last_block: bytes, ended: "asyncio.Task[None]") -> None:
+        tasks = self._ending[last_block]
+        tasks.remove(ended)
+        if not tasks:
+            del self._ending[last_block]

@@ -1,9 +1,9 @@
-"""What a decode worker tells routers: sessions. Protobuf stops here and in `answer.py`.
+"""The servicer of a decode worker: sessions with routers. Protobuf stops here and in `answer.py`.
 
-The life of a request on this worker: a Start command waits its turn for pages, its KV is pulled while prefill still
-computes, its sequences join the running batch once the copy is validated, and every engine step sends one message
-per router with the tokens of all its sequences. A Start that names no prefill worker is computed here, in chunks beside
-the running batch, and its first tokens go to the router as a prefill worker would send them. Another router may adopt a
+The life of a request on this worker: a Start command waits for blocks, its KV is pulled while prefill still computes,
+its sequences join the running batch once the copy is confirmed, and every engine step sends one message per router with
+the tokens of all its sequences. If a Start names no prefill worker, the prompt is computed here, in chunks beside the
+running batch, and its first tokens go to the router as a prefill worker would send them. Another router may adopt a
 request while it is open here, and for a while after its answer has ended.
 """
 
@@ -37,6 +37,7 @@ from protos import session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import SessionHub
+from service.trace_context import in_trace
 from worker.adapters import adapter_number
 from worker.cache_teller import CacheTeller
 from worker.drain import Departing
@@ -104,20 +105,20 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         if self.hands_over:
             self.draining = True
             for answer in self._book:
-                self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker ends")
+                self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is stopping")
             await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker, takes_commands=True)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
             case "start":
-                self._on_start(session, command.start)
+                in_trace(command.start.traceparent).run(self._on_start, session, command.start)
             case "snapshot_request":
                 self.cache.send_snapshot(session)
             case "cancel":
@@ -169,7 +170,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
         try:
-            await self._handed_on.settled(answer.first_block)
+            await self._handed_on.settled(command.block_hashes)
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
@@ -187,7 +188,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         """What nobody foresaw still ends the request, and is seen."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("request %d failed", answer.request_id, exc_info=error)
+            logger.error("an answer failed", exc_info=error)
         if error is not None or task.cancelled():
             self._fail(answer, session_pb2.FAILURE_REASON_UNSPECIFIED, "internal error of the decode worker")
 
@@ -253,7 +254,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
             answer.task.add_done_callback(lambda _: self._free(answer))
             if answer.keeps_landed:
-                self._handed_on.add(answer.first_block, answer.task)
+                self._handed_on.add(answer.last_block, answer.task)
         else:
             self._free(answer)
 

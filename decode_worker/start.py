@@ -22,7 +22,7 @@ def answer_to(command: session_pb2.Start, request_id: int, session: Session, blo
             max(sampling.n, sampling.beam_width),
             block_tokens,
         ),
-        first_block=next(iter(command.block_hashes), b""),
+        last_block=command.block_hashes[-1] if command.block_hashes else b"",
     )
 
 

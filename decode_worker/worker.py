@@ -74,10 +74,13 @@ class DecodeWorker(ServedWorker):
         self._host = host or make_engine_host(config, prepared)
         self._memory = self._host.memory
         kept = KeptBounds(config.kept_answers, config.kept_tokens)
-        self.service = DecodeService(worker_info(config, prepared), epoch, config.session_grace_s, kept)
+        told = worker_info(config, prepared, self._memory.description.pool_id)
+        self.service = DecodeService(told, epoch, config.session_grace_s, kept)
         self.drain = Drain(self.service)
         self._transfers = TransferSource(
-            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # nothing is announced: nobody is parked
+            SourceTable(
+                config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S
+            ),  # nothing is announced, so no reader is parked
             self._memory.description,
             self._memory.storage,
             groups=make_host(self._memory),
@@ -154,7 +157,7 @@ class DecodeWorker(ServedWorker):
         await self._peers.close()
         await self._transfers.end_groups()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
-            logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+            logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:
             self._steps.close()
         if self._owns_host:
@@ -172,7 +175,7 @@ def make_engine_host(config: DecodeConfig, prepared: PreparedModel) -> EngineHos
     return EngineHost(config, prepared, transfers, swap_slots(config, prepared), decode_rows=rows)
 
 
-def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
+def worker_info(config: DecodeConfig, prepared: PreparedModel, pool_id: bytes) -> session_pb2.WorkerInfo:
     return session_pb2.WorkerInfo(
         worker_id=config.worker_id,
         role=session_pb2.ROLE_DECODE,
@@ -188,6 +191,7 @@ def worker_info(config: DecodeConfig, prepared: PreparedModel) -> session_pb2.Wo
         ),
         total_blocks=prepared.total_blocks,
         adapters=describe_adapters(config.adapter),
+        pool_id=pool_id,
         total_slots=config.max_sequences,
     )
 

@@ -1,4 +1,4 @@
-"""python -m elastic_worker: one worker of a role that may change, until SIGTERM."""
+""".venv/bin/python -m elastic_worker: one worker of a role that may change, until SIGTERM."""
 
 import gc
 import sys
@@ -9,6 +9,6 @@ if __name__ == "__main__":
     from elastic_worker.process import main
     from service.config import read_config_or_exit
 
-    config = read_config_or_exit(ElasticConfig, "python -m elastic_worker")
+    config = read_config_or_exit(ElasticConfig, ".venv/bin/python -m elastic_worker")
     gc.enable()
     sys.exit(main(config))

@@ -9,7 +9,7 @@ from service.worker_record import WorkerRole
 class ElasticConfig(PrefillConfig, DecodeConfig):
     """Serves as a prefill or a decode worker, and changes when a router says so."""
 
-    role: WorkerRole = Field(description="what it begins as: prefill or decode")
+    role: WorkerRole = Field(description="first role: prefill or decode")
     role_drain_s: float = Field(
-        60.0, gt=0, le=3600, description="longest wait for open requests before another role; after it, all stays"
+        60.0, gt=0, le=3600, description="longest drain before a change of role; after it, the worker keeps its role"
     )

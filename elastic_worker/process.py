@@ -1,4 +1,4 @@
-"""The process of a worker that can change its role: reads the model once, and keeps it announced as what it is now."""
+"""The process of a worker that can change its role: loads the model once, and announces the role that it has now."""
 
 import asyncio
 import logging

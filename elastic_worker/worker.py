@@ -40,7 +40,7 @@ class ElasticWorker(ServedWorker):
         next_epoch: Callable[[], Awaitable[int]],
         on_role: Callable[[int], None] = lambda epoch: None,
     ) -> None:
-        """`next_epoch` gives a higher one for each change; `on_role` is told it when the new role serves."""
+        """`next_epoch` gives a higher one for each change; `on_role` is called with it when the new role serves."""
         super().__init__(config, prepared)
         self._config = config
         self._next_epoch = next_epoch
@@ -106,15 +106,15 @@ class ElasticWorker(ServedWorker):
     async def _change_to(self, role: WorkerRole) -> None:
         began_s = time.monotonic()
         old = self._current
-        logger.info("%s drains, to serve as %s", self._config.worker_id, role)
+        logger.info("%s drains to become %s", self._config.worker_id, role)
         old.drain.begin()
         try:
             async with asyncio.timeout(self._config.role_drain_s):
-                while old.busy:  # noqa: ASYNC110 -- the book tells nobody
+                while old.busy:  # noqa: ASYNC110 -- the book has no event
                     await asyncio.sleep(DRAIN_POLL_S)
                 epoch = await self._next_epoch()
         except TimeoutError:
-            logger.warning("it stays %s: requests were open for %g s", old.role, self._config.role_drain_s)
+            logger.warning("it stays %s: requests were still open after %g s", old.role, self._config.role_drain_s)
             old.drain.call_off()
             return
         drained_s = time.monotonic()

@@ -9,7 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 
 class CoreUse:
@@ -17,7 +18,7 @@ class CoreUse:
 
     def __init__(self, file: Path) -> None:
         """Raises: OSError where the file cannot be made."""
-        self._byte = _mapped(file)
+        self._byte = _mapped(file, mmap.ACCESS_WRITE)
         self.mark(False)
 
     def mark(self, computing: bool) -> None:
@@ -26,23 +27,23 @@ class CoreUse:
 
 @dataclass(frozen=True, slots=True)
 class SpareCores:
-    """Of another process. `in_use`: its byte, uint8 `[1]`, only to be read."""
+    """Of another process. `in_use`: its byte, `[1]`, mapped for reading alone."""
 
     cores: frozenset[int]
-    in_use: torch.Tensor
+    in_use: npt.NDArray[np.uint8]
 
     @classmethod
     def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
         """Raises: OSError. Whoever comes first makes the file."""
-        return cls(cores, torch.frombuffer(_mapped(file), dtype=torch.uint8))
+        return cls(cores, np.frombuffer(_mapped(file, mmap.ACCESS_READ), np.uint8))
 
 
-def _mapped(file: Path) -> mmap.mmap:
+def _mapped(file: Path, access: int) -> mmap.mmap:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_size == 0:
             os.ftruncate(descriptor, 1)
-        return mmap.mmap(descriptor, 1)
+        return mmap.mmap(descriptor, 1, access=access)
     finally:
         os.close(descriptor)

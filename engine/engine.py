@@ -1,4 +1,4 @@
-"""One step: what the scheduler decides, the runner computes. The same for prefill and for decode."""
+"""One step: the scheduler decides it and the runner computes it. The same for prefill and for decode."""
 
 import time
 from collections.abc import Callable, Sequence

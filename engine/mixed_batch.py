@@ -13,6 +13,7 @@ from engine.line import Line, Turn
 from engine.mixed_flight import Flights
 from engine.mixed_growth import unfilled_slots
 from engine.mixed_state import MixedCounters, MixedSequence, Swapped
+from engine.overtaking import is_coming
 from engine.pages import BlockPool
 from engine.plan import BlockSwap
 from engine.sequence import Request, blocks_for
@@ -127,16 +128,14 @@ class MixedBatch:
         sequence.publish(self._block_tokens)
 
     def is_coming(self, sequence: MixedSequence) -> bool:
-        """Whether a prompt that runs is about to publish the first block that the cache lacks of a sequence that waits:
-        worth the wait, of a few steps.
-        """
+        """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
         hashes = sequence.reusable_hashes(self._block_tokens)
-        known = len(self.pool.touch(hashes))
-        missing = tuple(hashes[known : known + 1])
-        return bool(missing) and any(other.makes(known, missing) for other in self.running)
+        return is_coming(self.pool, hashes, lambda *block: any(other.makes(*block) for other in self.running))
 
-    def admit(self, sequence: MixedSequence) -> list[BlockSwap] | None:
+    def admit(self, sequence: MixedSequence, most_slots: int) -> list[BlockSwap] | None:
         """Lets a waiting sequence run. Returns what to bring back from host memory; None: no room, nothing is taken."""
+        if self.used_slots + sequence.choices > most_slots:
+            return None
         if not self._hold(sequence, blocks_for(len(sequence.token_ids), self._block_tokens), beside=0):
             return None
         swaps = self._swap_in(sequence)

@@ -1,15 +1,16 @@
 """Prefill and decode on one device: decode tokens first, and the rest of a step's budget for chunks of prompts.
 
-A prompt is computed here, or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it joins
-with its first tokens. From then on the two are alike.
+A prompt is either computed here or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it
+joins with its first tokens. From then on the two are alike.
 
-Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool the newest sequence gives up its
-blocks and waits in line by its age; resumed, its KV comes back from host memory, or its accepted tokens are fed again;
-they are never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
+Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
+it releases its blocks and waits in line by its age. Resumed, its KV comes back from host memory, or its tokens are fed
+again, never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
 request that does not fit into the empty pool is refused: so there is always progress.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from engine.beam_groups import BeamGroups
 from engine.mixed_ahead import draft_ahead
@@ -23,6 +24,7 @@ from engine.mixed_state import (
     RequestFailed,
     TokenMade,
 )
+from engine.overtaking import admitted
 from engine.pages import BlockPool, PageError
 from engine.plan import ChunkResult, Computed, Drawn, NonFinite, Plan
 from engine.sequence import (
@@ -266,17 +268,15 @@ class MixedScheduler:
 
     def _prompts(self, draft: Draft) -> Iterator[MixedSequence]:
         """What is to be computed in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
-        batch = self.batch
-        yield from [sequence for sequence in batch.running if sequence.uncomputed_tokens > 1]
-        while batch.waiting:
-            sequence = batch.waiting.oldest
-            if batch.used_slots + sequence.choices > self._max_sequences or batch.is_coming(sequence):
-                return
-            swaps = batch.admit(sequence)
-            if swaps is None:
-                return
-            draft.swaps_in += swaps
-            yield sequence
+        yield from [sequence for sequence in self.batch.running if sequence.uncomputed_tokens > 1]
+        yield from admitted(self.batch.waiting, self.batch.is_coming, partial(self._admit, draft))
+
+    def _admit(self, draft: Draft, sequence: MixedSequence) -> MixedSequence | None:
+        swaps = self.batch.admit(sequence, self._max_sequences)
+        if swaps is None:
+            return None
+        draft.swaps_in += swaps
+        return sequence
 
     def _take(self, sequence: MixedSequence, computed: Computed) -> list[MixedOutcome]:
         """One token for each choice that the sequence stands for."""

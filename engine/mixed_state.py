@@ -84,6 +84,11 @@ class MixedSequence:
     lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
     swapped: Swapped | None = None  # only while it waits
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were told
+    overtaken_tokens: int = 0  # see engine/overtaking.py
+
+    @property
+    def size_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -136,10 +141,10 @@ class MixedSequence:
             return []
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
-    def makes(self, first: int, hashes: tuple[bytes, ...]) -> bool:
-        """Whether it computes these blocks of its prompt, from number `first` on, and has not published them yet."""
-        own = self.request.block_hashes[first : first + len(hashes)]
-        return self.uncomputed_tokens > 1 and own == hashes and self.published_blocks <= first
+    def makes(self, number: int, block_hash: bytes) -> bool:
+        """Whether it computes this block of its prompt, and has not published it yet."""
+        own = self.request.block_hashes[number : number + 1]
+        return self.uncomputed_tokens > 1 and own == (block_hash,) and self.published_blocks <= number
 
     def samples(self) -> tuple[Sample, ...]:
         """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""

@@ -1,7 +1,7 @@
-"""Who owns which block of the KV pool, and which blocks are kept as prefix cache. Knows ids and hashes, not memory.
+"""Which blocks of the KV pool are free, held or cached. Knows ids and hashes, not memory.
 
-A block is free, held (by one or more references) or cached: held by nobody, complete, and found under its hash. What
-can be found is closed under parents: with a block its whole prefix can be found too.
+A held block has one or more references. A cached block has none, is complete, and is found by its hash until evicted.
+If a block can be found, so can all blocks of its prefix.
 """
 
 from collections import Counter, OrderedDict

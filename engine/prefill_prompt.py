@@ -8,6 +8,18 @@ from engine.sequence import FirstToken, Request, end_reason
 
 
 @dataclass(slots=True)
+class WaitingPrompt:
+    """A prompt that was not admitted yet."""
+
+    request: Request
+    overtaken_tokens: int = 0  # see engine/overtaking.py
+
+    @property
+    def size_tokens(self) -> int:
+        return len(self.request.token_ids)
+
+
+@dataclass(slots=True)
 class Prompt:
     """A prompt being computed. KV of its first `computed_tokens` tokens is written."""
 
@@ -16,6 +28,10 @@ class Prompt:
     cached_tokens: int
     computed_tokens: int
     readable_blocks: int = 0  # told in progress so far
+
+    def makes(self, number: int, block_hash: bytes) -> bool:
+        """Whether it computes this block, or read it from the cache."""
+        return self.request.block_hashes[number : number + 1] == (block_hash,)
 
 
 def next_chunk(prompt: Prompt, budget_tokens: int) -> Chunk:

@@ -1,16 +1,17 @@
-"""Computes prompts first come first served, in chunks, and keeps their blocks until they were carried away.
+"""Computes prompts first come first served, in chunks, and keeps their blocks until they were read.
 
 Pure: a prompt waits, is computed, and then is pinned until `release`. Plans are made and committed in turn.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 from engine.block_table import BlockTable, acquire
+from engine.overtaking import admitted, is_coming
 from engine.pages import BlockPool, OutOfBlocks
 from engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan
-from engine.prefill_prompt import Prompt, first_tokens, next_chunk
+from engine.prefill_prompt import Prompt, WaitingPrompt, first_tokens, next_chunk
 from engine.sequence import (
     FirstToken,
     Request,
@@ -23,8 +24,6 @@ from engine.sequence import (
 )
 
 PrefillRequest = Request
-
-LOOKAHEAD = 64  # so many of the oldest waiting prompts are looked at in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class PrefillScheduler:
         self._tail_tokens = tail_tokens
         self._block_tokens = block_tokens
         self.chunk_tokens = chunk_tokens  # may be changed between two plans
-        self._waiting: dict[int, Request] = {}
+        self._waiting: dict[int, WaitingPrompt] = {}
         self._computing: dict[int, Prompt] = {}
         self._pinned: dict[int, BlockTable] = {}
         self._landings: set[Landing] = set()
@@ -85,7 +84,7 @@ class PrefillScheduler:
         needed = blocks_for(len(request.token_ids), self._block_tokens)
         if needed > self.pool.total_blocks:
             raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {self.pool.total_blocks}")
-        self._waiting[request.request_id] = request
+        self._waiting[request.request_id] = WaitingPrompt(request)
         self.pool.touch(self._cacheable(request))  # what it will be given: others go first while it waits
 
     def plan(self) -> Plan | None:
@@ -172,7 +171,7 @@ class PrefillScheduler:
     @property
     def pending_tokens(self) -> int:
         """Tokens still to be computed; for waiting prompts the whole prompt, since cache hits are not known yet."""
-        waiting = sum(len(request.token_ids) for request in self._waiting.values())
+        waiting = sum(prompt.size_tokens for prompt in self._waiting.values())
         computing = sum(len(p.request.token_ids) - p.computed_tokens for p in self._computing.values())
         return waiting + computing
 
@@ -193,15 +192,10 @@ class PrefillScheduler:
     def _in_turn(self) -> Iterator[Prompt]:
         """Prompts in order of arrival. Asking for one more admits it, if there is room for all of it."""
         yield from tuple(self._computing.values())
-        for request in tuple(islice(self._waiting.values(), LOOKAHEAD)):
-            if self._is_coming(request):
-                continue
-            prompt = self._admit(request)
-            if prompt is None:
-                return
-            yield prompt
+        yield from admitted(self._waiting.values(), self._is_coming, self._admit)
 
-    def _admit(self, request: Request) -> Prompt | None:
+    def _admit(self, waiting: WaitingPrompt) -> Prompt | None:
+        request = waiting.request
         needed = blocks_for(len(request.token_ids), self._block_tokens)
         try:
             acquired = acquire(self.pool, self._cacheable(request), needed)
@@ -224,12 +218,10 @@ class PrefillScheduler:
             return budget_tokens
         return blocks_for(end - self._tail_tokens, self._block_tokens) * self._block_tokens - start
 
-    def _is_coming(self, request: Request) -> bool:
-        """Whether a prompt before it will publish the first block that the cache lacks of it: worth a wait of steps."""
-        hashes = self._cacheable(request)
-        known = len(self.pool.touch(hashes))
-        missing, others = hashes[known : known + 1], self._computing.values()
-        return bool(missing) and any(each.request.block_hashes[known : known + 1] == missing for each in others)
+    def _is_coming(self, waiting: WaitingPrompt) -> bool:
+        """Whether a prompt that is computed will publish the first block that the cache lacks of it."""
+        hashes, others = self._cacheable(waiting.request), self._computing.values()
+        return is_coming(self.pool, hashes, lambda *block: any(other.makes(*block) for other in others))
 
     def _cacheable(self, request: Request) -> tuple[bytes, ...]:
         """Blocks that need no computing if they are here; none where the logits of all prompt tokens are asked for."""

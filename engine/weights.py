@@ -29,7 +29,7 @@ from engine.quantization.formats import (
 )
 from engine.quantization.gguf_source import GgufTensors
 from engine.quantization.on_kernels import KernelTensors, has_kernels
-from engine.quantization.sources import DenseTensors, PackedTensors, QuantisingTensors
+from engine.quantization.sources import DenseTensors, PackedTensors, QuantisingTensors, Rows
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -180,6 +180,12 @@ class CheckpointTensors:
         ]
         biases = [self.take(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)] if bias else []
         return _stack(weights), _stack(biases) if bias else None
+
+    def take_rows(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
+    ) -> Rows:
+        weight, stacked_bias = self.take_parts(names, sizes, inputs, bias, dtype)
+        return Rows(weight, None, stacked_bias)
 
     def _open(self, name: str) -> Any:
         file = self._files.get(name)

@@ -1,4 +1,4 @@
-"""python -m gateway: the public endpoint, gRPC and HTTP, until SIGTERM."""
+""".venv/bin/python -m gateway: the public endpoint, gRPC and HTTP, until SIGTERM."""
 
 import sys
 
@@ -18,7 +18,7 @@ async def main(config: GatewayConfig) -> int:
 
 
 if __name__ == "__main__":
-    gateway_config = read_config_or_exit(GatewayConfig, "python -m gateway")
+    gateway_config = read_config_or_exit(GatewayConfig, ".venv/bin/python -m gateway")
     configure_logging("router", gateway_config.log_format, gateway_config.log_level)
     if gateway_config.cores is not None:
         pin_process(gateway_config.cores)

@@ -1,6 +1,7 @@
 """All routes, as one ASGI application."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,24 +28,35 @@ from gateway.problem import Renamed
 from gateway.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
 from gateway.responses import RENAMED as RESPONSE_NAMES
 from gateway.responses import Responses
-from gateway.simple import RENAMED as SIMPLE_NAMES
-from gateway.simple import Simple
+from gateway.simple import GENERATE_NAMES, TOKENIZER_NAMES, Simple
 from router.dispatcher import Dispatcher
 from router.readiness import Readiness
+from router.request import Operation
 
-_STREAMED = {
+STREAMED = {
     "/v1/completions": EVENT_STREAM,
     "/v1/chat/completions": EVENT_STREAM,
     "/v1/responses": EVENT_STREAM,
     "/generate": "application/octet-stream",
 }
+"""Routes whose calls are requests, and what their streams are."""
 
 
 def make_app(
-    dispatcher: Dispatcher, readiness: Readiness, metrics: CollectorRegistry, page: PageState, transport: Transport
-) -> ASGIApp:
-    """`metrics` is what /metrics tells. Raises: OSError where files of the page are missing."""
+    dispatcher: Dispatcher,
+    readiness: Readiness,
+    metrics: CollectorRegistry,
+    page: PageState,
+    transport: Transport,
+    grpc_port: Callable[[], int],
+) -> Router:
+    """`metrics` is what /metrics exposes; `grpc_port` the bound public port, once there is one.
+
+    Raises: OSError where files of the page are missing.
+    """
     posts = _posts(dispatcher, transport)
+    for path in STREAMED:
+        posts[path].observers.append(page.recent.refused)
     document: dict[str, Any] = {}
 
     async def exposed(scope: Scope) -> Reply:
@@ -53,7 +65,7 @@ def make_app(
     async def described(scope: Scope) -> Reply:
         return json_reply(document)
 
-    operations = Operations(dispatcher, readiness)
+    operations = Operations(dispatcher, readiness, grpc_port)
     gets: dict[str, tuple[str, Callable[[Scope], Awaitable[Reply]]]] = {
         "/v1/models": (JSON, operations.models),
         "/v1/models/{model:path}": (JSON, operations.model),
@@ -67,7 +79,7 @@ def make_app(
     document |= openapi_document(
         {path: endpoint.message_type for path, endpoint in posts.items()},
         {path.replace(":path", ""): media for path, (media, _) in gets.items()},
-        _STREAMED,
+        STREAMED,
         installed_version(),
     )
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
@@ -79,16 +91,22 @@ def make_app(
 
 
 def _posts(dispatcher: Dispatcher, transport: Transport) -> dict[str, Endpoint[Any]]:
-    simple = Simple(dispatcher)
+    simple, generate, chat = Simple(dispatcher), Operation.GENERATE, Operation.CHAT
 
-    def endpoint(message: type[Any], answer: Callable[[Any, Call], Awaitable[Reply]], names: Renamed) -> Endpoint[Any]:
-        return Endpoint(message, answer, transport, names)
+    def endpoint(
+        message: type[Any],
+        answer: Callable[[Any, Call], Awaitable[Reply]],
+        names: Renamed,
+        operation: Operation | None = None,
+    ) -> Endpoint[Any]:
+        refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
+        return Endpoint(message, answer, transport, names, refuse)
 
     return {
-        "/v1/completions": endpoint(CompletionRequest, Completions(dispatcher).answer, COMPLETION_NAMES),
-        "/v1/chat/completions": endpoint(ChatRequest, Chat(dispatcher).answer, CHAT_NAMES),
-        "/v1/responses": endpoint(ResponseRequest, Responses(dispatcher).answer, RESPONSE_NAMES),
-        "/generate": endpoint(GenerateRequest, simple.generate, SIMPLE_NAMES),
-        "/tokenize": endpoint(TokenizeRequest, simple.tokenize, SIMPLE_NAMES),
-        "/detokenize": endpoint(DetokenizeRequest, simple.detokenize, SIMPLE_NAMES),
+        "/v1/completions": endpoint(CompletionRequest, Completions(dispatcher).answer, COMPLETION_NAMES, generate),
+        "/v1/chat/completions": endpoint(ChatRequest, Chat(dispatcher).answer, CHAT_NAMES, chat),
+        "/v1/responses": endpoint(ResponseRequest, Responses(dispatcher).answer, RESPONSE_NAMES, chat),
+        "/generate": endpoint(GenerateRequest, simple.generate, GENERATE_NAMES, generate),
+        "/tokenize": endpoint(TokenizeRequest, simple.tokenize, TOKENIZER_NAMES),
+        "/detokenize": endpoint(DetokenizeRequest, simple.detokenize, TOKENIZER_NAMES),
     }

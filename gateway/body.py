@@ -15,7 +15,7 @@ _BUSY_RETRY_S = 1.0
 
 
 class ClientGone(Exception):
-    """The connection ended before the answer did; there is nobody to tell."""
+    """The connection ended before the answer did, which can no longer be sent."""
 
 
 class Body:
@@ -63,7 +63,7 @@ class BodyReader:
                 async with asyncio.timeout(self._timeout_s):
                     await self._fill(body, receive)
             except TimeoutError:
-                message = f"the body did not come in within {self._timeout_s:g} s"
+                message = f"the body did not arrive within {self._timeout_s:g} s"
                 raise Problem(HTTPStatus.REQUEST_TIMEOUT, message, ends_connection=True) from None
             unless_whole.pop_all()
             return body
@@ -89,7 +89,7 @@ class BodyReader:
 def _no_memory() -> Problem:
     return Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "the bodies of other requests fill the memory that is set apart for them",
+        "the memory for request bodies is in use by other requests",
         retry_after_s=_BUSY_RETRY_S,
         ends_connection=True,
     )

@@ -1,11 +1,13 @@
 """One HTTP request, as far as its headers tell."""
 
 import secrets
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 
 from router.access import Caller
+from router.outcomes import Reader
 from router.session_header import session_of
 from router.validation import MAX_REQUEST_ID_CHARACTERS
 from service.trace_context import TraceContext, parse_traceparent
@@ -19,6 +21,11 @@ class Call:
     caller: Caller
     session: str  # whose requests go to the same workers
     trace: TraceContext | None  # the caller's place in its trace
+    reader: Reader = field(default_factory=Reader)
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that the current task answers; None outside a POST over HTTP."""
 
 
 def call_of(headers: Headers, caller: Caller) -> Call:

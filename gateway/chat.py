@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.call import Call
 from gateway.chat_stream import ChatStream
-from gateway.collected import Choice, collect, usage_json
+from gateway.collected import Choice, collect, stop_reason, usage_json
 from gateway.completions import RENAMED as COMPLETION_NAMES
 from gateway.messages.chat import ChatRequest
 from gateway.problem import Renamed
@@ -15,9 +15,10 @@ from gateway.sse import told_problems
 from gateway.token_texts import TokenTexts
 from gateway.tool_calls import CallBegins, CallGoesOn
 from gateway.tool_choice import ToolUse, tool_use
+from router.answer_ids import AnswerId
 from router.dispatcher import Dispatcher
 
-RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs"}
+RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
 
 
 class Chat:
@@ -27,11 +28,10 @@ class Chat:
     async def answer(self, message: ChatRequest, call: Call) -> Reply:
         """Raises: Problem, BatonError."""
         tokenizer = (await self._dispatcher.choose(message.model or "")).served.tokenizer
-        template = tokenizer.chat_template
-        tools = tool_use(message, template.source if template is not None else None)
+        tools = tool_use(message, tokenizer.chat_template)
         request = chat_request(message, call, tools)
-        events = self._dispatcher.answer(request, None, call.trace)
-        stream_id, texts = f"chatcmpl-{request.request_id}", TokenTexts(tokenizer.token_bytes)
+        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
+        stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
         if message.stream:
             return Streamed(told_problems(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))
         whole = await collect(events)
@@ -47,6 +47,8 @@ class Chat:
         }
         if message.return_token_ids:
             response["prompt_token_ids"] = list(whole.prompt_token_ids)
+        if message.prompt_logprobs is not None:
+            response["prompt_logprobs"] = texts.prompt(whole.prompt)
         return json_reply(response)
 
 
@@ -57,7 +59,7 @@ def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, tools: Tool
         "message": said,
         "logprobs": texts.chat(choice.token_ids, choice.logprobs) if message.logprobs else None,
         "finish_reason": "tool_calls" if "tool_calls" in said and reason == "stop" else reason,
-        "stop_reason": choice.stop_reason,
+        "stop_reason": stop_reason(choice.end, message.stop_token_ids),
     }
     if message.return_token_ids:
         content["token_ids"] = choice.token_ids

@@ -94,8 +94,9 @@ class ChatStream:
             yield self._part(writer, end.index, _delta(piece), {})
         reason = REASONS[end.reason]
         called = parser is not None and parser.calls > 0 and reason == "stop"
-        told = {"finish_reason": "tool_calls" if called else reason, "stop_reason": stop_reason(end)}
-        yield self._part(writer, end.index, {}, told)
+        stopped_by = stop_reason(end, self._message.stop_token_ids)
+        ends = {"finish_reason": "tool_calls" if called else reason, "stop_reason": stopped_by}
+        yield self._part(writer, end.index, {}, ends)
 
     def _part(self, writer: ChunkWriter, index: int, delta: dict[str, Any], details: dict[str, Any]) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **details}

@@ -21,7 +21,6 @@ _GAUGES: dict[str, tuple[str, Reading]] = {
     "vllm:kv_cache_usage_perc": ("Share of KV blocks that are held.", lambda worker, report: _held(report)),
     "vllm:gpu_cache_usage_perc": ("The same, by its older name.", lambda worker, report: _held(report)),
     "baton:pending_tokens": ("Prompt tokens to be computed.", lambda worker, report: report.pending_tokens),
-    "baton:steps": ("Steps of the engine.", lambda worker, report: report.steps),
 }
 _COUNTERS: dict[str, tuple[str, Reading]] = {
     "vllm:prefix_cache_queries": ("Tokens looked up.", lambda worker, report: report.cache_query_tokens),
@@ -31,7 +30,14 @@ _COUNTERS: dict[str, tuple[str, Reading]] = {
         lambda worker, report: report.checked_blocks,
     ),
     "baton:kv_checksum_mismatches": ("Of those, corrupt ones.", lambda worker, report: report.checksum_mismatches),
+    "baton:steps": ("Steps of the engine.", lambda worker, report: report.steps),
     "vllm:num_preemptions": ("Sequences that had to wait for pages.", lambda worker, report: report.preemptions),
+}
+_DEPARTURES = {
+    "deaths": "Processes found gone that had not drained.",
+    "drains": "Processes that ended after they had drained.",
+    "role_changes": "Changes between prefill and decode; the process lives on.",
+    "lost_sessions": "Sessions lost for another reason: silence, or a connection that did not come back in time.",
 }
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 
@@ -71,11 +77,16 @@ class ClusterMetrics:
             for link in report.links:
                 links.add_metric((worker, link.endpoint, link.transport), link.gb_per_s)
             cache.add_metric((model, worker, str(description.model.block_tokens), str(description.total_blocks)), 1)
-        deaths = CounterMetricFamily("baton:worker_deaths", "Processes found gone, or restarted.", labels=("engine",))
-        for worker, count in self.cluster.deaths.items():
-            deaths.add_metric((worker,), count)
-        yield from (pages, links, cache, deaths)
+        yield from (pages, links, cache)
+        yield from self._departures()
         yield from self._own()
+
+    def _departures(self) -> Iterator[Metric]:
+        for name, help_text in _DEPARTURES.items():
+            counter = CounterMetricFamily(f"baton:worker_{name}", help_text, labels=("engine",))
+            for worker, departures in self.cluster.departures.items():
+                counter.add_metric((worker,), getattr(departures, name))
+            yield counter
 
     def _own(self) -> Iterator[Metric]:
         for name, help_text, value in (

@@ -1,6 +1,6 @@
 """A whole answer, put together from the router's events."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +27,6 @@ class Choice:
     @property
     def finish_reason(self) -> str | None:
         return REASONS[self.end.reason] if self.end is not None else None
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        return stop_reason(self.end) if self.end is not None else None
 
 
 @dataclass(slots=True)
@@ -78,9 +74,11 @@ def _take(collected: Collected, event: ResponseEvent) -> None:
             collected.summary = event.summary or collected.summary
 
 
-def stop_reason(end: ChoiceFinished) -> str | int | None:
-    """vLLM's: the text or the token that ended the answer."""
-    return end.stop_text if end.stop_text is not None else end.stop_token_id
+def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | None) -> str | int | None:
+    """vLLM's: the stop text or stop token of the request that ended the answer; None for the model's own end."""
+    if end is None or end.stop_text is not None:
+        return None if end is None else end.stop_text
+    return end.stop_token_id if end.stop_token_id in (asked_token_ids or ()) else None
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

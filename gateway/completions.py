@@ -16,20 +16,13 @@ from gateway.several import Numbered, collect_all, merged
 from gateway.sse import ChunkWriter, UsageSoFar, told_problems
 from gateway.token_texts import TokenTexts
 from router.answer import Delta
+from router.answer_ids import AnswerId
 from router.dispatcher import Dispatcher
 from router.prompt_echo import PromptPart
 from router.request import GenerationRequest
 from router.response import Finished, ResponseEvent, Started, Usage
 
-RENAMED: Renamed = {
-    "text": "prompt",
-    "token_ids": "prompt",
-    "json_schema": "response_format",
-    "json_object": "response_format",
-    "regex": "structured_outputs.regex",
-    "grammar": "structured_outputs.grammar",
-    "choice": "structured_outputs.choice",
-}
+RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "session": "session_id"}
 
 
 class Completions:
@@ -40,15 +33,15 @@ class Completions:
         """Raises: Problem, BatonError."""
         requests = completion_requests(message, call)
         texts = TokenTexts((await self._dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
-        stream_id = f"cmpl-{requests[0].request_id}"
+        stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
 
         def answer(request: GenerationRequest) -> AsyncGenerator[ResponseEvent, None]:
-            return self._dispatcher.answer(request, None, call.trace)
+            return self._dispatcher.answer(request, None, call.trace, reader=call.reader)
 
         if message.stream:
             stream = _Stream(message, stream_id, texts)
-            return Streamed(told_problems(stream.chunks(merged(requests, answer)), RENAMED))
-        whole = await collect_all(requests, answer)
+            return Streamed(told_problems(stream.chunks(merged(requests, answer, call.reader)), RENAMED))
+        whole = await collect_all(requests, answer, call.reader)
         return json_reply(_response(message, stream_id, whole, texts))
 
 
@@ -73,17 +66,20 @@ def _choice(message: CompletionRequest, whole: Collected, choice: Choice, texts:
     prompt_text = "".join(part.text for part in whole.prompt)
     logprobs = None
     if message.logprobs is not None:
-        prompt_ids = [token_id for part in whole.prompt for token_id in part.token_ids]
-        scores = [score for part in whole.prompt for score in part.logprobs or [None] * len(part.token_ids)]
+        shown = whole.prompt if message.echo else []
+        prompt_ids = [token_id for part in shown for token_id in part.token_ids]
+        scores = [score for part in shown for score in part.logprobs or [None] * len(part.token_ids)]
         logprobs = texts.completion([*prompt_ids, *choice.token_ids], [*scores, *choice.logprobs], 0)
     content: dict[str, Any] = {
         "text": prompt_text + choice.text,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
+        "stop_reason": stop_reason(choice.end, message.stop_token_ids),
     }
     if message.return_token_ids:
         content |= {"token_ids": choice.token_ids, "prompt_token_ids": list(whole.prompt_token_ids)}
+    if message.prompt_logprobs is not None:
+        content["prompt_logprobs"] = texts.prompt(whole.prompt)
     return content
 
 
@@ -167,5 +163,5 @@ class _Stream:
             "text": "",
             "logprobs": None,
             "finish_reason": REASONS[end.reason],
-            "stop_reason": stop_reason(end),
+            "stop_reason": stop_reason(end, self._message.stop_token_ids),
         }

@@ -13,9 +13,9 @@ class GatewayConfig(RouterConfig):
     http_max_body: ByteSize = Field(ByteSize(4 << 20), gt=0, description="largest HTTP request body")
     http_all_bodies: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of bodies being read at once")
     http_head_s: float = Field(10.0, gt=0, le=600, description="how long a request line with its headers may take")
-    http_body_s: float = Field(60.0, gt=0, le=3600, description="how long a body may take to come in")
-    http_idle_s: float = Field(75.0, gt=0, le=3600, description="how long a connection may wait for its next request")
-    http_stall_s: float = Field(30.0, gt=0, le=3600, description="how long a client may take nothing of its answer")
+    http_body_s: float = Field(60.0, gt=0, le=3600, description="how long a body may take to arrive")
+    http_idle_s: float = Field(75.0, gt=0, le=3600, description="how long a connection may be idle between requests")
+    http_stall_s: float = Field(30.0, gt=0, le=3600, description="how long a client may read nothing of its answer")
 
     @property
     def public_hosts(self) -> tuple[str, ...]:

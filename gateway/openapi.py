@@ -32,6 +32,7 @@ _FAILURES = {
     "503": "not ready, or draining",
     "504": "the deadline passed",
 }
+_GET_FAILURES = {"400": "there are no query parameters; `param` names the first", "503": _FAILURES["503"]}
 _PATH_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
@@ -65,7 +66,7 @@ def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
 
 def _get(path: str, media: str) -> dict[str, Any]:
     content: dict[str, Any] = {"content": {media.partition(";")[0]: {"schema": {}}}} if media else {}
-    responses = {"200": {"description": "as it is now", **content}, **_failures({"503": _FAILURES["503"]})}
+    responses = {"200": {"description": "as it is now", **content}, **_failures(_GET_FAILURES)}
     operation: dict[str, Any] = {"operationId": _operation_id("get", path), "responses": responses}
     if "{" in path:
         operation["parameters"] = [_PATH_MODEL]

@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.call import REQUEST_ID_HEADER, call_of
 from gateway.guard import caller_of
-from gateway.problem import Problem, check_method, problem_of
+from gateway.page.files import is_public
+from gateway.problem import Problem, check_method, check_query, problem_of
 from gateway.reply import Reply, Whole, json_reply, problem_reply, send_reply
 from router.dispatcher import Dispatcher
 from router.readiness import Readiness
@@ -31,6 +32,8 @@ class Query:
         headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
         try:
             check_method(scope, "GET", "HEAD")
+            if not is_public(scope):  # links to a page may carry anything
+                check_query(scope)
             reply = await self._answer(scope)
         except BatonError as error:
             reply = problem_reply(problem_of(error, {}))
@@ -51,9 +54,10 @@ class Unknown:
 
 
 class Operations:
-    def __init__(self, dispatcher: Dispatcher, readiness: Readiness) -> None:
+    def __init__(self, dispatcher: Dispatcher, readiness: Readiness, grpc_port: Callable[[], int]) -> None:
         self._dispatcher = dispatcher
         self._readiness = readiness
+        self._grpc_port = grpc_port
         self._created = int(time.time())
 
     async def models(self, scope: Scope) -> Reply:
@@ -77,7 +81,7 @@ class Operations:
         return json_reply({"ready": self._readiness.ready, "detail": detail}, status)
 
     async def version(self, scope: Scope) -> Reply:
-        return json_reply({"version": installed_version()})
+        return json_reply({"version": installed_version(), "grpc_port": self._grpc_port()})
 
     def _model(self, chosen: ChosenModel) -> dict[str, object]:
         return {

@@ -53,7 +53,7 @@ def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
     """The message that this body is, or why it is none."""
     try:
         parse(message_type, body)
-        sent = {name: value for name, value in from_json(body).items() if name in message_type.model_fields}
+        sent = from_json(body)
         fields = [field for name, value in sent.items() if (field := _field(name, value)) is not None]
     except Problem as problem:
         return _with_head({"problem": [problem.status, problem.message, problem.param, problem.code]}, [])

@@ -1,7 +1,7 @@
 """Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
 
-While one is parsed nobody gets a token, so what is parsed here takes a millisecond or two at most. What comes back from
-the other process is taken in on a thread, in steps as short as those.
+While one is parsed no stream gets a token, so what is parsed here takes a millisecond or two at most. What the other
+process returns is read on a thread, in steps as short as those.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class Parser:
         try:
             packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
         except HelperBusy:
-            raise _unavailable("too many large bodies are being looked at") from None
+            raise _unavailable("too many large bodies are being parsed") from None
         except HelperFailed as error:
-            raise _unavailable("the body could not be looked at") from error
+            raise _unavailable("the body could not be parsed") from error
         return await asyncio.get_running_loop().run_in_executor(self._thread, unpack, message_type, memoryview(packed))
 
     def close(self) -> None:

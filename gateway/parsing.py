@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from gateway.json_size import JsonSize, json_size
 from gateway.problem import Problem
+from gateway.unknown_fields import unknown_field
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -31,15 +32,21 @@ def parse(message_type: type[Message], body: bytes) -> Message:
     try:
         return message_type.model_validate_json(body)
     except ValidationError as error:
-        # What was sent is left out: it may be a prompt.
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
-    if errors[0]["type"] == "json_invalid":
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {errors[0]['msg']}", code="invalid_json")
-    sent = from_json(body)
+        invalid = error
+    try:
+        sent = from_json(body)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}", code="invalid_json") from error
+    # A field by a wrong name is more often the mistake than that the right one is missing.
+    if (unknown := unknown_field(message_type, sent)) is not None:
+        raise unknown.problem
+    # What was sent is left out: it may be a prompt.
+    errors = invalid.errors(include_url=False, include_context=False, include_input=False)
     # Of the members of a union, the one that came furthest is probably what was meant.
-    path, told = max(((_path(each, sent), each) for each in errors), key=lambda found: found[0].progress)
-    message = f"{path.text}: {told['msg']}" if path.text else told["msg"]
-    raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(told["type"]))
+    known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
+    path, detail = max(((_path(each, sent), each) for each in known), key=lambda found: found[0].progress)
+    message = f"{path.text}: {detail['msg']}" if path.text else detail["msg"]
+    raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(detail["type"]))
 
 
 class _Path(NamedTuple):

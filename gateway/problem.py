@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qsl
 
 import grpc
 
@@ -40,7 +41,7 @@ _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 Renamed = Mapping[str, str]
-"""What a field of ours is called in a message: by its first name, after `sampling.`."""
+"""What a field of ours is called in a message: by its path, or by its first name, after `sampling.`."""
 
 
 class Problem(Exception):
@@ -66,6 +67,13 @@ class Problem(Exception):
         self.ends_connection = ends_connection  # there is more of the request, which nobody will read
 
     @property
+    def cause(self) -> str:
+        """For counters: one lower-case word out of few."""
+        if self.status is HTTPStatus.BAD_REQUEST and self.code not in ("invalid_json", "body_too_large"):
+            return "invalid_argument"
+        return self.code or self.status.name.lower()
+
+    @property
     def content(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""
         otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
@@ -87,6 +95,12 @@ def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
     if scope["method"] not in allowed:
         message = f"{scope['method'][:16]} is not served here, but {' and '.join(allowed)}"
         raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
+
+
+def check_query(scope: Mapping[str, Any]) -> None:
+    """Raises: Problem that names the first parameter: no route has any."""
+    for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        raise refused(name, "unknown query parameter; this route has none", "unknown_field")
 
 
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:
@@ -114,6 +128,8 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
 
 def _renamed(field: str, renamed: Renamed) -> str:
     path = field.removeprefix("sampling.")
+    if path in renamed:
+        return renamed[path]
     first = _FIRST_NAME.match(path)
     if first is None or first[0] not in renamed:
         return path

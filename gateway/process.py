@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.app import make_app
+from gateway.app import STREAMED, make_app
 from gateway.body import BodyReader
 from gateway.cluster_metrics import ClusterMetrics
 from gateway.config import GatewayConfig
@@ -19,7 +19,9 @@ from gateway.parser import Parser
 from gateway.request_metrics import RequestMetrics
 from gateway.server import HttpLimits, HttpServer
 from gateway.stream_metrics import StreamMetrics
+from router.outcomes import end_of
 from router.process import RouterProcess
+from service.errors import BatonError
 from service.helper import Helper
 from service.server import Running
 from service.telemetry import Telemetry
@@ -35,16 +37,17 @@ class GatewayProcess(RouterProcess):
         self._http_config = config
         self.http_port = 0
         """The bound port, once it has started."""
+        self._grpc_port = 0
         metrics = CollectorRegistry(auto_describe=False)
-        requests = RequestMetrics()
+        requests = RequestMetrics(self.dispatcher.accounts.counts)
         recent = RecentRequests()
         self.tracer.observers += [requests.observe, recent.observe]
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("gateway.parse_process"))
         transport = Transport(bodies, self._parser, config.http_stall_s)
-        app = make_app(self.dispatcher, self.readiness, metrics, page, transport)
-        app = Guard(app, self.access, config.http_stall_s)
+        routes = make_app(self.dispatcher, self.readiness, metrics, page, transport, lambda: self._grpc_port)
+        app = Guard(routes, self.access, config.http_stall_s, self._refused)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
         cluster = ClusterMetrics(
@@ -60,10 +63,15 @@ class GatewayProcess(RouterProcess):
 
     async def start(self, running: Running) -> None:
         """Raises: ListenError, TlsError."""
+        self._grpc_port, _ = running.ports
         host = self._http_config.http_host
         self.http_port = await self._http.start(host, self._http_config.http_port)
         logger.info("HTTP on %s:%d", host, self.http_port)
         await super().start(running)
+
+    def _refused(self, path: str, error: BatonError) -> None:
+        if path in STREAMED:
+            self.dispatcher.accounts.counts.refuse(end_of(error, dispatched=False))
 
     async def stop(self) -> None:
         await self._http.stop()

@@ -15,6 +15,7 @@ from starlette.types import Receive, Send
 
 from gateway.body import ClientGone
 from gateway.problem import Problem
+from router.outcomes import Leave, Reader
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
@@ -64,8 +65,8 @@ def problem_reply(problem: Problem) -> Whole:
     return Whole(problem.body, problem.status, headers=headers)
 
 
-async def send_reply(reply: Reply, send: Send, headers: Headers, stall_s: float) -> None:
-    """Raises: what the first chunk raises, before anything is sent; Stalled."""
+async def send_reply(reply: Reply, send: Send, headers: Headers, stall_s: float, reader: Reader | None = None) -> None:
+    """`reader`: of a stream. Raises: what the first chunk raises, before anything is sent; Stalled."""
     if isinstance(reply, Whole):
         sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
         await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
@@ -74,10 +75,15 @@ async def send_reply(reply: Reply, send: Send, headers: Headers, stall_s: float)
     async with aclosing(reply.chunks) as chunks:
         first = await anext(chunks)
         shaped = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        await _send(send, _head(HTTPStatus.OK, reply.media_type, shaped), stall_s)
-        await _send(send, {"type": "http.response.body", "body": first, "more_body": True}, stall_s)
-        async for chunk in chunks:
-            await _send(send, {"type": "http.response.body", "body": chunk, "more_body": True}, stall_s)
+        try:
+            await _send(send, _head(HTTPStatus.OK, reply.media_type, shaped), stall_s)
+            await _send(send, {"type": "http.response.body", "body": first, "more_body": True}, stall_s)
+            async for chunk in chunks:
+                await _send(send, {"type": "http.response.body", "body": chunk, "more_body": True}, stall_s)
+        except Stalled:
+            if reader is not None:
+                reader.leaves = Leave.STALLED
+            raise
     await _send(send, {"type": "http.response.body", "body": b""}, stall_s)
 
 

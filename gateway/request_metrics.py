@@ -1,4 +1,5 @@
-"""What the requests of this router have come to, over HTTP and gRPC alike: counted once, when each has ended.
+"""What the requests of this router have come to, over HTTP and gRPC alike. Requests and tokens are counted while they
+run, times once each has ended.
 
 Names are vLLM's where it has one, since dashboards know them.
 """
@@ -10,8 +11,10 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gateway.histogram import REQUEST_S, SMALL_COUNTS, TOKEN_GAP_S, TOKENS, TTFT_S, Histogram
+from router.outcomes import Outcome
+from router.request_counts import RequestCounts
+from router.request_record import RequestRecord
 from router.timeline import Stages, stages
-from router.tracing import RequestRecord
 
 ENGINE = "router"
 LABELS = ("model_name", "engine")
@@ -33,8 +36,6 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "baton:resume_gap_seconds": ("Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S),
 }
 _COUNTERS: Mapping[str, str] = {
-    "vllm:prompt_tokens": "Tokens of prompts.",
-    "vllm:generation_tokens": "Tokens of answers.",
     "vllm:prompt_tokens_cached": "Tokens of prompts whose KV was in a cache.",
     "baton:kv_transfer_bytes": "KV that decode workers pulled.",
     "baton:streams_resumed": "Requests that went on with another attempt, some of whose answer was out.",
@@ -42,19 +43,17 @@ _COUNTERS: Mapping[str, str] = {
 
 
 class RequestMetrics:
-    """`observe` is called with every request that has ended."""
+    """`observe` is called with every request that has ended; `counts` has those that run too."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
         self._histograms: dict[str, dict[str, Histogram]] = {}  # by model, by name
         self._counters: Counter[tuple[str, str]] = Counter()  # by name and model
         self._ended: Counter[tuple[str, str]] = Counter()  # by model and reason
-        self._failed: Counter[str] = Counter()  # by status
         self._attempts_failed: Counter[str] = Counter()  # by reason
 
     def observe(self, record: RequestRecord) -> None:
         model, summary, timeline = record.model, record.summary, record.timeline
-        if record.error is not None:
-            self._failed[record.error] += 1
         self._attempts_failed.update(note.failed.reason.name.lower() for note in timeline.notes if note.failed)
         if timeline.resumes:
             self._counters["baton:streams_resumed", model] += 1
@@ -62,24 +61,29 @@ class RequestMetrics:
             self._of(model)["baton:resume_gap_seconds"].observe_all(gaps_s)
         for reason in record.finish_reasons:
             self._ended[model, reason] += 1
-        if record.error == "CANCELLED":
-            self._ended[model, "abort"] += 1
+        if record.end is not None and record.end.outcome is Outcome.CANCELLED:
+            choices = record.prepared.valid.n if record.prepared is not None else 1
+            self._ended[model, "abort"] += choices - len(record.finish_reasons)
+        if timeline.prefill is not None:
+            self._counters["vllm:prompt_tokens_cached", model] += timeline.prefill.cached_tokens
+        if landed := [note.landed for note in timeline.notes if note.landed is not None]:
+            self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in landed)
+        measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
+        if timeline.first_token_s is not None:  # also of those that were cancelled: they may be the slow ones
+            observed = self._of(model)
+            observed["vllm:time_to_first_token_seconds"].observe(measured.ttft_ms / 1e3)
+            observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
         if summary is None or record.prepared is None:
             return
-        usage, sampling = summary.usage, record.prepared.sampling
-        self._counters["vllm:prompt_tokens", model] += usage.prompt_tokens
-        self._counters["vllm:generation_tokens", model] += usage.completion_tokens
-        self._counters["vllm:prompt_tokens_cached", model] += usage.cached_tokens
-        self._counters["baton:kv_transfer_bytes", model] += summary.timings.transfer_bytes
         observed = self._of(model)
-        for name, value in _durations(stages(timeline, timeline.ended_s or timeline.arrived_s)).items():
+        usage, sampling = summary.usage, record.prepared.sampling
+        for name, value in _durations(measured).items():
             observed[name].observe(value)
         later = usage.completion_tokens - record.prepared.valid.n
         if timeline.first_token_s is not None and timeline.last_token_s is not None and later > 0:
             spent_s = timeline.last_token_s - timeline.first_token_s
             observed["vllm:request_decode_time_seconds"].observe(spent_s)
             observed["vllm:request_time_per_output_token_seconds"].observe(spent_s * record.prepared.valid.n / later)
-        observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
         observed["vllm:request_prompt_tokens"].observe(usage.prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(usage.completion_tokens)
         observed["vllm:request_params_n"].observe(record.prepared.valid.n)
@@ -102,14 +106,29 @@ class RequestMetrics:
         for (model, reason), value in self._ended.items():
             ended.add_metric((model, ENGINE, reason), value)
         yield ended
-        failed = CounterMetricFamily("baton:requests_failed", "Requests that failed, by status.", labels=("status",))
-        for status, value in self._failed.items():
-            failed.add_metric((status,), value)
-        yield failed
+        yield from self._running_counts()
         attempts = CounterMetricFamily("baton:attempts_failed", "Attempts that failed.", labels=("reason",))
         for name, value in self._attempts_failed.items():
             attempts.add_metric((name,), value)
         yield attempts
+
+    def _running_counts(self) -> Iterator[Metric]:
+        """Of requests that run too."""
+        counts = self._counts
+        for name, help_text, tokens in (
+            ("vllm:prompt_tokens", "Tokens of prompts that workers were given.", counts.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens of answers, as they go out.", counts.generated_tokens),
+        ):
+            counter = CounterMetricFamily(name, help_text, labels=LABELS)
+            for model, value in tokens.items():
+                counter.add_metric((model, ENGINE), value)
+            yield counter
+        yield CounterMetricFamily("baton:requests_started", "Requests that came.", value=counts.started)
+        help_text = "Requests that ended: answered, cancelled, refused before a worker was given them, or failed."
+        ended = CounterMetricFamily("baton:requests_ended", help_text, labels=("outcome", "reason"))
+        for (outcome, reason), value in counts.ended.items():
+            ended.add_metric((outcome.value, reason), value)
+        yield ended
 
     def _of(self, model: str) -> dict[str, Histogram]:
         if model not in self._histograms:
@@ -121,7 +140,6 @@ def _durations(measured: Stages) -> dict[str, float]:
     """In seconds, by the name of the histogram."""
     waited_ms = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
     return {
-        "vllm:time_to_first_token_seconds": measured.ttft_ms / 1e3,
         "vllm:e2e_request_latency_seconds": measured.total_ms / 1e3,
         "vllm:request_queue_time_seconds": waited_ms / 1e3,
         "vllm:request_prefill_time_seconds": measured.prefill_ms / 1e3,

@@ -6,11 +6,11 @@ from typing import Any
 from gateway.call import Call
 from gateway.messages.chat import ChatMessage, ChatRequest, Tool
 from gateway.messages.completions import CompletionRequest
-from gateway.messages.responses import InputMessage, NamedSchemaFormat, ResponseRequest
+from gateway.messages.responses import InputMessage, ResponseRequest
 from gateway.messages.sampling import RequestFields, SamplingFields
 from gateway.messages.simple import GenerateRequest
 from gateway.problem import refused
-from gateway.structure import json_schema, of_format, structure_of
+from gateway.structure import structure_of
 from gateway.tool_choice import ToolUse
 from router.request import (
     ChatPrompt,
@@ -28,15 +28,16 @@ from structured.output import StructuredOutput
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI and vLLM have it. A chat goes on to the end of the context."""
 
+EFFORT = "reasoning_effort"
+"""What templates call it."""
+
 _SEED_BITS = (1 << 64) - 1
 
 
 def completion_requests(message: CompletionRequest, call: Call) -> list[GenerationRequest]:
     """One for each prompt. Raises: Problem."""
-    if message.suffix:
-        raise refused("suffix", "is not served: no model here fills in the middle")
-    structured = structure_of(message.response_format, message.structured_outputs)
-    sampling = _sampling(message, _or(message.max_tokens, DEFAULT_MAX_TOKENS), message.logprobs, structured)
+    max_tokens, scored = _or(message.max_tokens, DEFAULT_MAX_TOKENS), _prompt_logprobs(message)
+    sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
     return [
         _request(Operation.GENERATE, prompt, message, call, sampling, echo=bool(message.echo))
         for prompt in _prompts(message.prompt)
@@ -50,45 +51,35 @@ def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> Generation
         raise refused("max_completion_tokens", "is another name of max_tokens, which says something else")
     if message.top_logprobs is not None and not message.logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
-    structured = structure_of(message.response_format, message.structured_outputs)
+    structured = structure_of(message)
     if structured is not None and tools.forced is not None:
         raise refused("tool_choice", "a function that must be called and a form of the answer exclude each other")
     logprobs = (message.top_logprobs or 0) if message.logprobs else None
     prompt = ChatPrompt(
         messages=[chat_message(each) for each in message.messages],
         tools=tools.shown,
-        template_options=message.chat_template_kwargs or {},
+        template_options=_template_options(message.chat_template_kwargs, "reasoning_effort", message.reasoning_effort),
         add_generation_prompt=message.add_generation_prompt is not False,
     )
-    sampling = _sampling(message, max_tokens, logprobs, tools.forced or structured)
+    scored = _prompt_logprobs(message)
+    sampling = _sampling(message, message.n, max_tokens, logprobs, tools.forced or structured, scored)
     return _request(Operation.CHAT, prompt, message, call, sampling)
 
 
 def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
     """Raises: Problem."""
-    for name in ("previous_response_id", "conversation"):
-        if getattr(message, name) is not None:
-            raise refused(name, "is not served: nothing is stored here")
-    if message.background:
-        raise refused("background", "is not served: an answer goes to whoever asked for it")
-    if message.tools:
-        raise refused("tools", "are not served here; /v1/chat/completions has them")
-    structured = structure_of(None, message.structured_outputs)
-    form = message.text.format if message.text is not None else None
-    asked = json_schema(form.schema_) if isinstance(form, NamedSchemaFormat) else of_format(form)
-    if asked is not None and structured is not None:
-        raise refused("structured_outputs", "one form at most; text.format counts too")
     said = [Message("user", message.input)] if isinstance(message.input, str) else _said(message.input)
     if message.instructions:
         said.insert(0, Message("system", message.instructions))
-    sampling = _sampling(message, message.max_output_tokens, None, asked or structured)
-    return _request(Operation.CHAT, ChatPrompt(said), message, call, sampling)
+    effort = message.reasoning.effort if message.reasoning is not None else None
+    prompt = ChatPrompt(said, template_options=_template_options(None, "reasoning.effort", effort))
+    sampling = _sampling(message, 1, message.max_output_tokens, None, structure_of(message))
+    return _request(Operation.CHAT, prompt, message, call, sampling)
 
 
 def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
     """Raises: Problem."""
-    structured = structure_of(None, message.structured_outputs)
-    sampling = _sampling(message, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structured)
+    sampling = _sampling(message, message.n, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structure_of(message))
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling)
 
 
@@ -130,15 +121,19 @@ def _request(
         cache_salt=message.cache_salt or "",
         echo=echo,
         priority=message.priority or 0,
-        session=call.session,
+        session=message.session_id or call.session,
     )
     return call.caller.asks(request)
 
 
 def _sampling(
-    message: SamplingFields, max_tokens: int | None, logprobs: int | None, structured: StructuredOutput | None
+    message: SamplingFields,
+    n: int | None,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structured: StructuredOutput | None,
+    prompt_logprobs: int | None = None,
 ) -> RequestedSampling:
-    _refuse_what_is_not_served(message)
     seed = message.seed
     return RequestedSampling(
         max_tokens=max_tokens,
@@ -150,7 +145,7 @@ def _sampling(
         stop=_texts(message.stop),
         stop_token_ids=message.stop_token_ids or (),
         ignore_eos=bool(message.ignore_eos),
-        n=message.n,
+        n=n,
         typical_p=message.typical_p,
         repetition_penalty=message.repetition_penalty,
         presence_penalty=message.presence_penalty or 0.0,
@@ -160,21 +155,23 @@ def _sampling(
         allowed_token_ids=message.allowed_token_ids or (),
         bad_words=message.bad_words or (),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         best_of=message.best_of,
         structured=structured,
     )
 
 
-def _refuse_what_is_not_served(message: SamplingFields) -> None:
-    """Rather than to ignore what would change the answer."""
-    if message.use_beam_search:
-        raise refused("use_beam_search", "is not served over HTTP; gRPC has beam_width")
-    if message.skip_special_tokens is False:
-        raise refused("skip_special_tokens", "must be true: special tokens have no text here")
-    if message.include_stop_str_in_output:
-        raise refused("include_stop_str_in_output", "must be false: a stop text is no part of the answer")
-    if message.truncate_prompt_tokens is not None:
-        raise refused("truncate_prompt_tokens", "is not served: shorten the prompt, with /tokenize")
+def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:
+    if message.stream and message.prompt_logprobs is not None:
+        raise refused("prompt_logprobs", "is not served in a stream")
+    return message.prompt_logprobs
+
+
+def _template_options(given: Mapping[str, Any] | None, field: str, effort: str | None) -> Mapping[str, Any]:
+    options = dict(given or {})
+    if effort is not None and options.setdefault(EFFORT, effort) != effort:
+        raise refused(field, f"chat_template_kwargs.{EFFORT} says something else")
+    return options
 
 
 def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:

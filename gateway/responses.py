@@ -13,6 +13,7 @@ from gateway.problem import Problem, Renamed, problem_of
 from gateway.reply import Reply, Streamed, json_reply
 from gateway.requests import response_request
 from router.answer import Delta, FinishReason
+from router.answer_ids import AnswerId
 from router.dispatcher import Dispatcher
 from router.response import Finished, ResponseEvent, Started, Usage
 from service.errors import BatonError
@@ -20,8 +21,7 @@ from service.errors import BatonError
 RENAMED: Renamed = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
-    "json_schema": "text.format",
-    "json_object": "text.format",
+    "session": "session_id",
 }
 
 
@@ -33,7 +33,7 @@ class Responses:
         """Raises: Problem, BatonError."""
         request = response_request(message, call)
         response = _Response(message, request.request_id)
-        events = self._dispatcher.answer(request, None, call.trace)
+        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
         if message.stream:
             return Streamed(_events(response, events))
         whole = await collect(events)
@@ -48,10 +48,10 @@ class _Response:
     """One response object, and the one message in it."""
 
     def __init__(self, message: ResponseRequest, request_id: str) -> None:
-        self.item_id = f"msg_{request_id}"
+        self.item_id = f"{AnswerId.MESSAGE}{request_id}"
         self.model = ""
         self.text = ""
-        self._id = f"resp_{request_id}"
+        self._id = f"{AnswerId.RESPONSE}{request_id}"
         self._created = int(time.time())
         self._message = message
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from gateway.collected import Collected, collect
+from router.outcomes import Leave, Reader
 from router.request import GenerationRequest
 from router.response import ResponseEvent
 
@@ -21,16 +22,21 @@ class Numbered(NamedTuple):
     event: ResponseEvent
 
 
-async def collect_all(requests: Sequence[GenerationRequest], answer: Answer) -> list[Collected]:
+async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: Reader) -> list[Collected]:
     """In the order of the requests; the first failure ends the others. Raises: BatonError."""
     tasks = [asyncio.ensure_future(collect(answer(request))) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
+    except Exception:
+        reader.leaves = Leave.SIBLING
+        raise
     finally:
         await _end(tasks)
 
 
-async def merged(requests: Sequence[GenerationRequest], answer: Answer) -> AsyncGenerator[Numbered, None]:
+async def merged(
+    requests: Sequence[GenerationRequest], answer: Answer, reader: Reader
+) -> AsyncGenerator[Numbered, None]:
     """Events as they come; the first failure ends the others. Raises: BatonError."""
     if len(requests) == 1:  # nearly always, and without a task and a queue in between
         async with aclosing(answer(requests[0])) as events:
@@ -59,6 +65,7 @@ async def merged(requests: Sequence[GenerationRequest], answer: Answer) -> Async
                 case None:
                     running -= 1
                 case Exception() as error:
+                    reader.leaves = Leave.SIBLING
                     raise error
     finally:
         await _end(tasks)

@@ -12,6 +12,7 @@ from gateway.problem import Problem, Renamed, problem_of, refused
 from gateway.reply import Reply, Streamed, Whole, json_reply
 from gateway.requests import chat_message, shown_tools, simple_request
 from gateway.token_texts import TokenTexts
+from gateway.tool_choice import check_shown
 from router.answer import Delta
 from router.chat_checks import check_chat
 from router.dispatcher import Dispatcher
@@ -21,7 +22,8 @@ from router.service import MAX_DETOKENIZE_TOKENS
 from router.validation import MAX_TEXT_BYTES
 from service.errors import BatonError, InvalidArgument
 
-RENAMED: Renamed = {"text": "prompt", "token_ids": "tokens"}
+GENERATE_NAMES: Renamed = {"text": "prompt", "session": "session_id"}
+TOKENIZER_NAMES: Renamed = {"text": "prompt", "token_ids": "tokens", "template_options": "chat_template_kwargs"}
 DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts
 
@@ -32,7 +34,7 @@ class Simple:
 
     async def generate(self, message: GenerateRequest, call: Call) -> Reply:
         """`{"text": [prompt + output]}`; a stream tells all of it each time. Raises: Problem, BatonError."""
-        events = self._dispatcher.answer(simple_request(message, call), None, call.trace)
+        events = self._dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
         if message.stream:
             return Streamed(_cumulative(message, events), "application/octet-stream")
         whole = await collect(events)
@@ -41,11 +43,12 @@ class Simple:
     async def tokenize(self, message: TokenizeRequest, call: Call) -> Reply:
         """Raises: Problem, BatonError."""
         served = (await self._dispatcher.choose(message.model or "")).served
-        if (message.prompt is None) == (message.messages is None):
-            raise refused("prompt", "either a prompt or messages")
+        _check_tokenize(message)
         if message.prompt is not None:
             token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False)
         else:
+            if message.tools:
+                check_shown(served.tokenizer.chat_template)
             said = [chat_message(each) for each in message.messages or ()]
             options = message.chat_template_kwargs or {}
             prompt = ChatPrompt(said, shown_tools(message.tools), options, message.add_generation_prompt is not False)
@@ -61,6 +64,17 @@ class Simple:
             raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.tokens)}")
         token_ids = await served.tokenizer.checked("token_ids", message.tokens, served.vocab_size)
         return json_reply({"prompt": await served.tokenizer.decode(token_ids, False)})
+
+
+def _check_tokenize(message: TokenizeRequest) -> None:
+    """Raises: Problem for a field of the other of the two."""
+    if (message.prompt is None) == (message.messages is None):
+        raise refused("prompt", "either a prompt or messages")
+    if message.messages is not None and message.add_special_tokens:
+        raise refused("add_special_tokens", "goes with a prompt: a chat template writes them")
+    for name in ("tools", "add_generation_prompt", "chat_template_kwargs"):
+        if message.prompt is not None and getattr(message, name) is not None:
+            raise refused(name, "goes with messages")
 
 
 def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> Whole:
@@ -95,7 +109,7 @@ async def _cumulative(
     except BatonError as error:
         if not begun:
             raise
-        problem: Problem = problem_of(error, RENAMED)
+        problem: Problem = problem_of(error, GENERATE_NAMES)
         yield problem.body + DELIMITER
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from router.events import TokenLogprob
+from router.prompt_echo import PromptPart
 
 _LEAST = -9999.0
 """In place of minus infinity, which JSON does not have."""
@@ -58,6 +59,22 @@ class TokenTexts:
                 None if told is None else self._top(text, told) for text, told in zip(tokens, logprobs, strict=True)
             ],
             "text_offset": offsets,
+        }
+
+    def prompt(self, parts: Sequence[PromptPart]) -> list[Mapping[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each token its own entry and the likeliest, by id; None for the first token."""
+        return [
+            None if told is None else self._by_id(token_id, told)
+            for part in parts
+            for token_id, told in zip(part.token_ids, part.logprobs or [None] * len(part.token_ids), strict=True)
+        ]
+
+    def _by_id(self, token_id: int, told: TokenLogprob) -> Mapping[str, Any]:
+        ranks = {each.token_id: rank for rank, each in enumerate(told.top, 1)}
+        scores = {token_id: told.logprob} | {each.token_id: each.logprob for each in told.top}
+        return {
+            str(each): {"logprob": _finite(score), "rank": ranks.get(each), "decoded_token": self.text(each)}
+            for each, score in scores.items()
         }
 
     def _top(self, text: str, told: TokenLogprob) -> Mapping[str, float]:

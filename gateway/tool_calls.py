@@ -38,8 +38,9 @@ Piece = str | CallBegins | CallGoesOn
 
 
 class ToolParser(Protocol):
-    calls: int
-    """Calls that have begun."""
+    @property
+    def calls(self) -> int:
+        """Calls that have begun."""
 
     def push(self, text: str) -> list[Piece]: ...
 
@@ -214,3 +215,23 @@ class NamedParser:
 
     def finish(self) -> list[Piece]:
         return [] if self.calls else self.push("")
+
+
+class FirstCall:
+    """One call at most: what another parser reads beyond its first call is dropped."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+
+    @property
+    def calls(self) -> int:
+        return min(1, self._parser.calls)
+
+    def push(self, text: str) -> list[Piece]:
+        return self._first(self._parser.push(text))
+
+    def finish(self) -> list[Piece]:
+        return self._first(self._parser.finish())
+
+    def _first(self, pieces: list[Piece]) -> list[Piece]:
+        return [piece for piece in pieces if isinstance(piece, str) or piece.index == 0]

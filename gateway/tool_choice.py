@@ -7,7 +7,8 @@ from typing import Any
 from gateway.messages.chat import ChatRequest, NamedTool, Tool
 from gateway.problem import refused
 from gateway.structure import json_schema
-from gateway.tool_calls import OPEN, PYTHON_TAG, HermesParser, JsonParser, NamedParser, ToolParser
+from gateway.tool_calls import OPEN, PYTHON_TAG, FirstCall, HermesParser, JsonParser, NamedParser, ToolParser
+from router.chat_template import ChatTemplate
 from structured.output import StructuredOutput
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -22,8 +23,8 @@ class ToolUse:
     parser: Callable[[], ToolParser] | None = None
 
 
-def tool_use(request: ChatRequest, template: str | None) -> ToolUse:
-    """`template` is the source of the model's chat template. Raises: Problem."""
+def tool_use(request: ChatRequest, template: ChatTemplate | None) -> ToolUse:
+    """`template` is the model's own. Raises: Problem."""
     tools, choice = request.tools or [], request.tool_choice
     if not tools:
         if isinstance(choice, NamedTool) or choice == "required":
@@ -37,10 +38,18 @@ def tool_use(request: ChatRequest, template: str | None) -> ToolUse:
         schema = dict(tool.function.parameters or _ANY_ARGUMENTS)
         return ToolUse(shown, json_schema(schema), lambda: NamedParser(tool.function.name))
     names = frozenset(tool.function.name for tool in tools)
+    one = request.parallel_tool_calls is False
     if choice == "required":
-        most = 1 if request.parallel_tool_calls is False else None
-        return ToolUse(shown, json_schema(_calls_schema(tools, most)), lambda: JsonParser(names))
-    return ToolUse(shown, None, _parser(template or "", names))
+        return ToolUse(shown, json_schema(_calls_schema(tools, 1 if one else None)), lambda: JsonParser(names))
+    check_shown(template)
+    parser = _parser(template.source if template is not None else "", names)
+    return ToolUse(shown, None, (lambda: FirstCall(parser())) if one and parser is not None else parser)
+
+
+def check_shown(template: ChatTemplate | None) -> None:
+    """Raises: Problem where the model would not see the tools that a request has."""
+    if template is not None and "tools" not in template.variables:
+        raise refused("tools", "this model's chat template does not show them; tool_choice can still force a call")
 
 
 def _parser(template: str, names: frozenset[str]) -> Callable[[], ToolParser] | None:

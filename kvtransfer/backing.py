@@ -1,5 +1,5 @@
-"""Has the kernel put memory behind a pool before it is used. The first write to a page takes microseconds, and the next
-token of an answer writes to hundreds of pages: without this they would be paid for in the middle of a step.
+"""Has the kernel put memory behind a pool before it is used. The first write to a memory page takes microseconds, and
+the next token of an answer writes to hundreds of such pages: otherwise a decode step would pay for that.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def back(storage: torch.Tensor) -> None:
     """`storage`: uint8, one dimension, on the CPU; its contents stay. Takes up to a second per GiB, without the GIL.
 
-    Before anything is served: meanwhile whoever maps or unmaps memory waits. Where the kernel refuses, pages come as
+    Before anything is served: meanwhile threads that map or unmap memory wait. Where the kernel refuses, pages come as
     they are used.
     """
     _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
@@ -36,4 +36,7 @@ def _populate(address: int, nbytes: int, advice: int) -> None:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if length > 0 and madvise(first, length, advice) != 0:
-        logger.info("memory of the pool comes as it is used: madvise: %s", os.strerror(ctypes.get_errno()))
+        logger.info(
+            "the pool could not be allocated in advance, but is on first use: madvise: %s",
+            os.strerror(ctypes.get_errno()),
+        )

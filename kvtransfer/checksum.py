@@ -1,9 +1,9 @@
-"""Checksums of blocks, the same however a pool is cut by tensor parallelism and whatever device it lies on.
+"""Checksums of blocks, which depend neither on how tensor parallelism cuts a pool nor on the device that it lies on.
 
 A block's words of 8 bytes, in the order `[row][head]` of the whole block, are each multiplied by an odd number of its
-place and added up, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast",
-2014). Any one changed word shows, and any other change but for about one in 2^64. Sums of parts add up to that of the
-block, so nobody has to gather what belongs together; and it is as fast as copying, three times as fast as CRC-32.
+position and added up, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast",
+2014). One changed word is always detected, any other change except about one in 2^64. The sums of parts add up to that
+of the block, so no rank has to gather them; and it is as fast as copying, three times as fast as CRC-32.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Which ways there are between two pools, best first, and why the others are none. Pure."""
+"""Which transports work between two pools, best first, and why the others do not. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -50,14 +50,14 @@ def _hindrance(name: TransportName, mine: PoolDescription, theirs: PoolDescripti
             return None if mine.host_id == theirs.host_id else _OTHER_HOST
         case "nixl":
             if mine.nixl is None:
-                return "nixl is not offered here (it takes the nixl extra and --transfer-interface)"
-            return None if theirs.nixl is not None else "nixl is not offered there"
+                return "nixl is not available here (needs the nixl extra and --transfer-interface)"
+            return None if theirs.nixl is not None else "nixl is not available there"
         case "nccl" | "gloo":
             if mine.group_backend != name:
-                return f"{name} is not offered here (--transfer-interface says on which network)"
-            return None if theirs.group_backend == name else f"{name} is not offered there"
+                return f"{name} is not available here (needs --transfer-interface)"
+            return None if theirs.group_backend == name else f"{name} is not available there"
         case "grpc":
             return None
 
 
-_OTHER_HOST = "it does not run on this host, or its processes cannot be seen from here"
+_OTHER_HOST = "the peer runs on another host or in another PID namespace"

@@ -1,4 +1,4 @@
-"""The few calls of CUDA's driver that sharing memory between processes takes, by ctypes: torch has no documented ones.
+"""The few calls of CUDA's driver for sharing memory between processes, by ctypes: torch documents none.
 
 Signatures as in cuda.h; the driver keeps old ones for ever, so that any libcuda.so.1 of version 12 or later will do.
 """

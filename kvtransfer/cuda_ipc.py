@@ -111,7 +111,7 @@ class CudaDevice:
                 )
                 return
             except CudaError as error:
-                logger.warning("copies go one by one from now on: %s", error)
+                logger.warning("batched copies failed, copying one by one from now on: %s", error)
                 self._batches = False
         for span in whole:
             self._driver.copy(span.source, span.destination, span.width, stream)
@@ -128,7 +128,7 @@ class CudaDevice:
             else:
                 return
         except RuntimeError as error:
-            raise CopyBroken(f"the GPU gave up: {error}") from error
+            raise CopyBroken(f"the GPU failed: {error}") from error
         raise RuntimeError(f"a copy on {self._device} has not ended within {COPY_TIMEOUT_S:g} s")
 
 

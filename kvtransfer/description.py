@@ -1,4 +1,4 @@
-"""What two pools tell each other when they meet, and whether they go together."""
+"""The description of a pool that a worker sends to its peer when they pair, and whether two pools match."""
 
 import secrets
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A peer's pool in the memory of a device that both processes can address, by whatever the device's driver offers."""
+"""A peer's pool in the memory of a device that both processes can address, through the device's driver."""
 
 import threading
 import time

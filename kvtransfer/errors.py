@@ -1,14 +1,14 @@
-"""What can go wrong between two pools.
+"""Errors between two pools.
 
 TransferError
-├── SharedMemoryUnavailable   memory of ours cannot be offered to peers in the way asked for
-├── PeerUnreachable           the pool of a peer cannot be reached in this way
+├── SharedMemoryUnavailable   our memory cannot be shared with peers as requested
+├── PeerUnreachable           this transport cannot reach the peer's pool
 ├── PairingRefused            two pools do not hold the same bytes for the same tokens
 ├── BlockOutOfRange           a block id outside of a pool
-├── CopyBroken                the peer sent more or fewer bytes than were asked for, or the link broke
-│   ├── CopyRefused           the peer said no, before it sent anything
-│   └── LinkBroken            and the link is of no use any more: pair again
-├── ChecksumDiffers           what was copied is not what its source had
+├── CopyBroken                the peer sent more or fewer bytes than requested, or the link broke
+│   ├── CopyRefused           the peer refused before it sent anything
+│   └── LinkBroken            and the link cannot be used again: pair anew
+├── ChecksumDiffers           the copied bytes differ from those of the source
 └── UnknownTransfer           the transfer has ended, or never was
 """
 
@@ -29,7 +29,7 @@ class PairingRefused(TransferError):
     """`field` is the field of PoolDescription that does not fit."""
 
     def __init__(self, field: str, mine: str, theirs: str) -> None:
-        super().__init__(f"{field} of the two pools do not go together: {mine} here, {theirs} there")
+        super().__init__(f"{field} of the two pools differ: {mine} here, {theirs} there")
         self.field = field
 
 

@@ -1,4 +1,4 @@
-"""Sends blocks of our pool over a process group, in the order in which its one reader asked for them."""
+"""Sends blocks of our pool over a process group, in the order in which the group's one reader requested them."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Where the two ranks of a group find each other: a store of torch.distributed over whatever plane we have.
+"""The store of torch.distributed through which the two ranks of a group find each other, over our own connections.
 
 TCPStore would listen on every interface. Ours opens no socket: rank 0 keeps the values, rank 1 asks it.
 """

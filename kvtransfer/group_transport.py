@@ -1,7 +1,7 @@
-"""Pulls blocks as messages of a process group: the source sends what was asked for into a staging ring of ours.
+"""Pulls blocks as messages of a process group: the source sends the requested blocks into a staging ring of ours.
 
-The receiver posts every receive itself, so that nobody writes memory that is not his; and asks for no more at a time
-than it will take in order, so that what comes is known before it comes.
+The receiver posts every receive itself, so that the source never chooses where to write. It requests no more at a time
+than it will take in order, so that the content of each message is known before it comes.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Pulls blocks out of a peer's pool that this process can address: the same for host memory and for a GPU's."""
+"""Pulls blocks out of a peer's pool that this process can address, in host memory or on a GPU."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Messages of a group: a header that proves which one it is, then the bytes of blocks, gathered out of a pool."""
+"""Messages of a group: a header that identifies the message, then the bytes of blocks, gathered out of a pool."""
 
 import struct
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A peer's pool read with NIXL: remote direct memory access where the network has it. An optional extra (`nixl`)."""
+"""A peer's pool read with NIXL, by remote direct memory access if the network has it. An optional extra (`nixl`)."""
 
 import importlib
 import importlib.util

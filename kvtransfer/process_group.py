@@ -1,7 +1,7 @@
 """One group of torch.distributed for one pair of workers: numbered messages from rank 0, the source, to rank 1.
 
-A group serves nobody else, so that the death of one peer cannot hang another. After the first failure a group is of no
-use: both ends drop it, which closes its sockets and wakes the other end at once.
+A group serves one pair of peers, so that the death of one peer cannot hang another. After the first failure both ends
+drop it, which closes its sockets and wakes the other end at once.
 """
 
 import os
@@ -70,7 +70,7 @@ class MessageGroup(Protocol):
         """Waits for the work put into `stream`. Raises: LinkBroken."""
 
     def close(self) -> None:
-        """Any thread. Whoever waits is told at once that the group was dropped."""
+        """Any thread. Pending waits fail at once: the group was closed."""
 
 
 class ProcessGroup:
@@ -120,12 +120,12 @@ class ProcessGroup:
         group, self._group = self._group, None
         self._works.clear()
         if group is not None and self._options.backend == "nccl":
-            group.abort()  # gloo's wakes nobody; dropping the group does
+            group.abort()  # gloo's wakes no waiter; dropping the group does
 
     def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Pending:
         group = self._group
         if group is None or self._closed:
-            raise LinkBroken("the group was dropped")
+            raise LinkBroken("the process group was closed")
         try:
             self._works[sequence] = start(group)
         except RuntimeError as error:
@@ -136,7 +136,7 @@ class ProcessGroup:
         with self._lock:
             work = self._works.pop(sequence, None)
             if work is None or self._closed:
-                raise LinkBroken("the group was dropped")
+                raise LinkBroken("the process group was closed")
             awaited: Future[None] = Future()
             self._awaited = awaited
         try:
@@ -147,7 +147,7 @@ class ProcessGroup:
                 self._waits.put((work, awaited))
                 awaited.result()
         except CancelledError as error:
-            raise LinkBroken("the group was dropped") from error
+            raise LinkBroken("the process group was closed") from error
         except RuntimeError as error:
             raise LinkBroken(str(error)) from error
         finally:
@@ -166,8 +166,8 @@ def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", option
     """Waits on a thread of its own, since gloo wakes no receive whose message is cut off in the middle (its
     Pair::signalException knows those that have not begun).
 
-    So whoever hears of that elsewhere can give the wait up. The message's memory, the socket that the group listens on
-    and this thread are kept until the bound has passed.
+    So a caller that hears of that elsewhere can give the wait up. The message's memory, the socket that the group
+    listens on and this thread are kept until the bound has passed.
     """
     while (entry := waits.get()) is not None:
         work, awaited = entry

@@ -1,4 +1,4 @@
-"""Which bytes go where when pools are cut by tensor parallelism, alike or not. Pure arithmetic, knows no memory.
+"""The byte ranges to copy when tensor parallelism cuts two pools, alike or not. Pure arithmetic, knows no memory.
 
 A block is `[layer][k, v][kv_head]` of heads, so its rows `[layer][k, v]` can be cut between heads: each rank of a
 worker keeps the same heads of every row. A quantised head brings its scales along, since they lie within it.

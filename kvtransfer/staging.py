@@ -1,4 +1,4 @@
-"""Where messages land before their blocks are put into place: memory of the receiver's own, used round and round."""
+"""The receiver's own ring of memory, in which messages land before their blocks are put into place."""
 
 from enum import Enum, auto
 

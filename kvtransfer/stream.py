@@ -1,4 +1,4 @@
-"""Pulls blocks as a stream of bytes: works between any two workers, and is the slow way. Knows no RPC library."""
+"""Pulls blocks as a stream of bytes: works between any two workers, but slowly. Knows no RPC library."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The seam between a pull and the way its bytes travel."""
+"""The interface between a pull and the transport of its bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""python -m prefill_worker: one prefill worker, until SIGTERM."""
+""".venv/bin/python -m prefill_worker: one prefill worker, until SIGTERM."""
 
 import gc
 import sys
@@ -9,6 +9,6 @@ if __name__ == "__main__":
     from prefill_worker.worker import main
     from service.config import read_config_or_exit
 
-    config = read_config_or_exit(PrefillConfig, "python -m prefill_worker")
+    config = read_config_or_exit(PrefillConfig, ".venv/bin/python -m prefill_worker")
     gc.enable()
     sys.exit(main(config))

@@ -14,22 +14,22 @@ class PrefillConfig(WorkerConfig):
     tail_tokens: int = Field(
         64,
         ge=0,
-        description="on a CPU, most tokens of a prompt's last step of several: an answer waits for their KV; 0: any",
+        description="on a CPU, most tokens of the last chunk of a prompt, whose KV delays the answer; 0: no limit",
     )
-    lease_s: float = Field(5.0, gt=0, description="how long KV that nobody reads stays pinned")
-    park_s: float = Field(10.0, gt=0, description="how long a reader may wait for a prompt that is not here yet")
+    lease_s: float = Field(5.0, gt=0, description="how long KV stays pinned without a reader")
+    park_s: float = Field(10.0, gt=0, description="how long a reader may wait for a prompt that has not arrived")
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")
-    pair_timeout_s: float = Field(5.0, gt=0, description="longest wait for another worker to pair")
+    pair_timeout_s: float = Field(5.0, gt=0, description="longest time for pairing with another worker")
     fetch: Literal["auto", "always", "never"] = Field(
-        "auto", description="whether KV that another worker has is fetched; auto: where that is sooner than computing"
+        "auto", description="whether to fetch KV that another worker has; auto: if that is faster than computing it"
     )
     fetch_timeout_s: float = Field(1.0, gt=0, description="longest wait for a fetch before the prompt is computed")
     decode_slow_down: float = Field(
-        1.5, ge=1, description="how many times as long steps of a decode worker on the same GPU may take, about"
+        1.5, ge=1, description="about how many times longer steps of a decode worker on the same GPU may become"
     )
     spare_cores: Cores | None = Field(
-        None, description="CPU cores of another worker, used while the --core-use file of that one says it may be"
+        None, description="CPU cores of another worker, used while its --core-use file says that they are idle"
     )
     spare_core_use: Path | None = Field(None, description="that file")
-    nice: int = Field(0, ge=0, le=19, description="how far computing stands back behind whatever shares its cores")
-    chunk_file: Path | None = Field(None, description="file for the times of every step, a line each, for benchmarks")
+    nice: int = Field(0, ge=0, le=19, description="nice value of the threads that compute")
+    chunk_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")

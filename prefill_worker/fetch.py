@@ -144,13 +144,13 @@ class PrefixFetcher:
         return pull.result()
 
     def _on_pulled(self, landing: Landing, pull: "asyncio.Task[Pull]") -> None:
-        """However it ended, nobody copies any more. Called before whoever waits for it goes on."""
+        """However it ended, no copy runs any more. Called before its waiter goes on."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
         self._loop.landed(landing, pull.result().blocks if valid else 0)
 
     def _avoid(self, endpoint: str, why: str) -> None:
-        logger.info("a prefix could not be fetched from %s, it is computed: %s", endpoint, why)
+        logger.info("fetching a prefix from %s failed, it is computed instead: %s", endpoint, why)
         now = time.monotonic()
         self._avoided_until = {other: until for other, until in self._avoided_until.items() if until > now}
         self._avoided_until[endpoint] = now + AVOIDED_S

@@ -78,11 +78,12 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         self._thread.post(self._scheduler.pool.distrust, blocks)
 
     def _observe(self) -> PrefillLoad:
-        scheduler = self._scheduler
+        scheduler, pages = self._scheduler, self._scheduler.pool.counts
+        held_by_transfers = scheduler.held_by_transfers  # looks at every pinned block: once a step is enough
         return PrefillLoad(
-            scheduler.pool.counts,
-            scheduler.held_by_sequences,
-            scheduler.held_by_transfers,
+            pages,
+            pages.held - held_by_transfers,
+            held_by_transfers,
             scheduler.waiting_requests,
             scheduler.running_sequences,
             scheduler.pending_tokens,

@@ -1,8 +1,8 @@
-"""What a prefill worker tells routers: sessions. Protobuf stops here.
+"""The servicer of a prefill worker: sessions with routers. Protobuf stops here.
 
-The life of a prompt on this worker: a Prefill command queues it, perhaps once some of its KV was fetched from another
-worker, chunks are computed, finished blocks are advertised to the transfers, the first tokens go to the router at once,
-and the pages stay pinned until the decode worker has validated its copy, gives up, or its lease ends.
+The life of a prompt on this worker: a Prefill command queues it, perhaps after some of its KV was fetched from another
+worker. Chunks are computed, finished blocks are advertised to the transfers, and the first tokens go to the router at
+once. The blocks stay pinned until the decode worker has confirmed its copy, gives up, or its lease ends.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from protos import report_pb2, session_pb2, session_pb2_grpc
 from service.errors import Unavailable
 from service.session_connection import serve_connection
 from service.session_hub import SessionHub
+from service.trace_context import in_trace
 from worker.adapters import adapter_number
 from worker.cache_teller import CacheTeller
 from worker.drain import Departing
@@ -96,18 +97,18 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         if self.hands_over:
             self.draining = True
             for prompt in tuple(self._prompts.values()):
-                self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker ends")
+                self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker is stopping")
             await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker, takes_commands=True)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
             case "prefill":
-                self._on_prefill(session, command.prefill)
+                in_trace(command.prefill.traceparent).run(self._on_prefill, session, command.prefill)
             case "snapshot_request":
                 self.cache.send_snapshot(session)
             case "cancel":

@@ -61,7 +61,9 @@ class PrefillWorker(ServedWorker):
         self._owns_host = host is None
         self._host = host or EngineHost(config, prepared, transfer_options(config), nice=config.nice)
         self._memory = self._host.memory
-        self.service = PrefillService(worker_info(config, prepared), epoch, config.session_grace_s)
+        self.service = PrefillService(
+            worker_info(config, prepared, self._memory.description.pool_id), epoch, config.session_grace_s
+        )
         self.drain = Drain(self.service)
         self._transfers = TransferSource(
             SourceTable(config.lease_s, config.park_s, TOMBSTONE_S),
@@ -151,7 +153,7 @@ class PrefillWorker(ServedWorker):
         if self._fetcher is not None:
             await self._fetcher.close()
         if self._loop is not None and not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
-            logger.warning("the engine did not end within %g s", STOP_TIMEOUT_S)
+            logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:
             self._steps.close()
         if self._owns_host:
@@ -162,7 +164,7 @@ def transfer_options(config: PrefillConfig) -> TransferOptions:
     return TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
 
 
-def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.WorkerInfo:
+def worker_info(config: PrefillConfig, prepared: PreparedModel, pool_id: bytes) -> session_pb2.WorkerInfo:
     return session_pb2.WorkerInfo(
         worker_id=config.worker_id,
         role=session_pb2.ROLE_PREFILL,
@@ -178,6 +180,7 @@ def worker_info(config: PrefillConfig, prepared: PreparedModel) -> session_pb2.W
         ),
         total_blocks=prepared.total_blocks,
         adapters=describe_adapters(config.adapter),
+        pool_id=pool_id,
     )
 
 

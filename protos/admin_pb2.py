@@ -26,7 +26,7 @@ from protos import report_pb2 as protos_dot_report__pb2
 from protos import session_pb2 as protos_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/report.proto\x1a\x14protos/session.proto\"\x12\n\x10GetStatusRequest\"\xab\x02\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x1a\n\x12registry_connected\x18\x03 \x01(\x08\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\x12\x15\n\rother_routers\x18\x07 \x01(\r\x12(\n\x07planner\x18\x08 \x01(\x0b\x32\x17.baton.v1.PlannerStatus\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\'\n\x07routers\x18\n \x03(\x0b\x32\x16.baton.v1.RouterStatus\"f\n\x0cRouterStatus\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x10\n\x08requests\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\"\xe5\x01\n\x0cWorkerStatus\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12 \n\x06report\x18\x05 \x01(\x0b\x32\x10.baton.v1.Report\x12\x1a\n\x12in_flight_requests\x18\x06 \x01(\r\x12-\n\ncache_view\x18\x07 \x01(\x0b\x32\x19.baton.v1.CacheViewStatus\x12\x0e\n\x06\x64\x65\x61ths\x18\x08 \x01(\r\"r\n\rPlannerStatus\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x18\n\x10prefill_pressure\x18\x02 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_pressure\x18\x03 \x01(\x01\x12\x0f\n\x07verdict\x18\x04 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x05 \x01(\r\"D\n\x11\x43hangeRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\"\x14\n\x12\x43hangeRoleResponse\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xd4\x01\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x61ge_s\x18\x02 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0e\n\x06status\x18\x04 \x01(\t\x12,\n\x08\x61ttempts\x18\x05 \x03(\x0b\x32\x1a.baton.v1.ExplainedAttempt\x12\x0f\n\x07ttft_ms\x18\x06 \x01(\x01\x12\x10\n\x08total_ms\x18\x07 \x01(\x01\x12\x12\n\ntbt_p50_ms\x18\x08 \x01(\x01\x12\x12\n\ntbt_p99_ms\x18\t \x01(\x01\"\x8a\x03\n\x10\x45xplainedAttempt\x12\x30\n\ncandidates\x18\x01 \x03(\x0b\x32\x1c.baton.v1.ExplainedCandidate\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12<\n\tpredicted\x18\x05 \x03(\x0b\x32).baton.v1.ExplainedAttempt.PredictedEntry\x12\x36\n\x06\x61\x63tual\x18\x06 \x03(\x0b\x32&.baton.v1.ExplainedAttempt.ActualEntry\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\x12\x17\n\x0f\x66\x61iled_endpoint\x18\t \x01(\t\x1a\x30\n\x0ePredictedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0b\x41\x63tualEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xdf\x01\n\x12\x45xplainedCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\x08\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\t\x12\x36\n\x05terms\x18\x06 \x03(\x0b\x32\'.baton.v1.ExplainedCandidate.TermsEntry\x1a,\n\nTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd5\x01\n\x0f\x43\x61\x63heViewStatus\x12\x0f\n\x07\x66ollows\x18\x01 \x01(\x08\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0f\n\x07resyncs\x18\x05 \x01(\x04\x12\x18\n\x10\x63hecked_requests\x18\x06 \x01(\x04\x12\x16\n\x0e\x65qual_requests\x18\x07 \x01(\x04\x12\x16\n\x0emissing_tokens\x18\x08 \x01(\x04\x12\x16\n\x0esurplus_tokens\x18\t \x01(\x04\x12\r\n\x05\x64rift\x18\n \x01(\x01\x32\xdd\x01\n\x0c\x41\x64minService\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponse\x12>\n\x07\x45xplain\x12\x18.baton.v1.ExplainRequest\x1a\x19.baton.v1.ExplainResponse\x12G\n\nChangeRole\x12\x1b.baton.v1.ChangeRoleRequest\x1a\x1c.baton.v1.ChangeRoleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/report.proto\x1a\x14protos/session.proto\"\x12\n\x10GetStatusRequest\"\x80\x03\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x1a\n\x12registry_connected\x18\x03 \x01(\x08\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\x12\x15\n\rother_routers\x18\x07 \x01(\r\x12(\n\x07planner\x18\x08 \x01(\x0b\x32\x17.baton.v1.PlannerStatus\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\'\n\x07routers\x18\n \x03(\x0b\x32\x16.baton.v1.RouterStatus\x12)\n\x08requests\x18\x0b \x01(\x0b\x32\x17.baton.v1.RequestTotals\x12(\n\x07latency\x18\x0c \x01(\x0b\x32\x17.baton.v1.LatencyStatus\"y\n\rRequestTotals\x12\x0f\n\x07started\x18\x01 \x01(\x04\x12&\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x17.baton.v1.EndedRequests\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\"?\n\rEndedRequests\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"f\n\rLatencyStatus\x12\x10\n\x08requests\x18\x01 \x01(\r\x12!\n\x04ttft\x18\x02 \x01(\x0b\x32\x13.baton.v1.Quantiles\x12 \n\x03tbt\x18\x03 \x01(\x0b\x32\x13.baton.v1.Quantiles\"+\n\tQuantiles\x12\x0e\n\x06p50_ms\x18\x01 \x01(\x01\x12\x0e\n\x06p99_ms\x18\x02 \x01(\x01\"f\n\x0cRouterStatus\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x10\n\x08requests\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\"\xa2\x02\n\x0cWorkerStatus\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12 \n\x06report\x18\x05 \x01(\x0b\x32\x10.baton.v1.Report\x12\x1a\n\x12in_flight_requests\x18\x06 \x01(\r\x12-\n\ncache_view\x18\x07 \x01(\x0b\x32\x19.baton.v1.CacheViewStatus\x12\x0e\n\x06\x64\x65\x61ths\x18\x08 \x01(\r\x12\x0e\n\x06\x64rains\x18\t \x01(\r\x12\x14\n\x0crole_changes\x18\n \x01(\r\x12\x15\n\rlost_sessions\x18\x0b \x01(\r\"r\n\rPlannerStatus\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x18\n\x10prefill_pressure\x18\x02 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_pressure\x18\x03 \x01(\x01\x12\x0f\n\x07verdict\x18\x04 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x05 \x01(\r\"D\n\x11\x43hangeRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\"\x14\n\x12\x43hangeRoleResponse\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xd4\x01\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x61ge_s\x18\x02 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0e\n\x06status\x18\x04 \x01(\t\x12,\n\x08\x61ttempts\x18\x05 \x03(\x0b\x32\x1a.baton.v1.ExplainedAttempt\x12\x0f\n\x07ttft_ms\x18\x06 \x01(\x01\x12\x10\n\x08total_ms\x18\x07 \x01(\x01\x12\x12\n\ntbt_p50_ms\x18\x08 \x01(\x01\x12\x12\n\ntbt_p99_ms\x18\t \x01(\x01\"\x8a\x03\n\x10\x45xplainedAttempt\x12\x30\n\ncandidates\x18\x01 \x03(\x0b\x32\x1c.baton.v1.ExplainedCandidate\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12<\n\tpredicted\x18\x05 \x03(\x0b\x32).baton.v1.ExplainedAttempt.PredictedEntry\x12\x36\n\x06\x61\x63tual\x18\x06 \x03(\x0b\x32&.baton.v1.ExplainedAttempt.ActualEntry\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\x12\x17\n\x0f\x66\x61iled_endpoint\x18\t \x01(\t\x1a\x30\n\x0ePredictedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0b\x41\x63tualEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf3\x01\n\x12\x45xplainedCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\x08\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\t\x12\x36\n\x05terms\x18\x06 \x03(\x0b\x32\'.baton.v1.ExplainedCandidate.TermsEntry\x12\x12\n\ncost_terms\x18\x07 \x03(\t\x1a,\n\nTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd5\x01\n\x0f\x43\x61\x63heViewStatus\x12\x0f\n\x07\x66ollows\x18\x01 \x01(\x08\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0f\n\x07resyncs\x18\x05 \x01(\x04\x12\x18\n\x10\x63hecked_requests\x18\x06 \x01(\x04\x12\x16\n\x0e\x65qual_requests\x18\x07 \x01(\x04\x12\x16\n\x0emissing_tokens\x18\x08 \x01(\x04\x12\x16\n\x0esurplus_tokens\x18\t \x01(\x04\x12\r\n\x05\x64rift\x18\n \x01(\x01\x32\xdd\x01\n\x0c\x41\x64minService\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponse\x12>\n\x07\x45xplain\x12\x18.baton.v1.ExplainRequest\x1a\x19.baton.v1.ExplainResponse\x12G\n\nChangeRole\x12\x1b.baton.v1.ChangeRoleRequest\x1a\x1c.baton.v1.ChangeRoleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,33 +42,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=75
   _globals['_GETSTATUSREQUEST']._serialized_end=93
   _globals['_GETSTATUSRESPONSE']._serialized_start=96
-  _globals['_GETSTATUSRESPONSE']._serialized_end=395
-  _globals['_ROUTERSTATUS']._serialized_start=397
-  _globals['_ROUTERSTATUS']._serialized_end=499
-  _globals['_WORKERSTATUS']._serialized_start=502
-  _globals['_WORKERSTATUS']._serialized_end=731
-  _globals['_PLANNERSTATUS']._serialized_start=733
-  _globals['_PLANNERSTATUS']._serialized_end=847
-  _globals['_CHANGEROLEREQUEST']._serialized_start=849
-  _globals['_CHANGEROLEREQUEST']._serialized_end=917
-  _globals['_CHANGEROLERESPONSE']._serialized_start=919
-  _globals['_CHANGEROLERESPONSE']._serialized_end=939
-  _globals['_EXPLAINREQUEST']._serialized_start=941
-  _globals['_EXPLAINREQUEST']._serialized_end=977
-  _globals['_EXPLAINRESPONSE']._serialized_start=980
-  _globals['_EXPLAINRESPONSE']._serialized_end=1192
-  _globals['_EXPLAINEDATTEMPT']._serialized_start=1195
-  _globals['_EXPLAINEDATTEMPT']._serialized_end=1589
-  _globals['_EXPLAINEDATTEMPT_PREDICTEDENTRY']._serialized_start=1494
-  _globals['_EXPLAINEDATTEMPT_PREDICTEDENTRY']._serialized_end=1542
-  _globals['_EXPLAINEDATTEMPT_ACTUALENTRY']._serialized_start=1544
-  _globals['_EXPLAINEDATTEMPT_ACTUALENTRY']._serialized_end=1589
-  _globals['_EXPLAINEDCANDIDATE']._serialized_start=1592
-  _globals['_EXPLAINEDCANDIDATE']._serialized_end=1815
-  _globals['_EXPLAINEDCANDIDATE_TERMSENTRY']._serialized_start=1771
-  _globals['_EXPLAINEDCANDIDATE_TERMSENTRY']._serialized_end=1815
-  _globals['_CACHEVIEWSTATUS']._serialized_start=1818
-  _globals['_CACHEVIEWSTATUS']._serialized_end=2031
-  _globals['_ADMINSERVICE']._serialized_start=2034
-  _globals['_ADMINSERVICE']._serialized_end=2255
+  _globals['_GETSTATUSRESPONSE']._serialized_end=480
+  _globals['_REQUESTTOTALS']._serialized_start=482
+  _globals['_REQUESTTOTALS']._serialized_end=603
+  _globals['_ENDEDREQUESTS']._serialized_start=605
+  _globals['_ENDEDREQUESTS']._serialized_end=668
+  _globals['_LATENCYSTATUS']._serialized_start=670
+  _globals['_LATENCYSTATUS']._serialized_end=772
+  _globals['_QUANTILES']._serialized_start=774
+  _globals['_QUANTILES']._serialized_end=817
+  _globals['_ROUTERSTATUS']._serialized_start=819
+  _globals['_ROUTERSTATUS']._serialized_end=921
+  _globals['_WORKERSTATUS']._serialized_start=924
+  _globals['_WORKERSTATUS']._serialized_end=1214
+  _globals['_PLANNERSTATUS']._serialized_start=1216
+  _globals['_PLANNERSTATUS']._serialized_end=1330
+  _globals['_CHANGEROLEREQUEST']._serialized_start=1332
+  _globals['_CHANGEROLEREQUEST']._serialized_end=1400
+  _globals['_CHANGEROLERESPONSE']._serialized_start=1402
+  _globals['_CHANGEROLERESPONSE']._serialized_end=1422
+  _globals['_EXPLAINREQUEST']._serialized_start=1424
+  _globals['_EXPLAINREQUEST']._serialized_end=1460
+  _globals['_EXPLAINRESPONSE']._serialized_start=1463
+  _globals['_EXPLAINRESPONSE']._serialized_end=1675
+  _globals['_EXPLAINEDATTEMPT']._serialized_start=1678
+  _globals['_EXPLAINEDATTEMPT']._serialized_end=2072
+  _globals['_EXPLAINEDATTEMPT_PREDICTEDENTRY']._serialized_start=1977
+  _globals['_EXPLAINEDATTEMPT_PREDICTEDENTRY']._serialized_end=2025
+  _globals['_EXPLAINEDATTEMPT_ACTUALENTRY']._serialized_start=2027
+  _globals['_EXPLAINEDATTEMPT_ACTUALENTRY']._serialized_end=2072
+  _globals['_EXPLAINEDCANDIDATE']._serialized_start=2075
+  _globals['_EXPLAINEDCANDIDATE']._serialized_end=2318
+  _globals['_EXPLAINEDCANDIDATE_TERMSENTRY']._serialized_start=2274
+  _globals['_EXPLAINEDCANDIDATE_TERMSENTRY']._serialized_end=2318
+  _globals['_CACHEVIEWSTATUS']._serialized_start=2321
+  _globals['_CACHEVIEWSTATUS']._serialized_end=2534
+  _globals['_ADMINSERVICE']._serialized_start=2537
+  _globals['_ADMINSERVICE']._serialized_end=2758
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers")
+    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "requests", "latency")
     READY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,8 @@ class GetStatusResponse(_message.Message):
     PLANNER_FIELD_NUMBER: _ClassVar[int]
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     detail: str
     registry_connected: bool
@@ -33,7 +35,49 @@ class GetStatusResponse(_message.Message):
     planner: PlannerStatus
     indexed_blocks: int
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
-    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ...) -> None: ...
+    requests: RequestTotals
+    latency: LatencyStatus
+    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., requests: _Optional[_Union[RequestTotals, _Mapping]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ...) -> None: ...
+
+class RequestTotals(_message.Message):
+    __slots__ = ("started", "ended", "prompt_tokens", "generated_tokens")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    started: int
+    ended: _containers.RepeatedCompositeFieldContainer[EndedRequests]
+    prompt_tokens: int
+    generated_tokens: int
+    def __init__(self, started: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[EndedRequests, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+
+class EndedRequests(_message.Message):
+    __slots__ = ("outcome", "reason", "count")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    reason: str
+    count: int
+    def __init__(self, outcome: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class LatencyStatus(_message.Message):
+    __slots__ = ("requests", "ttft", "tbt")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    TBT_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    ttft: Quantiles
+    tbt: Quantiles
+    def __init__(self, requests: _Optional[int] = ..., ttft: _Optional[_Union[Quantiles, _Mapping]] = ..., tbt: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
+
+class Quantiles(_message.Message):
+    __slots__ = ("p50_ms", "p99_ms")
+    P50_MS_FIELD_NUMBER: _ClassVar[int]
+    P99_MS_FIELD_NUMBER: _ClassVar[int]
+    p50_ms: float
+    p99_ms: float
+    def __init__(self, p50_ms: _Optional[float] = ..., p99_ms: _Optional[float] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
     __slots__ = ("router_id", "address", "uptime_s", "requests", "tokens")
@@ -50,7 +94,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[bytes] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths")
+    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths", "drains", "role_changes", "lost_sessions")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +103,9 @@ class WorkerStatus(_message.Message):
     IN_FLIGHT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_VIEW_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     worker: _session_pb2.WorkerInfo
     endpoint: str
     connected: bool
@@ -67,7 +114,10 @@ class WorkerStatus(_message.Message):
     in_flight_requests: int
     cache_view: CacheViewStatus
     deaths: int
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ...) -> None: ...
+    drains: int
+    role_changes: int
+    lost_sessions: int
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
     __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")
@@ -160,7 +210,7 @@ class ExplainedAttempt(_message.Message):
     def __init__(self, candidates: _Optional[_Iterable[_Union[ExplainedCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., queue_ms: _Optional[float] = ..., predicted: _Optional[_Mapping[str, float]] = ..., actual: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., failure: _Optional[str] = ..., failed_endpoint: _Optional[str] = ...) -> None: ...
 
 class ExplainedCandidate(_message.Message):
-    __slots__ = ("worker_id", "endpoint", "role", "chosen", "excluded", "terms")
+    __slots__ = ("worker_id", "endpoint", "role", "chosen", "excluded", "terms", "cost_terms")
     class TermsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -174,13 +224,15 @@ class ExplainedCandidate(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
+    COST_TERMS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     endpoint: str
     role: _session_pb2.Role
     chosen: bool
     excluded: str
     terms: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., chosen: bool = ..., excluded: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    cost_terms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., chosen: bool = ..., excluded: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ..., cost_terms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CacheViewStatus(_message.Message):
     __slots__ = ("follows", "exact", "blocks", "sequence", "resyncs", "checked_requests", "equal_requests", "missing_tokens", "surplus_tokens", "drift")

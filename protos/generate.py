@@ -1,4 +1,4 @@
-"""Writes the Python code of the protos beside them: `python protos/generate.py [FOLDER]`.
+"""Writes the Python code of the protos beside them: `.venv/bin/python protos/generate.py [FOLDER]`.
 
 grpcio-tools is pinned to the oldest generator whose code runs under every protobuf from 5.29 on, and conflicts with the
 newer protobuf that we run on. So it lives in a folder of its own, `.cache/proto-tools`, made on first use and kept.

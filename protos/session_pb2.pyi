@@ -121,19 +121,17 @@ class Hello(_message.Message):
     def __init__(self, router_id: _Optional[bytes] = ..., received: _Optional[int] = ..., resumes_epoch: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("resumed", "received", "worker", "takes_commands")
+    __slots__ = ("resumed", "received", "worker")
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    TAKES_COMMANDS_FIELD_NUMBER: _ClassVar[int]
     resumed: bool
     received: int
     worker: WorkerInfo
-    takes_commands: bool
-    def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ..., takes_commands: bool = ...) -> None: ...
+    def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles")
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +141,7 @@ class WorkerInfo(_message.Message):
     TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     pid: int
@@ -152,7 +151,8 @@ class WorkerInfo(_message.Message):
     total_slots: int
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     roles: _containers.RepeatedScalarFieldContainer[Role]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ...) -> None: ...
+    pool_id: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest")

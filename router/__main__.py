@@ -1,4 +1,4 @@
-"""python -m router: the public endpoint, until SIGTERM."""
+""".venv/bin/python -m router: the public endpoint, until SIGTERM."""
 
 import sys
 
@@ -17,7 +17,7 @@ async def main(config: RouterConfig) -> int:
 
 
 if __name__ == "__main__":
-    router_config = read_config_or_exit(RouterConfig, "python -m router")
+    router_config = read_config_or_exit(RouterConfig, ".venv/bin/python -m router")
     configure_logging("router", router_config.log_format, router_config.log_level)
     if router_config.cores is not None:
         pin_process(router_config.cores)

@@ -16,7 +16,7 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """What a route or method asks of who calls it. Any that nobody has thought of needs a key."""
+    """What a route or method asks of who calls it. One that is not listed needs a key."""
 
     NOTHING = "nothing"
     KEY = "key"
@@ -63,9 +63,9 @@ class Access:
             raise Unauthenticated("an API key is needed: authorization: Bearer KEY", "MISSING_API_KEY")
         key = self._ring().find(secret)
         if key is None:
-            raise Unauthenticated("the API key is not known", "INVALID_API_KEY")
+            raise Unauthenticated("the API key is unknown", "INVALID_API_KEY")
         if need is Need.ADMIN and not key.is_admin:
-            raise PermissionDenied("the API key does not allow this: it needs one of an administrator", "NOT_ADMIN")
+            raise PermissionDenied("this call needs an admin API key", "NOT_ADMIN")
         return Caller(key.name, key.limits, key.cache_salt)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:

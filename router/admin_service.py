@@ -1,5 +1,6 @@
 """The operator's servicer: workers, pages and load as this router sees them."""
 
+import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import grpc
 
 from protos import admin_pb2
-from router.admin_wire import ROLES, router_status, worker_status
+from router.admin_wire import ROLES, latency_status, request_totals, router_status, worker_status
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
 from router.explaining import Explainer
 from router.fleet import Fleet
+from router.latency import RecentLatency
 from router.malformed import service_handler
 from router.readiness import Readiness
 from router.replicas import Replicas
@@ -32,6 +34,7 @@ class AdminServicer:
     registry_connected: Callable[[], bool]
     fleet: Fleet
     explainer: Explainer
+    latency: RecentLatency
     replicas: Replicas | None
     planning: RolePlanning | None
 
@@ -43,10 +46,11 @@ class AdminServicer:
         self, message: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.GetStatusResponse:
         connected = self.registry_connected()
+        latency = self.latency.figures(time.monotonic())
         needed = self.readiness.needed | self.cluster.roles_seen
         gaps = [self.readiness.detail, *_missing(needed, self.cluster.workers)]
         if not connected:
-            gaps.append("the registry does not answer; membership is as last seen")
+            gaps.append("the registry does not answer; the router keeps the workers it knows")
         return admin_pb2.GetStatusResponse(
             ready=self.readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),
@@ -55,7 +59,7 @@ class AdminServicer:
                 worker_status(
                     worker,
                     self.cluster.caches.status(worker.endpoint),
-                    self.cluster.deaths[self.cluster.name_of(worker.endpoint)],
+                    self.cluster.departures[self.cluster.name_of(worker.endpoint)],
                 )
                 for worker in self.cluster.workers
             ],
@@ -65,6 +69,8 @@ class AdminServicer:
             other_routers=self.replicas.others if self.replicas is not None else 0,
             routers=self._routers(),
             planner=self._planner(),
+            latency=latency_status(latency) if latency is not None else None,
+            requests=request_totals(self.dispatcher.accounts.counts),
         )
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:
@@ -81,7 +87,7 @@ class AdminServicer:
     ) -> admin_pb2.ChangeRoleResponse:
         role = next((role for role, number in ROLES.items() if number == message.role), None)
         if role is None:
-            raise InvalidArgument("role", "neither prefill nor decode")
+            raise InvalidArgument("role", "must be prefill or decode")
         self.fleet.change_role(message.worker_id, role)
         return admin_pb2.ChangeRoleResponse()
 
@@ -99,7 +105,7 @@ class AdminServicer:
 
 
 def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
-    """Roles that nobody fills now. The router may call itself ready: a lost connection has a moment to come back, and
+    """Roles without a worker now. The router may call itself ready: a lost connection has a moment to come back, and
     decode workers may do without prefill workers for a while.
     """
     filled = {worker.role for worker in workers if worker.connected}

@@ -6,13 +6,16 @@ from dataclasses import asdict
 from protos import admin_pb2, report_pb2, session_pb2
 from router.caches import CacheStatus
 from router.cluster import Worker
+from router.departures import Departures
+from router.latency import Latency
+from router.request_counts import RequestCounts
 from router.shared_view import Share
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
 
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
 
 
-def worker_status(worker: Worker, cache: CacheStatus | None, deaths: int) -> admin_pb2.WorkerStatus:
+def worker_status(worker: Worker, cache: CacheStatus | None, departures: Departures) -> admin_pb2.WorkerStatus:
     return admin_pb2.WorkerStatus(
         worker=_worker_info(worker.description)
         if worker.description is not None
@@ -22,8 +25,20 @@ def worker_status(worker: Worker, cache: CacheStatus | None, deaths: int) -> adm
         epoch=worker.epoch,
         report=_report(worker.report) if worker.report is not None else None,
         in_flight_requests=len(worker.charges),
-        deaths=deaths,
+        **asdict(departures),
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+    )
+
+
+def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
+    return admin_pb2.RequestTotals(
+        started=counts.started,
+        ended=[
+            admin_pb2.EndedRequests(outcome=outcome.value, reason=reason, count=count)
+            for (outcome, reason), count in counts.ended.items()
+        ],
+        prompt_tokens=counts.prompt_tokens.total(),
+        generated_tokens=counts.generated_tokens.total(),
     )
 
 
@@ -35,6 +50,14 @@ def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStat
         uptime_s=share.uptime_s,
         requests=sum(load.requests for endpoint, load in share.loads.items() if endpoint in decode),
         tokens=share.tokens,
+    )
+
+
+def latency_status(latency: Latency) -> admin_pb2.LatencyStatus:
+    return admin_pb2.LatencyStatus(
+        requests=latency.requests,
+        ttft=admin_pb2.Quantiles(**latency.ttft._asdict()),
+        tbt=admin_pb2.Quantiles(**latency.tbt._asdict()) if latency.tbt is not None else None,
     )
 
 
@@ -56,6 +79,7 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
         total_blocks=description.total_blocks,
         total_slots=description.total_slots,
         roles=[ROLES[role] for role in description.roles],
+        pool_id=description.pool_id,
         adapters=[session_pb2.Adapter(name=each.name, digest=each.digest) for each in description.adapters],
     )
 

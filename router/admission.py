@@ -10,9 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.cluster import Cluster
+from router.decision import Decision
 from router.fair_queue import Entry, FairQueue
-from router.placement import NoPrefillWorker, NoRoom, Placement, PlacementPolicy, PlacementRequest, WorkerView, place
-from router.prospects import Prospects
+from router.placement import (
+    NoPrefillWorker,
+    NoRoom,
+    Placement,
+    PlacementPolicy,
+    PlacementRequest,
+    WorkerView,
+    decide,
+    placement_of,
+)
+from router.prospects import NO_TIME, QUEUE_FULL, Prospects
 from router.refusals import RETRY_AFTER_S, never_fits, no_workers
 from router.tickets import BEGUN_PRIORITY, NOBODY, AdmissionLimits, Admitted, Standing, Ticket
 from router.turns import Turns, charged_tokens
@@ -86,7 +96,8 @@ class AdmissionQueue:
             absent = self._absent(ticket)
             if absent is not None:
                 raise absent from None
-            raise self.prospects.refusal(f"no room became free in {self._limits.max_wait_s:g} s", standing) from None
+            message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
+            raise self.prospects.refusal(message, standing, "no_room") from None
         except asyncio.CancelledError:
             self._withdraw(entry)
             raise
@@ -132,14 +143,15 @@ class AdmissionQueue:
         while (entry := turns.next()) is not None:
             ticket, began_s = entry.item, self._clock()
             if self.prospects.is_hopeless(entry, began_s):
-                too_late = self.prospects.refusal("the deadline is too near by now", ticket.standing)
+                message = "the request can no longer finish before its deadline"
+                too_late = self.prospects.refusal(message, ticket.standing, NO_TIME)
                 self._settle(entry, too_late, served=False)
                 continue
             current = seen is not None and seen.ticket is ticket
             views, outcome = self._place(ticket, seen.views if current and seen is not None else None)
             match outcome:
-                case Placement():
-                    self._dispatch(entry, outcome, began_s, views)
+                case Decision():
+                    self._dispatch(entry, outcome, began_s)
                     turns.served(entry)
                     seen = None
                 case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
@@ -157,14 +169,14 @@ class AdmissionQueue:
 
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
-    ) -> tuple[Sequence[WorkerView], Placement | NoRoom]:
+    ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
         """The workers looked at, all of them where those worth a look have no room; and what came of it."""
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
-        outcome = place(request, views, self._policy)
+        outcome = decide(request, views, self._policy)
         if isinstance(outcome, NoRoom) and len(views) < self._cluster.able:
             views = self._cluster.snapshot(hashes)
-            outcome = place(request, views, self._policy)
+            outcome = decide(request, views, self._policy)
         return views, outcome
 
     def close(self) -> None:
@@ -173,13 +185,12 @@ class AdmissionQueue:
         for entry in tuple(self._queue.order()):
             self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
 
-    def _dispatch(
-        self, entry: Entry[Ticket], placement: Placement, began_s: float, workers: Sequence[WorkerView]
-    ) -> None:
+    def _dispatch(self, entry: Entry[Ticket], decision: Decision, began_s: float) -> None:
         ticket = entry.item
+        placement = placement_of(ticket.request, decision, self._policy)
         self._cluster.charge(ticket.attempt_id, placement, ticket.request, ticket.block_hashes)
         self.prospects.dispatched(ticket.attempt_id, entry.tokens, began_s)
-        self._settle(entry, Admitted(placement, began_s, workers), served=True)
+        self._settle(entry, Admitted(placement, began_s, decision), served=True)
 
     def _settle(self, entry: Entry[Ticket], outcome: Admitted | BatonError, served: bool) -> None:
         if served:
@@ -191,10 +202,10 @@ class AdmissionQueue:
     def _make_place(self, standing: Standing) -> None:
         """The queue is full: the tenant with most requests in it gives one up, unless that is who comes now."""
         newest = self._queue.newest_of_largest()
-        message = f"{len(self._queue)} requests are waiting already"
+        message = f"{len(self._queue)} requests are pending already"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
-            raise self.prospects.refusal(message, standing)
-        self._settle(newest, self.prospects.refusal(message, newest.item.standing), served=False)
+            raise self.prospects.refusal(message, standing, QUEUE_FULL)
+        self._settle(newest, self.prospects.refusal(message, newest.item.standing, QUEUE_FULL), served=False)
 
     def _be_patient(self, some_without_workers: bool) -> None:
         """While workers that some wait for are absent, a timer runs."""
@@ -213,7 +224,7 @@ class AdmissionQueue:
 
     def _absent(self, ticket: Ticket) -> Unavailable | None:
         """What it is told where there are no workers for it."""
-        outcome = place(ticket.request, self._cluster.snapshot(()), self._policy)
+        outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
         return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 
     def _withdraw(self, entry: Entry[Ticket]) -> None:

@@ -77,6 +77,6 @@ def adopt(
     request = placement_request(part, attempt_id)
     scheduling.queue.adopted(attempt_id, placement, request, part.block_hashes)
     answered_tokens = part.answered_tokens
-    note = AttemptNote(request, placement, (), now, now, attempt_id=attempt_id, answered_tokens=answered_tokens)
+    note = AttemptNote(request, placement, None, now, now, attempt_id=attempt_id, answered_tokens=answered_tokens)
     timeline.begin_attempt(note, now)
     return Attempt(attempt_id, placement, part, scheduling.cluster, scheduling.fleet, timeline, lifecycle)

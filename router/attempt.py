@@ -20,7 +20,7 @@ _LANDED_WAIT_S = 0.1  # Landed travels beside the tokens; it may come just after
 
 
 class Attempt:
-    """Owns the charges and the work on its workers until it is left (`with`); then they are told what to forget."""
+    """Owns the charges and the work on its workers until it is left (`with`); then it cancels what they still hold."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Attempt:
     async def next(self) -> PromptScores | tuple[Released, ...]:
         """All scores of the prompt, where they are asked for; then the next tokens in order, of some choices.
 
-        All that has come since the last call comes at once: whoever is slow to take it gets more at a time. Raises:
+        All that has come since the last call comes at once: a slow reader gets more at a time. Raises:
         AttemptFailed, InconsistentOutput, TimeoutError.
         """
         while True:
@@ -144,7 +144,9 @@ class Attempt:
 
     def _take_scores(self, scores: PromptScores) -> None:
         if scores.offset != len(self._request.token_ids) - self._unscored or len(scores.logprobs) > self._unscored:
-            raise InconsistentOutput(f"scores of the prompt from {scores.offset} on; {self._unscored} are missing")
+            raise InconsistentOutput(
+                f"prompt log-probabilities begin at token {scores.offset}; the last {self._unscored} are missing"
+            )
         self._unscored -= len(scores.logprobs)
         self._scores.append(scores)
 

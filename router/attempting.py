@@ -6,7 +6,7 @@ import time
 
 from router import session_wire
 from router.attempt import Attempt
-from router.explanation import AttemptNote, candidates_of
+from router.explanation import KEPT_CANDIDATES, AttemptNote
 from router.journal import Place
 from router.lifecycle import Lifecycle
 from router.placement import Placement
@@ -59,13 +59,12 @@ class Attempting:
                 cacheable = part.block_hashes if part.sampling.prompt_logprobs is None else ()
                 admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._standing())
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed while the request waited for room") from None
-        candidates = candidates_of(admitted.placement, admitted.workers)
+            raise DeadlineExceeded("the deadline passed while the request was pending") from None
         placed_s = time.monotonic()
         note = AttemptNote(
             wanted,
             admitted.placement,
-            candidates,
+            admitted.decision.kept(KEPT_CANDIDATES),
             began_s,
             placed_s,
             attempt_id=attempt_id,

@@ -61,5 +61,5 @@ async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) 
     if placement is None:
         raise RuntimeError("a request that was answered was placed")
     if placement.prefill is not None and timeline.landed is None:
-        raise CanaryFailed("decode does not say how the KV came over")
+        raise CanaryFailed("the decode worker did not report the transfer")
     return placement

@@ -4,13 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.worker import Adapter, WorkerRole
-
-CHARGED_ANSWER_TOKENS = 256
-"""An answer counts with at most so many tokens against credit; a decode worker preempts where it grows beyond.
-
-Most answers end long before max_tokens, which is the whole context where a client leaves it out: charged in full, a
-pool would stand nearly empty.
-"""
+from service.charging import CHARGED_ANSWER_TOKENS, charged_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +77,8 @@ class PlacementRequest:
     def __post_init__(self) -> None:
         """Every decision asks for these many times, and a request that waits is decided upon many times."""
         write, prompt_tokens, block_tokens = object.__setattr__, self.prompt_tokens, self.block_tokens
-        answer_tokens = min(self.max_tokens, CHARGED_ANSWER_TOKENS)
-        shared, each = prompt_tokens // block_tokens, -(-(prompt_tokens + answer_tokens) // block_tokens)
-        write(self, "charged_answer_tokens", answer_tokens)
-        write(self, "charged_blocks", shared + self.choices * (each - shared))
+        write(self, "charged_answer_tokens", min(self.max_tokens, CHARGED_ANSWER_TOKENS))
+        write(self, "charged_blocks", charged_blocks(prompt_tokens, self.max_tokens, self.choices, block_tokens))
         write(self, "longest_blocks", -(-(prompt_tokens + self.max_tokens) // block_tokens))
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -18,6 +19,14 @@ from router.request import Message
 
 class TemplateRefused(Exception):
     """The template does not take these messages; the text says why, in its author's words."""
+
+
+class UnreadOption(Exception):
+    """An option would change nothing: the template does not read it, or has it from the request itself."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
 
 
 class ChatTemplate:
@@ -33,6 +42,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            """Names that it reads and does not set itself."""
         except jinja2.TemplateError as error:
             raise ModelFolderError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
@@ -44,17 +55,19 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused."""
+        """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused, UnreadOption."""
         names = {
-            **(options or {}),
             **self._special_tokens,
             "messages": [_conversation_entry(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": list(tools) or None,
             "documents": None,
         }
+        for name in options or ():
+            if name not in self.variables or name in names:
+                raise UnreadOption(name)
         try:
-            return self._template.render(names)
+            return self._template.render({**(options or {}), **names})
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateRefused(str(error)) from error
 

@@ -48,7 +48,7 @@ def beam_search(sampling: RequestedSampling, n: int, rules: LogitRules) -> BeamS
     asked = sampling.length_penalty
     penalty = 1.0 if asked is None else check_number("length_penalty", asked, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     if sampling.early_stopping is None:
-        raise InvalidArgument("sampling.early_stopping", "is no value that this server knows")
+        raise InvalidArgument("sampling.early_stopping", "unknown value")
     return BeamSearch(width, penalty, sampling.early_stopping)
 
 

@@ -3,13 +3,14 @@
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from router.able import Able
 from router.branching import Branching
 from router.caches import Caches
 from router.charges import Charge
+from router.departures import Departures, End
 from router.known_worker import Worker
 from router.pairs import PairHealth
 from router.placement import Placement, PlacementRequest, WorkerView
@@ -25,6 +26,9 @@ __all__ = ["Cluster", "Worker"]
 LATEST_AGE = 0.05
 """A view may be so old, in windows of the newest work: by then what a worker did of that has faded by as much."""
 
+KEPT_NAMES = 1024
+"""A failed attempt is explained when its worker is gone, or has come back at another endpoint."""
+
 
 class Cluster:
     """All workers that membership names. Every change of it goes through a method."""
@@ -34,8 +38,10 @@ class Cluster:
         self._roles_seen: set[WorkerRole] = set()
         self.caches = Caches()
         self.pairs = PairHealth()
-        self.deaths: Counter[str] = Counter()  # of processes, by worker's name, as this router noticed them
+        self.departures: defaultdict[str, Departures] = defaultdict(Departures)
+        """By worker's name, as this router noticed them."""
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
+        self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
         """What is measured of the workers goes here."""
         self._able: Able[Worker] | None = None  # None: to be found out
@@ -68,12 +74,19 @@ class Cluster:
         if epoch != worker.epoch:
             self._forget(endpoint)
             worker.report = None
+            if worker.description is not None:
+                self.departures[worker.description.worker_id].follow(worker.end, worker.description, description)
+        worker.end = End.NONE
         self.caches.connected(endpoint)
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
         worker.role = description.role
         self._able = None
         worker.changed()
+        self._names.pop(endpoint, None)
+        self._names[endpoint] = description.worker_id
+        if len(self._names) > KEPT_NAMES:
+            del self._names[next(iter(self._names))]
 
     def disconnected(self, endpoint: str) -> None:
         """The connection broke; the worker takes no new work until it is back."""
@@ -82,12 +95,13 @@ class Cluster:
             self._able = None
             self.caches.disconnected(endpoint)
 
-    def lost(self, endpoint: str, died_s: float | None = None) -> None:
-        """Nothing that was sent there will be answered. `died_s`: now, where its process is gone."""
+    def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
+        """Nothing that was sent there will be answered. `now`: monotonic seconds."""
         worker = self._workers.get(endpoint)
         if worker is not None:
-            worker.died_s = died_s or worker.died_s
-            self.deaths[self.name_of(endpoint)] += died_s is not None
+            worker.died_s = now if end is End.GONE else worker.died_s
+            drained = worker.report is not None and worker.report.draining and not worker.charges
+            worker.end = self.departures[self.name_of(endpoint)].lost(end, drained)
             self._able = None
             worker.connected = worker.held = False
             worker.report = None
@@ -115,9 +129,11 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """The worker's id; its endpoint where it has not told it, or is gone."""
+        """The worker's id, also of one that is gone; its endpoint where it never said it, or long ago."""
         worker = self._workers.get(endpoint)
-        return worker.description.worker_id if worker is not None and worker.description is not None else endpoint
+        if worker is not None and worker.description is not None:
+            return worker.description.worker_id
+        return self._names.get(endpoint, endpoint)
 
     def find(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)

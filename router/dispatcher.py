@@ -7,13 +7,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from router.accounts import Accounts
 from router.adapters import choose_adapter, served_adapters
 from router.answer import ChoiceFinished, Delta
 from router.generation import Generation
 from router.key_limits import KeyMeters, Meter
+from router.outcomes import Reader
 from router.readiness import Readiness
 from router.refusals import RETRY_AFTER_S
 from router.request import GenerationRequest, Operation, PreparedRequest
+from router.request_record import RequestRecord
 from router.response import Finished, ResponseEvent, Started, Summary, Timings, Usage
 from router.resuming import TOKEN_CHARACTERS, ResumeRequest, check_names, check_received, without_told
 from router.scheduling import Scheduling
@@ -21,11 +24,11 @@ from router.served_model import ChosenModel, ServedModel
 from router.streams import Beginning, Streams
 from router.tickets import Standing
 from router.timeline import stages
-from router.tracing import RequestRecord, Tracer
+from router.tracing import Tracer
 from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
 from router.worker import Adapter
-from service.errors import BatonError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
-from service.trace_context import TraceContext, current_request_id
+from service.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from service.trace_context import TraceContext, current_request_id, current_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +52,21 @@ class Dispatcher:
         """`meters` of API keys, which other routers may be told of; None: this one's own."""
         self._readiness = readiness
         self._scheduling = scheduling
-        self._tracer = tracer
         self._limits = limits
         self._streams = streams
         self._meters = meters or KeyMeters()
-        self.active = 0
-        """Requests accepted and not yet finished."""
+        self.accounts = Accounts(tracer)
         self.draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the accepted ones have ended."""
         self.draining = True
-        await self._idle.wait()
+        await self.accounts.idle()
+
+    @property
+    def active(self) -> int:
+        """Requests accepted and not yet finished."""
+        return self.accounts.counts.running
 
     async def models(self) -> tuple[ChosenModel, ...]:
         """The model that is served, and with each of its adapters. Raises: Unavailable."""
@@ -83,51 +87,46 @@ class Dispatcher:
         time_left_s: float | None,
         parent: TraceContext | None,
         life: asyncio.Timeout | None = None,
+        reader: Reader | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
         """One Started, PromptParts, Deltas, one Finished per choice; of a resumed stream what is left of them.
 
         Closing it cancels all. `life` is made to expire where another stream of the same request begins; None: this
-        one is not to be resumed. Raises: BatonError.
+        one is not to be resumed. `reader`: whose call it is; None: only this one's. Raises: BatonError.
         """
-        if self.active >= self._limits.max_active:
-            retry_after_s = self._scheduling.queue.prospects.retry_after_s()
-            raise ResourceExhausted(f"{self.active} requests are active already", retry_after_s)
-        if self.draining:
-            raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
+        current_trace.set(record.identity)  # for log lines: those of the workers bear the same id
+        limit_s = self._limits.default_deadline_s
+        deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
+        with self.accounts.request(record, deadline_s, reader or Reader(), life):
+            meter = self._admit(asked, record)
+            try:
+                async with aclosing(self._answer(request, record, deadline_s, meter, life)) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                if meter is not None:
+                    meter.end()
+
+    def _admit(self, asked: GenerationRequest | None, record: RequestRecord) -> Meter | None:
+        """The meter of its key. Raises: BatonError where it is not taken."""
+        if self.active > self._limits.max_active:
+            message = f"{self._limits.max_active} requests are active already"
+            raise ResourceExhausted(message, self._scheduling.queue.prospects.retry_after_s(), "max_active")
+        if self.draining:
+            raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         # What is resumed by its record was charged to the key when it began.
-        meter = self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
-        self.active += 1
-        self._idle.clear()
-        try:
-            async with aclosing(self._answer(request, record, time_left_s, meter, life)) as events:
-                async for event in events:
-                    yield event
-        except BatonError as error:
-            record.error = error.code.name
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            record.error = None if record.summary else "CANCELLED"
-            raise
-        finally:
-            self.active -= 1
-            if meter is not None:
-                meter.end()
-            if self.active == 0:
-                self._idle.set()
-            self._tracer.record(record)
+        return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
 
     async def _answer(
         self,
         request: GenerationRequest | ResumeRequest,
         record: RequestRecord,
-        time_left_s: float | None,
+        deadline_s: float,
         meter: Meter | None,
         life: asyncio.Timeout | None,
     ) -> AsyncGenerator[ResponseEvent, None]:
-        limit_s = self._limits.default_deadline_s
-        deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 beginning = await self._begin(request, deadline_s)
@@ -135,6 +134,7 @@ class Dispatcher:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
         prepared = record.prepared = beginning.request
         record.model, record.operation = beginning.chosen.name, prepared.valid.operation
+        record.is_resumed = beginning.resumption is not None
         record.timeline.tokenised_s = time.monotonic()
         if meter is not None:
             meter.charge_prompt(len(prepared.token_ids), record.timeline.tokenised_s)
@@ -149,6 +149,7 @@ class Dispatcher:
                 resumption=beginning.resumption,
                 entry=entry,
             )
+            record.answer = generation.answer
             async with aclosing(self._follow(generation, beginning, record, meter)) as events:
                 async for event in events:
                     yield event
@@ -168,11 +169,13 @@ class Dispatcher:
         )
         async with aclosing(generation.events()) as events:
             async for event in events:
-                if meter is not None and isinstance(event, Delta):
-                    meter.charge_answer(len(event.token_ids), time.monotonic())
                 if started is not None:
                     yield started
                     started = None
+                if isinstance(event, Delta):
+                    record.delivered_tokens += len(event.token_ids)
+                    if meter is not None:
+                        meter.charge_answer(len(event.token_ids), time.monotonic())
                 if not isinstance(event, ChoiceFinished):
                     yield event
                     continue

@@ -38,14 +38,17 @@ def has_answers(worker: WorkerView) -> bool:
 
 def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     """A decode worker puts tokens of answers before those of prompts."""
-    before_tokens = worker.tokens_in_flight if worker.role is _PREFILL else worker.pending_prompt_tokens
-    per_token_ms = 1e3 / prompt_tokens_per_s(worker)
-    own_tokens = request.prompt_tokens - request.hit_tokens(worker)
+    blocks, reusable = worker.hit_blocks, request.reusable_blocks
+    own_tokens = request.prompt_tokens - request.block_tokens * (blocks if blocks < reusable else reusable)
+    if worker.role is _PREFILL:
+        before_tokens, per_token_ms = worker.tokens_in_flight, 1e3 / worker.rates.prefill_tokens_per_s
+    else:
+        before_tokens, per_token_ms = worker.pending_prompt_tokens, 1e3 / prompt_tokens_per_s(worker)
     return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms)
 
 
 def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:
-    return expected_here(request, worker).ttft_ms
+    return sum(expected_here(request, worker))
 
 
 def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:

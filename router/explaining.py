@@ -1,17 +1,17 @@
-"""Explanations of requests: made of the records of those that have ended, and told to whoever asks."""
+"""Explanations of requests: made of the records of those that have ended, and put into words when asked for."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 
 from protos import admin_pb2
 from router.admin_wire import ROLES
+from router.candidates import WorkerView
+from router.decision import Decision
+from router.excluded import excluded
 from router.explanation import AttemptNote, Explanation, Explanations, Outcome
-from router.placement import WorkerView
+from router.request_record import RequestRecord
 from router.timeline import stages
-from router.tracing import RequestRecord
-from router.weighing import weighed_terms
-from router.worker import WorkerRole
 from service.errors import NotFound
 
 _NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})
@@ -41,16 +41,19 @@ class Explainer:
             gaps.p99_ms if gaps else 0.0,
         )
         request_id = record.prepared.valid.request_id
-        self._kept.add(Explanation(request_id, timeline.arrived_s, outcome, tuple(timeline.notes)))
+        trace_id, notes = record.identity.trace_id, tuple(timeline.notes)
+        self._kept.add(Explanation(request_id, trace_id, timeline.arrived_s, outcome, notes))
 
-    def explain(self, request_id: str) -> admin_pb2.ExplainResponse:
-        """Raises: NotFound for one that has not ended, was not served here, or is too long ago."""
-        found = self._kept.find(request_id)
+    def explain(self, given: str) -> admin_pb2.ExplainResponse:
+        """`given`: as Explanations.find takes it. Raises: NotFound for a request that has not ended, was not served
+        here, or is too long ago.
+        """
+        found = self._kept.find(given)
         if found is None:
-            raise NotFound("request", request_id)
+            raise NotFound("request", given)
         outcome = found.outcome
         return admin_pb2.ExplainResponse(
-            request_id=request_id,
+            request_id=found.request_id,
             age_s=self._clock() - found.arrived_s,
             prompt_tokens=outcome.prompt_tokens,
             status=outcome.status,
@@ -63,9 +66,8 @@ class Explainer:
 
     def _attempt(self, note: AttemptNote) -> admin_pb2.ExplainedAttempt:
         placement, failed = note.placement, note.failed
-        weighed = weighed_terms(note.request, note.candidates, placement)
         return admin_pb2.ExplainedAttempt(
-            candidates=[self._candidate(note, view, weighed.get(view.endpoint, {})) for view in note.candidates],
+            candidates=self._candidates(note, note.decision) if note.decision is not None else (),
             policy=placement.policy,
             reason=self._reason(note),
             queue_ms=(note.placed_s - note.began_s) * 1e3,
@@ -76,30 +78,37 @@ class Explainer:
             failed_endpoint=failed.endpoint if failed else "",
         )
 
-    def _candidate(
-        self, note: AttemptNote, view: WorkerView, weighed: Mapping[str, float]
-    ) -> admin_pb2.ExplainedCandidate:
-        return admin_pb2.ExplainedCandidate(
-            worker_id=self._worker_id(view.endpoint),
-            endpoint=view.endpoint,
-            role=ROLES[view.role],
-            chosen=view.endpoint in note.placement.endpoints,
-            excluded=_excluded(note, view),
-            terms={
-                **{n: value for n, value in _numbers(asdict(view)) if value or n in ("tokens_in_flight", "hit_blocks")},
-                **weighed,
-            },
-        )
+    def _candidates(self, note: AttemptNote, decision: Decision) -> Iterator[admin_pb2.ExplainedCandidate]:
+        weighed = [each for each in (decision.prefill, decision.decode) if each is not None]
+        terms = {endpoint: terms for each in weighed for endpoint, terms in each.terms().items()}
+        costs = {endpoint: {"cost": total} for each in weighed for endpoint, total in each.totals().items()}
+        for view in decision.workers:
+            endpoint = view.endpoint
+            own_terms = terms.get(endpoint, {})
+            yield admin_pb2.ExplainedCandidate(
+                worker_id=self._worker_id(endpoint),
+                endpoint=endpoint,
+                role=ROLES[view.role],
+                chosen=endpoint in note.placement.endpoints,
+                excluded=excluded(note.request, decision, view),
+                terms={**dict(_seen(view)), **own_terms, **costs.get(endpoint, {})},
+                cost_terms=own_terms,
+            )
 
     def _reason(self, note: AttemptNote) -> str:
-        placement = note.placement
+        placement, decision = note.placement, note.decision
         decode = self._worker_id(placement.decode)
         if placement.local_prefill is not None:
             way = f"{decode} computes the prompt itself: {placement.local_prefill.value.replace('_', ' ')}"
         elif placement.prefill is not None:
             way = f"{self._worker_id(placement.prefill)} computes the prompt, {decode} goes on from there"
         else:
-            way = f"{decode} computes the prompt itself"
+            way = f"{decode} goes on with what it makes already"
+        if decision is not None and decision.prefill is not None and placement.prefill is None:
+            if decision.soonest_prefill_ms:
+                way += f", first token after {decision.soonest_prefill_ms:,.0f} ms at the soonest"
+            else:
+                way += f"; it was taken to go on from {self._worker_id(decision.prefill.worker.endpoint)}"
         if placement.fetch_from is not None:
             way += f"; {placement.fetch_tokens} tokens may be fetched from {self._worker_id(placement.fetch_from)}"
         if note.answered_tokens:
@@ -108,22 +117,19 @@ class Explainer:
         return way
 
 
-def _excluded(note: AttemptNote, view: WorkerView) -> str:
-    request = note.request
-    if not request.suits(view):
-        return "it has another model, or not this adapter"
-    if view.role is WorkerRole.PREFILL and view.endpoint in request.avoided_prefill:
-        return "it failed this request before"
-    if view.role is WorkerRole.DECODE and view.used_slots + request.choices > view.limit_slots:
-        return "no place in its batch"
-    if view.role is WorkerRole.DECODE and view.used_blocks + request.charged_blocks > view.limit_blocks:
-        return "no credit for its blocks"
-    return ""
+def _seen(view: WorkerView) -> Iterator[tuple[str, float]]:
+    """What was known of it; nothing of what is nothing, but for the two that are always looked for."""
+    for name, value in _numbers({each.name: getattr(view, each.name) for each in fields(view)}):
+        if value or name in ("tokens_in_flight", "hit_blocks"):
+            yield name, value
 
 
 def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
+    if note.first_step_s is not None:
+        yield "ttft_ms", (note.first_step_s - note.placed_s) * 1e3
     if (prefill := note.prefill) is not None:
-        yield "cached_tokens", prefill.cached_tokens
+        computed_by = "decode_" if note.placement.prefill is None else ""
+        yield f"{computed_by}cached_tokens", prefill.cached_tokens - prefill.fetched_tokens
         yield "prefill_queue_ms", prefill.queue_ms - prefill.fetch_ms
         yield "prefill_ms", sum(prefill.chunk_ms)
         if prefill.fetch_ms:

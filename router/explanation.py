@@ -1,19 +1,21 @@
 """Why requests went where they went, and what came of it: plain values, and a ring of the newest. No prompt content.
 
-A record is made when a request has ended. What was weighed is kept as the views that the placement saw; names and
-terms are made of them only when somebody asks.
+A record is made when a request has ended. What was weighed is kept as the placement's own decision; names and text are
+made of it only when it is asked for.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.answer_ids import bare_id
+from router.decision import Decision
 from router.events import Failed, Landed, PrefillTimings
-from router.placement import Placement, PlacementRequest, WorkerView
+from router.placement import Placement, PlacementRequest
 
 KEPT_REQUESTS = 1024
-KEPT_CANDIDATES = 64
-"""Of one attempt; in a larger cluster the chosen ones and the first of the others."""
+KEPT_CANDIDATES = 128
+"""Of one attempt: all that a placement looks at but where a large cluster has hardly any room."""
 
 
 @dataclass(slots=True)
@@ -22,23 +24,18 @@ class AttemptNote:
 
     request: PlacementRequest
     placement: Placement
-    candidates: Sequence[WorkerView]
+    decision: Decision | None  # None: an answer that its worker made already
     began_s: float
     placed_s: float
+    first_step_s: float | None = None  # its first token arrived
     prefill: PrefillTimings | None = None
     landed: Landed | None = None
     failed: Failed | None = None
+    failed_s: float | None = None
+    stood_still_ms: float | None = None  # what the client waited for its next token, where tokens were out before
     attempt_id: int = 0
     choice: int | None = None  # that it goes on with by itself; None: with all of the request
     answered_tokens: int = 0  # that had been given out when it began
-
-
-def candidates_of(placement: Placement, views: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """Those to keep."""
-    if len(views) <= KEPT_CANDIDATES:
-        return views
-    chosen = [view for view in views if view.endpoint in placement.endpoints]
-    return (*chosen, *(view for view in views if view.endpoint not in placement.endpoints))[:KEPT_CANDIDATES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     request_id: str
+    trace_id: str
     arrived_s: float
     outcome: Outcome
     attempts: Sequence[AttemptNote]
@@ -77,5 +75,7 @@ class Explanations:
         if len(self._by_id) > self.kept:
             self._by_id.popitem(last=False)
 
-    def find(self, request_id: str) -> Explanation | None:
-        return self._by_id.get(request_id)
+    def find(self, given: str) -> Explanation | None:
+        """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
+        found = self._by_id.get(given) or self._by_id.get(bare_id(given))
+        return found or next((each for each in reversed(self._by_id.values()) if each.trace_id == given), None)

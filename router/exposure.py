@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there. Of a name nobody knows it."""
+    """Whether only this machine can reach what listens there. Unknown for a host name."""
     if host == "localhost":
         return True
     try:
@@ -17,21 +17,25 @@ def is_loopback(host: str) -> bool:
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
     """What had better not be done unless it is meant; empty where nothing."""
     if not is_loopback(admin_host):
-        return f"--admin-host {admin_host}: operators' calls need no key, so everybody who reaches it could make them"
+        return (
+            f"--admin-host {admin_host}: the admin port has no authentication, so every host that reaches it can use it"
+        )
     beyond = [host for host in public_hosts if not is_loopback(host)]
     if beyond and not has_keys:
-        return f"listening on {beyond[0]} without --api-keys serves everybody who reaches it"
+        return f"listening on {beyond[0]} without --api-keys accepts every client that reaches it"
     return ""
 
 
 def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_tls: bool) -> list[str]:
-    """To be told when the router starts."""
+    """What the router logs when it starts."""
     hosts = tuple(public_hosts)
-    told = []
+    found = []
     if (risk := too_open(hosts, admin_host, has_keys)) != "":
-        told.append(f"INSECURE, as --insecure allows: {risk}")
+        found.append(f"INSECURE (--insecure): {risk}")
     elif not has_keys:
-        told.append("no API keys: every process on this machine is served (--api-keys FILE, baton keys new NAME)")
+        found.append(
+            "no API keys: every process on this machine may send requests (--api-keys FILE, baton keys new NAME)"
+        )
     if has_keys and not has_tls and not all(map(is_loopback, hosts)):
-        told.append("API keys and prompts go over the network as they are: --tls-cert and --tls-key encrypt them")
-    return told
+        found.append("API keys and prompts travel unencrypted; --tls-cert and --tls-key turn TLS on")
+    return found

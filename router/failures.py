@@ -1,4 +1,4 @@
-"""Why an attempt failed, as the client is told, and whether another attempt may do better. The one mapping."""
+"""Why an attempt failed, as the client sees it, and whether another attempt may do better. The one mapping."""
 
 from router.events import Failed, FailureReason
 from router.refusals import RETRY_AFTER_S
@@ -50,11 +50,11 @@ def error_of(failed: Failed, request_id: str) -> BatonError:
         case FailureReason.DRAINING:
             return Unavailable("the worker is draining", "DRAINING", RETRY_AFTER_S)
         case FailureReason.CORRUPT:
-            return Unavailable(f"the KV arrived damaged: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
+            return Unavailable(f"the KV failed its checksum: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
         case FailureReason.WORKER_LOST | FailureReason.WORKER_DIED:
             return Unavailable(f"a worker was lost: {failed.message}", "WORKER_LOST", RETRY_AFTER_S)
         case FailureReason.ADOPTED:
-            return Aborted("another stream of this request goes on", "SUPERSEDED")
+            return Aborted("another stream continues this request", "SUPERSEDED")
         case FailureReason.NO_ROOM:
             return ResourceExhausted(failed.message, RETRY_AFTER_S)
         case FailureReason.DEADLINE:

@@ -2,7 +2,7 @@
 
 Membership says which endpoints there are; what a worker is, its session tells. A worker that leaves membership is kept
 as long as its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their
-attempt; an attempt that nobody reads any more is an old one, and what is said of it is dropped.
+attempt; an attempt that is no longer read is an old one, and its events are dropped.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from router import cache_wire, session_wire
 from router.cache_view import CacheChanges, CacheSnapshotPart
 from router.cluster import Cluster
+from router.departures import End
 from router.events import AttemptEvent, Failed, FailureReason
 from router.inbox import Inbox
 from router.loop_turns import LoopTurns
@@ -85,13 +86,20 @@ class Fleet:
             commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
         for endpoint, command in commands:
             if not self._send(endpoint, command):
-                failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
+                failed = Failed(
+                    tag.attempt_id,
+                    endpoint,
+                    FailureReason.WORKER_LOST,
+                    "the worker was lost before the request was sent",
+                )
                 self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
         """Tells a decode worker to go on here with what it makes for that router. One that was lost fails it."""
         if not self._send(endpoint, session_wire.adopt(router_id, attempt_id, tag)):
-            failed = Failed(tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "it was lost before the request")
+            failed = Failed(
+                tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "the worker was lost before the request was sent"
+            )
             self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
@@ -99,7 +107,7 @@ class Fleet:
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
     def want(self, wanted: Want) -> None:
-        """Tells a decode worker what to lend this router. One that was lost has forgotten what it was told."""
+        """Tells a decode worker what to lend this router. One that was lost has forgotten it."""
         self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:
@@ -143,7 +151,7 @@ class Fleet:
 
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)
-        logger.info("what is known of the cache of %s is not right (%s): it is asked for all of it", endpoint, wrong)
+        logger.info("cache view of %s is stale (%s); requesting a snapshot", endpoint, wrong)
         self._send(endpoint, cache_wire.snapshot_request())
 
     def on_event(self, event: AttemptEvent) -> None:
@@ -151,10 +159,10 @@ class Fleet:
         if attempt is not None:
             attempt.inbox.put(event, time.monotonic())
 
-    def on_lost(self, endpoint: str, why: str, died: bool) -> None:
+    def on_lost(self, endpoint: str, why: str, end: End) -> None:
         now = time.monotonic()
-        self._cluster.lost(endpoint, now if died else None)
-        reason = FailureReason.WORKER_DIED if died else FailureReason.WORKER_LOST
+        self._cluster.lost(endpoint, end, now)
+        reason = FailureReason.WORKER_DIED if end is End.GONE else FailureReason.WORKER_LOST
         for attempt_id, attempt in self._attempts.items():
             if endpoint in attempt.placement.endpoints:
                 attempt.inbox.put(Failed(attempt_id, endpoint, reason, why), now)

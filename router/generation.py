@@ -143,7 +143,7 @@ class Generation:
             except InconsistentOutput as error:
                 logger.exception("a worker broke the protocol")
                 raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
-            place, note = None, self.timeline.take_failure(failed)
+            place, note = None, self.timeline.take_failure(failed, time.monotonic())
             tries = await self._recovery.another(failed, note, tries, self._fresh_tokens(part, released))
             if len(part.choices) > 1:
                 async with aclosing(self._go_on(part, tries)) as further:

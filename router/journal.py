@@ -2,7 +2,7 @@
 no output, no API key.
 
 Never on a request's way: a change is noted, and one task writes what was noted meanwhile. A store that does not answer
-costs nobody anything but the resuming: a client whose stream then breaks must bring its request along.
+costs nothing but resuming: a client whose stream then breaks must bring its request along.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class JournalCounts:
 
 
 class Journal:
-    """The records of this router's streams. `on_seized` is told of one that another router goes on with."""
+    """The records of this router's streams. `on_seized` is called with one that another router continues."""
 
     def __init__(
         self,
@@ -237,12 +237,12 @@ class Journal:
         except RegistryUnavailable as error:
             self.counts.failed += len(changes)
             if self._connected:
-                logger.warning("streams are not journaled, going on without: %s", error)
+                logger.warning("the journal is unavailable, new streams cannot resume at another router: %s", error)
             self._connected = False
             return
         self.counts.written += len(changes)
         if not self._connected:
-            logger.info("streams are journaled again")
+            logger.info("the journal is available again")
             self._connected = True
             for live in tuple(self._live.values()):
                 if live.record.places:

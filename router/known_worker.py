@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from router.candidates import WorkerRates, WorkerView
 from router.charges import Charges
+from router.departures import End
 from router.forward import ForwardProgress
 from router.shared_view import ElsewhereLoad
 from router.worker import WorkerDescription, WorkerReport, WorkerRole
@@ -21,6 +22,7 @@ class Worker:
     epoch: int = 0
     report: WorkerReport | None = None
     charges: Charges = field(default_factory=Charges)
+    end: End = End.NONE  # of its last session
     died_s: float | None = None  # when its process was last noticed to be gone, monotonic
     progress: ForwardProgress = field(default_factory=ForwardProgress)
     stalled: bool = False  # it has work and takes no steps

@@ -189,7 +189,7 @@ class Lifecycle:
             if known is None:
                 choice.waiting[offset] = token_id
             elif known != token_id:
-                message = f"choice {output.choice} has tokens {known} and {token_id} at {offset}"
+                message = f"choice {output.choice} has two tokens at {offset}"  # which ones is for no log
                 raise choice.contradiction(offset, message)
         for offset, logprob in enumerate(output.logprobs, start=output.offset):
             if offset >= len(choice.token_ids):

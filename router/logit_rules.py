@@ -43,7 +43,7 @@ def check_something_is_left(rules: LogitRules, stop_token_ids: Sequence[int]) ->
     if rules.min_tokens:
         forbidden.update(stop_token_ids)
     if rules.allowed_token_ids and forbidden.issuperset(rules.allowed_token_ids):
-        raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens leave none of them")
+        raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens exclude all of them")
 
 
 def _min_tokens(sampling: RequestedSampling) -> int:

@@ -8,6 +8,7 @@ holds the event loop: with a `Vet`, what is large or broken is looked at by that
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Never
 
 import grpc
@@ -15,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from service.errors import InvalidArgument
+from service.errors import BatonError, InvalidArgument
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
@@ -46,12 +47,21 @@ Vet = Callable[[Unvetted], Awaitable[Message]]
 """Raises InvalidArgument for what is no message, or one of too many parts."""
 
 
-def service_handler(service: ServiceDescriptor, servicer: object, vet: Vet | None = None) -> grpc.GenericRpcHandler:
+Refused = Callable[[str, BatonError], None]
+"""Told the name of a method, and why a request to it was not parsed."""
+
+
+def service_handler(
+    service: ServiceDescriptor, servicer: object, vet: Vet | None = None, refused: Refused = lambda method, error: None
+) -> grpc.GenericRpcHandler:
     """Handlers of all methods of a service, as the generated `add_..._to_server` makes them, with parsers that never
     raise."""
     return grpc.method_handlers_generic_handler(
         service.full_name,
-        {method.name: _method_handler(method, getattr(servicer, method.name), vet) for method in service.methods},
+        {
+            method.name: _method_handler(method, getattr(servicer, method.name), vet, partial(refused, method.name))
+            for method in service.methods
+        },
     )
 
 
@@ -92,27 +102,35 @@ def invalid_text_field(data: bytes, descriptor: Any) -> str | None:
         return None
 
 
-def _method_handler(method: Any, behaviour: Callable[[Any, Any], Any], vet: Vet | None) -> Any:
+def _method_handler(
+    method: Any, behaviour: Callable[[Any, Any], Any], vet: Vet | None, refused: Callable[[BatonError], None]
+) -> Any:
     make_handler = (
         grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
     )
     request_class = GetMessageClass(method.input_type)
     return make_handler(
-        _refusing(behaviour, vet),
+        _refusing(behaviour, vet, refused),
         request_deserializer=parser(request_class) if vet is None else small_parser(request_class),
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )
 
 
-def _refusing(behaviour: Callable[[Any, Any], Any], vet: Vet | None) -> Callable[[Any, Any], Any]:
+def _refusing(
+    behaviour: Callable[[Any, Any], Any], vet: Vet | None, refused: Callable[[BatonError], None]
+) -> Callable[[Any, Any], Any]:
     if not inspect.iscoroutinefunction(behaviour):
         raise TypeError(f"{behaviour} must be a coroutine function; a stream is written with context.write()")
 
     async def handle(request: Message | Malformed | Unvetted, context: Any) -> Any:
-        if isinstance(request, Malformed):
-            request.refuse()
-        if isinstance(request, Unvetted) and vet is not None:
-            request = await vet(request)
+        try:
+            if isinstance(request, Malformed):
+                request.refuse()
+            if isinstance(request, Unvetted) and vet is not None:
+                request = await vet(request)
+        except BatonError as error:
+            refused(error)
+            raise
         return await behaviour(request, context)
 
     return handle
@@ -161,7 +179,7 @@ def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
     else:
         raise ValueError(f"wire type {wire_type}")
     if position + length > len(data):
-        raise ValueError("the message is cut off")
+        raise ValueError("the message is truncated")
     return position, position + length
 
 

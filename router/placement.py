@@ -1,9 +1,9 @@
 """Which workers serve a request: a pure function of the request and a snapshot of the cluster.
 
-A policy says what each candidate would cost (router/policies/). Decode workers are candidates only with credit, so that
-no prompt is computed that has nowhere to go. A decode worker computes the prompt itself where there is no prefill
-worker for it, where so little of it is not cached there that the way over a prefill worker would take longer, or, with
-`cache_aware`, where prefill workers are busier than that is worth; beside answers, at the rate that they leave to it.
+A policy computes the cost of each candidate (router/policies/). Only decode workers with credit are candidates, so that
+no prompt is computed without room for its answer. A decode worker computes the prompt itself if there is no prefill
+worker for it, if so little of it is uncached there that the way over a prefill worker would take longer, or, with
+`cache_aware`, if prefill workers are too busy. Beside answers it computes at the rate that they leave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 from typing import NamedTuple
 
-from router.candidates import CHARGED_ANSWER_TOKENS, PlacementRequest, WorkerRates, WorkerView
+from router.candidates import PlacementRequest, WorkerRates, WorkerView
+from router.decision import Decision, LocalPrefill, Weighed
 from router.expectations import expected_here, expected_ttft_ms, has_answers, token_gap_ms
 from router.policies.cache_aware import CacheAware
 from router.policies.least_tokens import LeastTokens
@@ -22,7 +23,6 @@ from router.policies.round_robin import RoundRobin
 from router.worker import WorkerRole
 
 __all__ = [
-    "CHARGED_ANSWER_TOKENS",
     "POLICIES",
     "Decision",
     "LocalPrefill",
@@ -32,11 +32,11 @@ __all__ = [
     "PlacementPolicy",
     "PlacementRequest",
     "Strategy",
-    "Weighed",
     "WorkerRates",
     "WorkerView",
     "decide",
     "place",
+    "placement_of",
     "those_with_credit",
 ]
 
@@ -83,15 +83,6 @@ class PlacementPolicy:
         object.__setattr__(self, "name", self.strategy.value)
 
 
-class LocalPrefill(StrEnum):
-    """Why a decode worker computes the prompt itself."""
-
-    NO_PREFILL_WORKER = auto()
-    PREFILL_WORKERS_FAILED = auto()  # each of them failed this request before
-    SHORT_SUFFIX = auto()  # next to nothing of the prompt is not cached there
-    PREFILL_WORKERS_BUSY = auto()  # the way over them would take much longer
-
-
 class Placement(NamedTuple):
     """Where to, and why. Workers are named by endpoint; the counts are of tokens unless named otherwise."""
 
@@ -126,33 +117,16 @@ class NoRoom(Enum):
     TOO_MANY_CHOICES = auto()  # more sequences than any decode worker runs at once
 
 
-@dataclass(slots=True)  # not frozen: made for every request, as the views are
-class Weighed:
-    """The candidates for one part of the work, what each would cost, and which one was taken."""
-
-    workers: Sequence[WorkerView]
-    costs: Sequence[float]
-    worker: WorkerView
-
-
-@dataclass(slots=True)
-class Decision:
-    """A placement before it is written down: `prefill` is weighed also where `local` then says that it is not used."""
-
-    prefill: Weighed | None
-    decode: Weighed
-    local: LocalPrefill | None
-    suited: Sequence[WorkerView]
-
-
 def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
     """`workers` are those that take work now: connected, not draining."""
     decision = decide(request, workers, policy)
-    if isinstance(decision, NoRoom):
-        return decision
+    return decision if isinstance(decision, NoRoom) else placement_of(request, decision, policy)
+
+
+def placement_of(request: PlacementRequest, decision: Decision, policy: PlacementPolicy) -> Placement:
     computing, decode, local = decision.prefill, decision.decode.worker, decision.local
     prefill = computing.worker if computing is not None and local is None else None
-    first = prefill or decode  # who makes the first token
+    first = prefill or decode  # which makes the first token
     expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
     source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
     return Placement(
@@ -176,7 +150,7 @@ def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: Plac
 
 
 def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Decision | NoRoom:
-    """What `place` does, with all that was weighed; for whoever asks why."""
+    """Which workers, with all that was weighed for that. `workers`: as in `place`."""
     suited = _suited(request, workers)
     decode = [worker for worker in suited if worker.role is _DECODE]
     prefill = [worker for worker in suited if worker.role is not _DECODE]
@@ -199,18 +173,20 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
         reachable = [worker for worker in reachable if worker.endpoint == request.preferred_decode] or reachable
     answering = _weigh_decode(request, reachable or with_credit, computing, weighing)
     if computing is None:
-        return Decision(None, answering, LocalPrefill.NO_PREFILL_WORKER, suited)
+        return Decision(workers, suited, None, answering, LocalPrefill.NO_PREFILL_WORKER)
     if not untried and may_compute_locally:
-        return Decision(computing, answering, LocalPrefill.PREFILL_WORKERS_FAILED, suited)
+        return Decision(workers, suited, computing, answering, LocalPrefill.PREFILL_WORKERS_FAILED)
     if _is_short(request, answering.worker, computing.workers, policy):
-        return Decision(computing, answering, LocalPrefill.SHORT_SUFFIX, suited)
+        return Decision(workers, suited, computing, answering, LocalPrefill.SHORT_SUFFIX)
     if may_compute_locally and weighing.local_limit_ms(expected_ttft_ms(request, computing.worker)) is not None:
-        limit_ms = weighing.local_limit_ms(_soonest_ms(request, computing.workers))
+        soonest_ms = _soonest_ms(request, computing.workers)
+        limit_ms = weighing.local_limit_ms(soonest_ms)
         if limit_ms is not None:
             itself = _weigh_decode(request, with_credit, None, weighing)
             if expected_ttft_ms(request, itself.worker) < limit_ms:
-                return Decision(computing, itself, LocalPrefill.PREFILL_WORKERS_BUSY, suited)
-    return Decision(computing, answering, None, suited)
+                busy = LocalPrefill.PREFILL_WORKERS_BUSY
+                return Decision(workers, suited, computing, itself, busy, soonest_ms)
+    return Decision(workers, suited, computing, answering, None)
 
 
 def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
@@ -227,14 +203,14 @@ def _together(request: PlacementRequest, prefill: WorkerView, decode: Sequence[W
 
 def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
     costs = policy.prefill_costs(request, workers)
-    return Weighed(workers, costs, workers[cheapest(costs, request.turn)])
+    return Weighed(workers, costs, workers[cheapest(costs.totals, request.turn)])
 
 
 def _weigh_decode(
     request: PlacementRequest, workers: Sequence[WorkerView], computing: Weighed | None, policy: Policy
 ) -> Weighed:
     costs = policy.decode_costs(request, workers, computing.worker if computing else None)
-    return Weighed(workers, costs, workers[cheapest(costs, request.turn)])
+    return Weighed(workers, costs, workers[cheapest(costs.totals, request.turn)])
 
 
 def _fetch_source(

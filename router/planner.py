@@ -74,7 +74,7 @@ class Planner:
         return Verdict(wanted, why, situation.prefill.level, situation.decode.level)
 
     def changed(self, now: float) -> None:
-        """A worker was told to change its role."""
+        """A worker was asked to change its role."""
         self._changed_s, self._wanted = now, None
 
     def _cooling(self, now: float) -> bool:
@@ -93,14 +93,14 @@ def _worth_it(situation: Situation) -> tuple[WorkerRole | None, str]:
     more = 1 if to is WorkerRole.PREFILL else -1
     prefill_workers, decode_workers = situation.prefill_workers + more, situation.decode_workers - more
     if prefill_workers < 1 or decode_workers < 1:
-        return None, f"{to} is too busy, and the other role has no worker to spare"
+        return None, f"{to} is overloaded, and the other role cannot give up a worker"
     prefill_then = prefill.over(prefill_workers, situation.prefill_workers)
     decode_then = decode.over(decode_workers, situation.decode_workers)
     numbers = f"prefill {prefill.level:.2f} -> {prefill_then:.2f}, decode {decode.level:.2f} -> {decode_then:.2f}"
     helped, given = (prefill_then, decode_then) if to is WorkerRole.PREFILL else (decode_then, prefill_then)
     workers = prefill_workers if to is WorkerRole.PREFILL else decode_workers
     if worst - helped < worst * LEAST_HELP / workers:
-        return None, f"a worker more for {to} would help too little: {numbers}"
+        return None, f"one more {to} worker would help too little: {numbers}"
     if given > worst * (1 - GAIN):
-        return None, f"a worker more for {to} would cost the other role too much: {numbers}"
-    return to, f"a worker more for {to}: {numbers}"
+        return None, f"one more {to} worker would cost the other role too much: {numbers}"
+    return to, f"one more {to} worker: {numbers}"

@@ -1,4 +1,4 @@
-"""The router's process: builds everything once, from the config, and takes it down in reverse."""
+"""The router's process: builds everything once, from the config, and closes it in reverse order."""
 
 import asyncio
 import itertools
@@ -20,6 +20,7 @@ from router.exposure import warnings
 from router.fleet import Fleet
 from router.journal import Journal
 from router.key_limits import KeyMeters
+from router.latency import RecentLatency
 from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
 from router.planner import Planner, PlannerTiming
 from router.readiness import Readiness
@@ -80,7 +81,7 @@ class RouterProcess:
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
-        self.tracer = tracer = Tracer(telemetry)
+        self.tracer = tracer = Tracer(telemetry, cluster.name_of)
         self._shares = _shares(config, router_id)
         self._replicas: Replicas | None = None
         meters = KeyMeters()
@@ -95,7 +96,8 @@ class RouterProcess:
         self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
         explainer = Explainer(cluster.name_of)
-        tracer.observers += [explainer.observe, *([self._planning.observe] if self._planning else [])]
+        latency = RecentLatency()
+        tracer.observers += [latency.observe, explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
             self._readiness,
             scheduling,
@@ -113,13 +115,14 @@ class RouterProcess:
             lambda: self._membership.connected,
             self._fleet,
             explainer,
+            latency,
             self._replicas,
             self._planning,
         )
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """What answers requests, for whoever carries them here another way than gRPC."""
+        """Answers requests, also those that arrive by another way than gRPC."""
         return self._dispatcher
 
     @property
@@ -146,7 +149,7 @@ class RouterProcess:
                 public.register,
                 (SERVICE_NAME,),
                 reflection=config.reflection and not guarded,
-                authorise=self.access.authorise if guarded else None,
+                authorise=public.authorise if guarded else None,
                 tls=config.tls,
                 options=PUBLIC_SERVER_OPTIONS,
             ),
@@ -158,7 +161,7 @@ class RouterProcess:
     async def start(self, running: Running) -> None:
         self._running = running
         public, admin = running.ports
-        logger.info("listening on %s:%d, for operators on port %d", self._config.host, public, admin)
+        logger.info("gRPC on %s:%d, admin port %d", self._config.host, public, admin)
         config = self._config
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:
@@ -208,15 +211,15 @@ class RouterProcess:
             await self._running.health.set_serving(ready)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """These tasks end only by cancellation; anything else is a bug, and a router without them serves nobody."""
+        """These tasks end only by cancellation; anything else is a bug, and a router without them serves no request."""
         ended_as_told = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
         if ended_as_told or self._running is None:
             return
-        logger.critical("%s ended, the process ends", task.get_name(), exc_info=task.exception())
+        logger.critical("task %s ended; the process exits", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)
 
     def _on_fault(self, error: Exception) -> None:
-        logger.critical("the queue failed, the process ends", exc_info=error)
+        logger.critical("the admission queue failed; the process exits", exc_info=error)
         if self._running is not None:
             self._running.stop(exit_code=1)
 
@@ -242,7 +245,7 @@ def _planning(
         return None
 
     async def may_act() -> bool:
-        """One router of several; all of them know the same. Without Redis there is one, or nobody knows."""
+        """One router of several; all of them know the same. Without Redis there is one, or the number is unknown."""
         if shares is None:
             return True
         try:

@@ -10,6 +10,8 @@ from service.errors import ResourceExhausted
 
 PLANNED_SHARE = 0.8
 """Of the time until a deadline: what may be planned for. The rest is for what estimates are wrong by."""
+QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
+"""Causes of refusals, for counters."""
 SURE_SHARE = 0.8
 """Of the time that such requests usually take: one that has less left does not go before others that wait."""
 
@@ -46,23 +48,24 @@ class Prospects:
             return
         own = self._queue.waiting_of(standing.tenant)
         if own >= self._limits.max_waiting_per_tenant:
-            raise self.refusal(f"{own} requests of this caller are waiting already", standing)
+            raise self.refusal(f"{own} requests of this caller are pending already", standing, QUEUE_FULL)
         now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
         ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + tokens
         wait_s = self._estimate.wait_s(ahead, now)
         time_left_s = PLANNED_SHARE * (standing.deadline_s - now)
         longest_s = min(self._limits.max_wait_s, time_left_s - self._estimate.stay_s(tokens))
         if wait_s is not None and wait_s > longest_s:
-            raise self.refusal(f"the wait for room would be {wait_s:.1f} s; there is time for less", standing)
+            message = f"the request would be pending for {wait_s:.1f} s, too long for its deadline or the queue's limit"
+            raise self.refusal(message, standing, NO_TIME)
 
     def is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
         """Its deadline will pass before it is answered, and others wait who can be."""
         needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
         return len(self._queue) > 1 and now + needed_s > entry.item.standing.deadline_s
 
-    def refusal(self, message: str, standing: Standing) -> ResourceExhausted:
+    def refusal(self, message: str, standing: Standing, cause: str) -> ResourceExhausted:
         ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + self._estimate.usual_tokens
-        return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()))
+        return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()), cause)
 
     def dispatched(self, attempt_id: int, tokens: int, now: float) -> None:
         """It takes up room from now on."""

@@ -65,7 +65,7 @@ class Readiness:
     def detail(self) -> str:
         """Why it is not ready, or in which way less than it should be; empty when all is well."""
         if self.ready and not self._detail and self._prefill_untried:
-            return "a prefill worker waits for its canary"
+            return "a prefill worker awaits its canary request"
         return self._detail
 
     async def served(self) -> ServedModel:
@@ -89,7 +89,7 @@ class Readiness:
                     while self._can_answer():
                         await self._try_prefill()
                         await self._change()
-                    self._detail = "no worker is left of a role that is needed"
+                    self._detail = "a required role has no worker"
                     await self._set_ready(False)
                 else:
                     await self._change()
@@ -108,7 +108,7 @@ class Readiness:
             return False
         try:
             served = await self._load(description)
-            self._detail = "the canary is on its way"
+            self._detail = "the canary request is running"
             await self._sing(served)
         except (ModelFolderError, BatonError, canary.CanaryFailed) as error:
             await self._failed(str(error))
@@ -138,7 +138,7 @@ class Readiness:
         try:
             await self._sing(self._served)
         except (BatonError, canary.CanaryFailed) as error:
-            await self._failed(f"the way over a prefill worker does not work: {error}")
+            await self._failed(f"the canary request through a prefill worker failed: {error}")
 
     async def _failed(self, detail: str) -> None:
         """Says so, once, and tries again a little later."""

@@ -28,7 +28,7 @@ NOTHING = ReceivedChoice()
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """By choice; of one that is left out, nothing came. `prompt_tokens`: of the prompt, where it is told back."""
+    """By choice; of one that is left out, nothing came. `prompt_tokens`: of the prompt, where it is echoed."""
 
     choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
     prompt_tokens: int = 0
@@ -93,7 +93,7 @@ class ResumedAnswer:
                 yield kept
             return
         if cut is not None and not cut.is_over:
-            raise NotRepeated(f"choice {event.index} ended before what the client has of it")
+            raise NotRepeated(f"choice {event.index} ended before the tokens that the client has")
         if event.index in self._finished:
             return
         self._ends_left -= 1
@@ -119,7 +119,7 @@ class _Cut:
         """The rest of it, if any."""
         had = self._token_ids[self._passed_tokens : self._passed_tokens + len(delta.token_ids)]
         if delta.token_ids[: len(had)] != had:
-            raise NotRepeated(f"choice {delta.index} has other tokens from {delta.offset} on than the client")
+            raise NotRepeated(f"choice {delta.index} differs from the client's tokens from {delta.offset} on")
         self._passed_tokens += len(had)
         text = delta.text
         if self._text_bytes:

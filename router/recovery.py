@@ -58,11 +58,11 @@ class Recovery:
             scheduling.cluster.pairs.failed((note.placement.prefill, note.placement.decode), time.monotonic())
         if tries.poisonous and self._may_be_poison:
             scheduling.quarantine.add(fingerprint(self._request), time.monotonic())
-            logger.error("request %s is held to kill its workers: %s", request_id, failed.message)
+            logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
             raise self._poisonous()
         if tries.exhausted(scheduling.attempts):
             raise error_of(failed, request_id)
-        logger.info("another attempt: %s at %s: %s", failed.reason.name, failed.endpoint, failed.message)
+        logger.info("starting another attempt after %s at %s: %s", failed.reason.name, failed.endpoint, failed.message)
         self._avoid(failed, note, fresh_tokens)
         return tries
 
@@ -74,7 +74,7 @@ class Recovery:
                 async with asyncio.timeout(self._deadline_s - time.monotonic()):
                     turn = await held.enter_async_context(self._scheduling.suspects.turn())
             except TimeoutError:
-                raise DeadlineExceeded("the deadline passed while the request waited to be tried alone") from None
+                raise DeadlineExceeded("the deadline passed while the request waited to be retried alone") from None
             yield turn
 
     async def _settled(self, endpoint: str) -> None:
@@ -86,7 +86,7 @@ class Recovery:
             await asyncio.sleep(_LOOK_S)
 
     def _died(self, failed: Failed, note: AttemptNote | None) -> bool:
-        """Whether a worker that was at the attempt is gone; of its prefill worker, decode may have told first."""
+        """Whether a worker that was at the attempt is gone; decode may report its prefill worker first."""
         if failed.reason is FailureReason.WORKER_DIED:
             return True
         if failed.reason not in ABOUT_A_PAIR or note is None or note.placement.prefill is None:
@@ -110,5 +110,5 @@ class Recovery:
             self.preferred_decode = note.placement.decode
 
     def _poisonous(self) -> Internal:
-        message = "each worker that computed this request died of it; it is not tried again for a while"
+        message = "each worker that computed this request died; it is refused for a while"
         return Internal("POISON", self._request.valid.request_id, message)

@@ -70,7 +70,7 @@ class Replicas:
         cluster.on_predicted = self._recent.add
 
     def took_over(self, router_id: bytes, stream: int) -> None:
-        """That router's stream goes on here: it is told with the next share."""
+        """That router's stream goes on here; the next share tells it."""
         self._takeovers.add(Takeover(router_id, stream))
 
     @property
@@ -92,19 +92,19 @@ class Replicas:
     async def exchange(self) -> bool:
         """Once: says ours and takes in the others'. Whether Redis answered."""
         self._number += 1
-        loads, told = self._cluster.own_loads(), self._recent.take()
+        loads, recent = self._cluster.own_loads(), self._recent.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s
-        share = Share(self._router_id, self._number, loads, told, taken, uses, self._address, uptime_s)
+        share = Share(self._router_id, self._number, loads, recent, taken, uses, self._address, uptime_s)
         message = share_to_wire(share).SerializeToString()
         try:
             answers = await self._store.exchange(message)
         except RegistryUnavailable as error:
             if self._connected:
-                logger.warning("other routers are not heard, going on without: %s", error)
+                logger.warning("the load of other routers is unknown: %s", error)
             self._connected, answers = False, ()
         else:
             if not self._connected:
-                logger.info("other routers are heard again")
+                logger.info("the load of other routers is known again")
             self._connected = True
         self._take(answers)
         return self._connected
@@ -132,7 +132,7 @@ class Replicas:
 
 
 def is_cancelled() -> bool:
-    """Whether this task is to end. redis-py loses a cancellation that comes as its answer does: whoever has just
+    """Whether this task is to end. redis-py loses a cancellation that comes as its answer does: a caller that has just
     awaited Redis has to look.
     """
     task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Whether a worker may change its role now: never so that a role is left to nobody. Pure."""
+"""Whether a worker may change its role now: never the last worker of a role. Pure."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,11 @@ def endpoint_to_change(workers: Sequence[Worker], worker_id: str, role: WorkerRo
     if worker.role is role:
         return None
     if role not in worker.description.roles:
-        raise FailedPrecondition("role", f"{worker_id} is a {worker.role} worker for life")
+        raise FailedPrecondition("role", f"{worker_id} cannot change its role")
     if not serves(worker):
         raise FailedPrecondition("worker_id", f"{worker_id} is not connected, or is draining already")
     if not _others_of_its_role(workers, worker):
-        raise FailedPrecondition("role", f"{worker_id} is the only {worker.role} worker that serves")
+        raise FailedPrecondition("role", f"{worker_id} is the only {worker.role} worker")
     return worker.endpoint
 
 

@@ -19,8 +19,8 @@ from router.cluster import Cluster, Worker
 from router.fleet import Fleet
 from router.planner import Planner, Pressure, Situation, Verdict
 from router.replicas import is_cancelled
+from router.request_record import RequestRecord
 from router.role_change import serves
-from router.tracing import RequestRecord
 from router.worker import WorkerRole
 from service.errors import BatonError
 
@@ -66,7 +66,7 @@ class RolePlanning:
     ) -> None:
         self.mode = mode
         self.changes = 0
-        self.verdict = Verdict(None, "nothing is known yet", 0.0, 0.0)
+        self.verdict = Verdict(None, "no requests measured yet", 0.0, 0.0)
         self._targets = targets
         self._planner = planner
         self._cluster = cluster
@@ -107,7 +107,7 @@ class RolePlanning:
         try:
             self._fleet.change_role(worker_id, verdict.to)
         except BatonError as error:
-            logger.info("planner: %s was not changed: %s", worker_id, error)
+            logger.info("planner: the role of %s was not changed: %s", worker_id, error)
             return
         self.changes += 1
         self._planner.changed(now)

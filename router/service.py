@@ -9,17 +9,20 @@ import grpc
 
 from protos import baton_pb2
 from router import public_wire
-from router.access import Access, Need
+from router.access import Access, Caller, Metadata, Need
 from router.dispatcher import Dispatcher
 from router.malformed import Vet, service_handler
-from router.request import GenerationRequest
+from router.outcomes import end_of
+from router.request import GenerationRequest, Operation
 from router.resuming import ResumeRequest
 from router.session_header import session_of
-from service.errors import Aborted, InvalidArgument
+from service.errors import Aborted, BatonError, InvalidArgument
 from service.trace_context import current_trace
 
 SERVICE_NAME = "baton.v1.BatonService"
 MAX_DETOKENIZE_TOKENS = 1 << 17
+GENERATING = {"Generate": Operation.GENERATE, "Chat": Operation.CHAT, "Resume": Operation.GENERATE}
+"""Methods whose calls are requests."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -32,14 +35,29 @@ class BatonServicer:
     """
 
     def __init__(self, dispatcher: Dispatcher, access: Access, vet: Vet | None = None) -> None:
-        """`vet` looks at large messages before they are parsed; None: nobody does."""
+        """`vet` looks at large messages before they are parsed; None: no check."""
         self._vet = vet
         self._dispatcher = dispatcher
         self._access = access
 
     def register(self, server: grpc.aio.Server) -> None:
         service = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
-        server.add_generic_rpc_handlers((service_handler(service, self, self._vet),))
+        server.add_generic_rpc_handlers((service_handler(service, self, self._vet, self.refused),))
+
+    def refused(self, method: str, error: BatonError) -> None:
+        """A call of that method came to nothing before it was a request."""
+        operation = GENERATING.get(method)
+        if operation is not None:
+            self._dispatcher.accounts.refuse(operation, current_trace.get(), end_of(error, dispatched=False))
+
+    def authorise(self, method: str, metadata: Metadata) -> Caller:
+        """As Access.authorise; requests that it refuses are counted."""
+        try:
+            return self._access.authorise(method, metadata)
+        except BatonError as error:
+            if method.rpartition("/")[2] in GENERATING:
+                self._dispatcher.accounts.counts.refuse(end_of(error, dispatched=False))
+            raise
 
     async def Generate(self, message: baton_pb2.GenerateRequest, context: Context) -> None:
         await self._answer(public_wire.generate_request(message), context, baton_pb2.GenerateResponse)
@@ -98,4 +116,4 @@ class BatonServicer:
         except TimeoutError:
             if not life.expired():
                 raise
-            raise Aborted("another stream of this request goes on", "SUPERSEDED") from None
+            raise Aborted("another stream continues this request", "SUPERSEDED") from None

@@ -17,6 +17,7 @@ import grpc
 from protos import session_pb2, session_pb2_grpc
 from router import cache_wire, session_wire
 from router.cache_view import CacheChanges, CacheSnapshotPart
+from router.departures import End
 from router.events import AttemptEvent
 from router.session_outbox import SessionOutbox
 from router.worker import WorkerDescription, WorkerReport
@@ -54,9 +55,8 @@ class SessionListener(Protocol):
     def on_event(self, event: AttemptEvent) -> None: ...
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
-    def on_lost(self, endpoint: str, why: str, died: bool) -> None:
-        """What was sent there and not answered never will be. The session begins anew by itself. `died`: its process is
-        gone, for all that one can tell from here."""
+    def on_lost(self, endpoint: str, why: str, end: End) -> None:
+        """What was sent there and not answered never will be. The session begins anew by itself."""
 
 
 class _SessionBroken(Exception):
@@ -87,9 +87,9 @@ class WorkerSession:
         self._refuses = refuses
         self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # of the session that is held, 0: none
+        self._description: WorkerDescription | None = None  # the worker's, when that session began
         self._outbox: SessionOutbox | None = None  # while connected
         self._grace: asyncio.TimerHandle | None = None
-        self._takes_commands = False  # several in one message: the worker that is connected
         self._heard_at = 0.0
         self._acknowledged = 0  # the last number that we acknowledged
 
@@ -105,7 +105,7 @@ class WorkerSession:
         try:
             command.number = self._channel.number(command)
         except SessionOverflow:
-            self._lose("it acknowledges nothing")
+            self._lose("it acknowledges no messages")
             return False
         if self._outbox is not None:
             self._outbox.put(command)
@@ -120,7 +120,7 @@ class WorkerSession:
                 retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
                 await asyncio.sleep(retry_s)
                 if self._grace is not None and await self._refuses(self.endpoint):
-                    self._lose("its process is gone: nobody listens there", died=True)
+                    self._lose("its process is gone: nobody listens there", End.GONE)
         finally:
             if self._grace is not None:
                 self._grace.cancel()
@@ -150,25 +150,24 @@ class WorkerSession:
         await call.write(session_wire.hello(self._router_id, self._channel.last_received, self._epoch))
         first = await call.read()
         if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
-            raise _SessionBroken("it does not begin with Welcome")
+            raise _SessionBroken("its first message is not Welcome")
         try:
             description = session_wire.worker_description(first.welcome.worker)
         except ValueError as error:
             raise _SessionBroken(str(error)) from error
         if self._epoch and not (first.welcome.resumed and first.epoch == self._epoch):
-            self._lose("it restarted or gave the session up", died=first.epoch != self._epoch)
+            self._lose_to(description, first.epoch)
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        self._epoch = first.epoch
-        self._takes_commands = first.welcome.takes_commands
+        self._epoch, self._description = first.epoch, description
         self._heard_at = time.monotonic()
         self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _open_outbox(self) -> SessionOutbox:
         """Begins with what the worker has not acknowledged."""
-        self._outbox = SessionOutbox(self._takes_commands)
+        self._outbox = SessionOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
         return self._outbox
@@ -177,7 +176,7 @@ class WorkerSession:
         while isinstance(message := await call.read(), session_pb2.ConnectResponse):
             self._heard_at = time.monotonic()
             if message.epoch != self._epoch:
-                raise _SessionBroken("it speaks of another session")
+                raise _SessionBroken("it answered for another session")
             self._take(message)
         raise _SessionBroken("the worker closed the stream")
 
@@ -224,7 +223,7 @@ class WorkerSession:
             now = time.monotonic()
             self._heard_at += max(0.0, now - before - 2 * self._timing.watch_s)
             if now - self._heard_at > self._timing.silence_s:
-                raise _WorkerSilent(f"nothing heard for {now - self._heard_at:.1f} s")
+                raise _WorkerSilent(f"no message for {now - self._heard_at:.1f} s")
             self._acknowledge()
 
     def _broken(self, welcomed: bool, error: Exception) -> None:
@@ -234,9 +233,19 @@ class WorkerSession:
             self._listener.on_disconnected(self.endpoint)
         if self._epoch and self._grace is None:
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not come back in time")
+            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not reconnect in time")
 
-    def _lose(self, why: str, died: bool = False) -> None:
+    def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
+        """What is there now does not go on with the session that is held."""
+        before = self._description
+        if epoch == self._epoch:
+            self._lose("it gave the session up")
+        elif before is not None and before.is_same_process(description):
+            self._lose(f"it serves as {description.role} now", End.ANNOUNCED)
+        else:
+            self._lose("it restarted", End.GONE)
+
+    def _lose(self, why: str, end: End = End.CUT) -> None:
         """Gives the session up: the next connection begins a new one."""
         if self._grace is not None:
             self._grace.cancel()
@@ -248,7 +257,7 @@ class WorkerSession:
         self._acknowledged = 0
         self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._listener.on_disconnected(self.endpoint)
-        self._listener.on_lost(self.endpoint, why, died)
+        self._listener.on_lost(self.endpoint, why, end)
 
 
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:

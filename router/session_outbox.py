@@ -11,9 +11,7 @@ MOST_TOGETHER = 256  # commands of a message: a worker takes them in without loo
 class SessionOutbox:
     """`put` never waits. A burst of cancels is one thing to do for a worker, and is there at once."""
 
-    def __init__(self, together: bool) -> None:
-        """`together`: whether the worker takes several commands in one message."""
-        self._together = together
+    def __init__(self) -> None:
         self._waiting: deque[session_pb2.ConnectRequest] = deque()
         self._changed = asyncio.Event()
 
@@ -27,7 +25,7 @@ class SessionOutbox:
             self._changed.clear()
             await self._changed.wait()
         first = self._waiting.popleft()
-        if not (self._together and first.HasField("cancel") and self._next_is_cancel):
+        if not (first.HasField("cancel") and self._next_is_cancel):
             return first
         cancels = [first]
         while self._next_is_cancel and len(cancels) < MOST_TOGETHER:

@@ -37,7 +37,7 @@ class Beginning:
 
     @property
     def choices(self) -> int:
-        """Whose ends are still to be told."""
+        """Streams whose ends are still to be reported."""
         return self.request.valid.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
 
 
@@ -65,12 +65,12 @@ class Streams:
         try:
             data = await self._journal.read(key)
         except RegistryUnavailable as error:
-            logger.info("a stream to be resumed cannot be looked up: %s", error)
+            logger.info("the journal cannot be read to resume a stream: %s", error)
             return None
         return journal_wire.from_bytes(data, asked.tenant, block_tokens) if data is not None else None
 
     def resumption(self, received: Received, record: Record | None) -> Resumption:
-        """An answer is not adopted where its stream lives here: its workers are told to forget it as that one ends."""
+        """An answer is not adopted where its stream lives here: its workers forget it when that one ends."""
         if record is None or (record.stream in self._lives and record.router_id == self._router_id):
             return Resumption(received)
         return Resumption(received, record.router_id, record.places)

@@ -31,7 +31,7 @@ def structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]
         if foreign:
             raise InvalidArgument(f"sampling.{field}", f"does not go with {name}")
     if not stop_token_ids:
-        raise InvalidArgument(asked.field, "this model has no end-of-sequence token, with which an answer could end")
+        raise InvalidArgument(asked.field, "structured output needs an end-of-sequence token, which this model lacks")
     try:
         check_form(asked)
     except FormRefused as refusal:
@@ -52,7 +52,8 @@ class FormChecker:
     async def check(self, asked: StructuredOutput) -> None:
         """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
         if self._waiting >= MAX_WAITING and not self._checker.known(asked):
-            raise ResourceExhausted(f"{self._waiting} forms of answers wait to be compiled", RETRY_AFTER_S)
+            message = f"{self._waiting} structured outputs are waiting to be compiled"
+            raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_structured_outputs")
         self._waiting += 1
         try:
             fault = await asyncio.get_running_loop().run_in_executor(self._threads, self._checker.check, asked)

@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.placement import Placement, PlacementRequest, WorkerView
+from router.decision import Decision
+from router.placement import Placement, PlacementRequest
 from service.errors import BatonError
 
 BEGUN_PRIORITY = -1000
@@ -38,7 +39,7 @@ class Admitted:
 
     placement: Placement
     route_began_s: float
-    workers: Sequence[WorkerView] = ()  # as the placement saw them
+    decision: Decision
 
 
 @dataclass(eq=False, slots=True)

@@ -140,7 +140,7 @@ class Timeline:
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
         note = self._note(first_step.attempt_id)
         if note is not None:
-            note.prefill = first_step.timings
+            note.prefill, note.first_step_s = first_step.timings, now
             if note.answered_tokens:
                 self._take_resumed(note, now)
         if self.first_step_s is None:  # decode repeats the first token, and may overtake this
@@ -159,11 +159,11 @@ class Timeline:
         if note is not None:
             note.landed = landed
 
-    def take_failure(self, failed: Failed) -> AttemptNote | None:
+    def take_failure(self, failed: Failed, now: float) -> AttemptNote | None:
         """Returns the attempt's note."""
         note = self._note(failed.attempt_id)
         if note is not None:
-            note.failed = failed
+            note.failed, note.failed_s = failed, now
         return note
 
     @property
@@ -178,7 +178,8 @@ class Timeline:
         """An answer goes on. The gap is what its reader saw."""
         choice = note.choice or 0
         last_s = self.gaps.last_s(choice) or self.first_step_s or now
-        self.resumes.append(Resume(now, (now - last_s) * 1e3, choice, note.answered_tokens))
+        note.stood_still_ms = (now - last_s) * 1e3
+        self.resumes.append(Resume(now, note.stood_still_ms, choice, note.answered_tokens))
         self.gaps.resume(choice, last_s, now)
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:

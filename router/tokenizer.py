@@ -9,7 +9,7 @@ from typing import TypeVar, TypeVarTuple
 from tokenizers import Tokenizer
 
 from router.block_hashing import block_hashes
-from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
+from router.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
 from router.checks import PIECE_TOKENS, check_long_prompt
 from router.defaults import ModelFolderError
 from router.detokenizer import Detokenizer, silent_token_ids
@@ -25,6 +25,7 @@ Result = TypeVar("Result")
 CHARACTERS_PER_TOKEN = 6
 """Few texts have more: what is longer than that is probably too long, and so worth a look before all is tokenised."""
 SLICE_CHARACTERS = 1 << 14
+MAX_NAME_CHARACTERS = 64  # of an option, in an error
 CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
 
 
@@ -125,6 +126,9 @@ class TokenizerWorker:
             return self.chat_template.render(
                 prompt.messages, prompt.tools, prompt.template_options, prompt.add_generation_prompt
             )
+        except UnreadOption as unread:
+            message = "the model's chat template takes no such option"
+            raise InvalidArgument(f"template_options.{unread.name[:MAX_NAME_CHARACTERS]}", message) from unread
         except TemplateRefused as refusal:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
 

@@ -5,8 +5,9 @@ Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every sta
     baton.ttft_ms      = router_queue + route + prefill_fetch + prefill_queue + prefill + return
     baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
 Children: router.queue, route.select, prefill.fetch, prefill.queue, prefill.chunk (each), return, recovery, kv.transfer,
-decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize. A stage that a
-request did not come to has none: a decode worker that computed the prompt itself transferred nothing.
+decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize; and attempt (each),
+where one failed. A stage that a request did not come to has none: a decode worker that computed the prompt itself
+transferred nothing.
 """
 
 import asyncio
@@ -14,43 +15,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
 from router.events import Landed, PrefillTimings
-from router.request import Operation, PreparedRequest
-from router.response import Summary
+from router.request_record import RequestRecord
 from router.timeline import GapSummary, Stages, Timeline, stages, under_way_ms
 from service.telemetry import Attributes, AttributeValue, FinishedSpan, SpanEvent, SpanKind, Telemetry, WallClock
-from service.trace_context import TraceContext, new_trace
 
 _PROVIDER = "baton"
 _STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """What is known of one request, filled in on its way. `identity` is the root span's place in the trace."""
-
-    operation: Operation
-    parent: TraceContext | None
-    identity: TraceContext
-    clock: WallClock
-    timeline: Timeline
-    model: str = ""
-    prepared: PreparedRequest | None = None
-    finish_reasons: list[str] = field(default_factory=list)
-    summary: Summary | None = None
-    error: str | None = None  # name of the status, None is OK
-
-    @staticmethod
-    def begin(operation: Operation, parent: TraceContext | None) -> "RequestRecord":
-        clock = WallClock.now()
-        identity = parent.child() if parent else new_trace()
-        return RequestRecord(operation, parent, identity, clock, Timeline(arrived_s=clock.monotonic_s))
-
-
 class Tracer:
     """Writes finished requests; never blocks."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, worker_id: Callable[[str], str] = str) -> None:
+        """`worker_id` names the worker at an endpoint."""
         self._telemetry = telemetry
+        self._worker_id = worker_id
         self.observers: list[Callable[[RequestRecord], None]] = []
         """Called with every request that has ended, before its trace is written; what they do is counted, not drawn."""
 
@@ -61,11 +40,11 @@ class Tracer:
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
-        for span in request_spans(record, ended_s):
+        for span in request_spans(record, ended_s, self._worker_id):
             self._telemetry.span(span)
 
 
-def request_spans(record: RequestRecord, now_s: float) -> Iterator[FinishedSpan]:
+def request_spans(record: RequestRecord, now_s: float, worker_id: Callable[[str], str] = str) -> Iterator[FinishedSpan]:
     """The root first, then the stages that the request came to. `now_s`: its end, where it did not end by itself."""
     measured = stages(record.timeline, now_s)
     gaps = record.timeline.gaps.summary()
@@ -85,7 +64,12 @@ def request_spans(record: RequestRecord, now_s: float) -> Iterator[FinishedSpan]
         },
         error=record.error,
     )
-    for stage in (*_to_first_token(record.timeline, measured, now_s), *_decode_stages(record.timeline, measured, gaps)):
+    timeline = record.timeline
+    for stage in (
+        *_to_first_token(timeline, measured, now_s),
+        *_decode_stages(timeline, measured, gaps),
+        *_attempts(timeline, now_s, worker_id),
+    ):
         yield FinishedSpan(
             name=stage.name,
             start_ns=clock.at(stage.begin_s),
@@ -153,6 +137,32 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
         yield _Stage("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
 
 
+def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_Stage]:
+    """Each of them, where one failed: on which workers, what ended it, and how long the client waited for the next."""
+    if not any(note.failed for note in timeline.notes):
+        return
+    for number, note in enumerate(timeline.notes, 1):
+        prefill, decode = note.placement.prefill, note.placement.decode
+        attributes: dict[str, AttributeValue] = {
+            "baton.attempt.number": number,
+            "baton.attempt.decode": worker_id(decode),
+            "baton.attempt.first_token": note.answered_tokens,
+        }
+        if prefill is not None:
+            attributes["baton.attempt.prefill"] = worker_id(prefill)
+        if note.choice is not None:
+            attributes["baton.attempt.choice"] = note.choice
+        if note.stood_still_ms is not None:
+            attributes["baton.attempt.stood_still_ms"] = round(note.stood_still_ms, 3)
+        if note.failed is not None:
+            attributes |= {
+                "baton.attempt.failure": note.failed.reason.name,
+                "baton.attempt.failed_worker": worker_id(note.failed.endpoint),
+                "baton.attempt.message": note.failed.message,
+            }
+        yield _Stage("attempt", note.placed_s, note.failed_s or timeline.ended_s or now_s, attributes)
+
+
 def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": record.operation.value,
@@ -183,16 +193,20 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
         attributes["baton.failed_attempts"] = tuple(failures)
     if record.finish_reasons:
         attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
+    if record.end is not None:
+        attributes |= {"baton.outcome": record.end.outcome.value, "baton.reason": record.end.reason}
+    if record.is_resumed:
+        attributes["baton.resumed"] = True
     if record.error is not None:
         attributes["error.type"] = record.error
     if record.timeline.first_token_s is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = measured.ttft_ms / 1e3
+    if record.prepared is not None:
+        attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
+    if record.timeline.prefill is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = record.timeline.prefill.cached_tokens
     if record.summary is not None:
-        attributes |= {
-            "gen_ai.response.model": record.model,
-            "gen_ai.usage.output_tokens": record.summary.usage.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": record.summary.usage.cached_tokens,
-        }
+        attributes["gen_ai.response.model"] = record.model
     return attributes
 
 

@@ -99,7 +99,7 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
     if max_tokens is not None and max_tokens > room:
         raise InvalidArgument(
             "sampling.max_tokens",
-            f"{prompt_tokens} prompt tokens leave room for {room} in a context of {max_model_len}, not {max_tokens}",
+            f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {max_tokens}",
         )
     if valid.rules.min_tokens > room:
         raise min_tokens_too_many(valid.rules.min_tokens, room)
@@ -113,7 +113,7 @@ def prompt_too_long(
     counted = f"{prompt_tokens} tokens or more" if or_more else f"{prompt_tokens} tokens"
     return InvalidArgument(
         prompt_field,
-        f"{counted}; at most {max_model_len - 1} fit, so that one can be generated",
+        f"{counted}; at most {max_model_len - 1} leave room for one token of the answer",
         reason="PROMPT_TOO_LONG",
         metadata={"limit": str(max_model_len - 1), "got": str(prompt_tokens)},
     )
@@ -128,7 +128,7 @@ def check_text(field: str, text: str) -> None:
 def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:
     match prompt:
         case None:
-            raise InvalidArgument("prompt", "neither text nor token_ids is given")
+            raise InvalidArgument("prompt", "text or token_ids is required")
         case TextPrompt(text):
             if not text:
                 raise InvalidArgument("text", "the prompt is empty")
@@ -175,7 +175,7 @@ def _logprobs(name: str, asked: int | None) -> int | None:
 
 
 def _prompt_logprobs(request: GenerationRequest, logprobs: int | None) -> int | None:
-    """A prompt told back has log-probabilities where the answer has."""
+    """An echoed prompt has log-probabilities where the answer has."""
     asked = _logprobs("prompt_logprobs", request.sampling.prompt_logprobs)
     return logprobs if asked is None and request.echo else asked
 

@@ -30,9 +30,10 @@ class Vetting:
         try:
             answer = await self._helper.ask([f"{message_class.DESCRIPTOR.full_name}\n".encode(), unvetted.data])
         except HelperBusy:
-            raise ResourceExhausted("too many large messages are being looked at", RETRY_AFTER_S) from None
+            message = "too many large messages are being checked"
+            raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_large_messages") from None
         except HelperFailed as error:
-            raise Unavailable("the message could not be looked at", "NOT_LOOKED_AT", RETRY_AFTER_S) from error
+            raise Unavailable("the message could not be checked", "NOT_LOOKED_AT", RETRY_AFTER_S) from error
         verdict, rest = answer[:1], memoryview(answer)[1:]
         if verdict == FAULT:
             field, description = json.loads(bytes(rest))

@@ -39,6 +39,11 @@ class WorkerDescription:
     total_slots: int  # 0 for a prefill worker
     adapters: tuple[Adapter, ...] = ()
     roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
+    pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not tell
+
+    def is_same_process(self, other: "WorkerDescription") -> bool:
+        """Which may have another role by now. Of workers that do not tell it is never known."""
+        return bool(self.pool_id) and self.pool_id == other.pool_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+AUTOGROUP = Path("/proc/self/autogroup")  # of kernels that share out the CPU by session
+
 
 def parse_cores(text: str) -> frozenset[int]:
     """Cores of a list as taskset writes it, for example `0,2-3`. Raises ValueError."""
@@ -42,4 +44,4 @@ def stand_back(nice: int) -> None:
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(nice))
+            AUTOGROUP.write_text(str(nice))

@@ -44,9 +44,9 @@ class ChangingFiles(Generic[Made]):
         try:
             self._made = self._make()
         except (OSError, self._bad) as error:
-            logger.error("%s stay as they were: %s", self._what, error)
+            logger.error("%s were not reloaded: %s", self._what, error)
         else:
-            logger.info("%s were read again", self._what)
+            logger.info("%s were reloaded", self._what)
 
     def _stamps(self) -> tuple[Stamp | None, ...]:
         """They change with the files, also where others take their place."""

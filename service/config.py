@@ -1,7 +1,7 @@
 """One frozen configuration per process, from command-line flags and BATON_* variables. The only reader of either.
 
     class RouterConfig(ListenConfig, RegistryConfig, LogConfig): ...
-    config = read_config_or_exit(RouterConfig, program="python -m router")
+    config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m router")
 
 Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Values are texts on both
 ways, and the field's type reads them.
@@ -101,15 +101,17 @@ class ListenConfig(Settings):
 
 class RegistryConfig(Settings):
     redis_url: str | None = Field(None, description="Redis or Valkey that holds the registry")
-    namespace: str = Field("default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="which cluster on that Redis")
+    namespace: str = Field(
+        "default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the cluster on that Redis"
+    )
 
 
 class InternalTlsConfig(Settings):
     internal_tls_ca: Path | None = Field(
-        None, description="authority of router and workers, PEM: with these three they talk to nobody else"
+        None, description="CA (PEM) of router and workers: with these three they accept only each other"
     )
-    internal_tls_cert: Path | None = Field(None, description="certificate of this process, PEM (baton certs)")
-    internal_tls_key: Path | None = Field(None, description="its key, PEM")
+    internal_tls_cert: Path | None = Field(None, description="certificate (PEM) of this process (baton certs)")
+    internal_tls_key: Path | None = Field(None, description="private key (PEM) of --internal-tls-cert")
 
     @model_validator(mode="after")
     def _internal_tls_is_whole(self) -> Self:
@@ -125,16 +127,21 @@ class InternalTlsConfig(Settings):
 
 
 class LogConfig(Settings):
-    log_format: Literal["plain", "json"] = Field("plain", description="how log lines look")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    log_format: Literal["plain", "json"] = Field("plain", description="format of log lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest severity that is logged"
+    )
 
 
 class TelemetryConfig(Settings):
     otlp_endpoint: str | None = Field(
         None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OpenTelemetry collector for traces (gRPC)"
     )
+    otlp_protocol: Literal["grpc"] = Field(
+        "grpc", validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
+    )
     trace_file: Path | None = Field(
-        None, description="file for traces, a JSON line per span, where there is no collector"
+        None, description="file for traces, one JSON line per span, if there is no collector"
     )
 
 

@@ -40,6 +40,16 @@ class BatonError(Exception):
         self.message = message
 
     @property
+    def cause(self) -> str:
+        """For counters: one lower-case word out of few."""
+        return (self.reason or self.code.name).lower()
+
+    @property
+    def log_text(self) -> str:
+        """The message, where no part of a prompt or an answer can be in it."""
+        return self.message
+
+    @property
     def details(self) -> tuple[Message, ...]:
         told = [] if self.reason is None else [_error_info(self.reason, self.metadata)]
         return (*told, *([] if self.retry_after_s is None else [_retry_info(self.retry_after_s)]))
@@ -58,6 +68,11 @@ class InvalidArgument(BatonError):
         self.description = description
         self.reason = reason
         self.metadata = dict(metadata or {})
+
+    @property
+    def log_text(self) -> str:
+        """The field alone: a description may quote what was sent."""
+        return self.field if self.reason is None else f"{self.field}: {self.reason}"
 
     @property
     def details(self) -> tuple[Message, ...]:
@@ -114,16 +129,27 @@ class NotFound(BatonError):
         self.name = name
 
     @property
+    def cause(self) -> str:
+        return f"no_such_{self.resource_type}"
+
+    @property
     def details(self) -> tuple[Message, ...]:
         return (_rpc().ResourceInfo(resource_type=self.resource_type, resource_name=self.name),)
 
 
 class ResourceExhausted(BatonError):
+    """`cause` names the limit, for counters."""
+
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, cause: str = "no_room") -> None:
         super().__init__(message)
         self.retry_after_s: float = retry_after_s
+        self._cause = cause
+
+    @property
+    def cause(self) -> str:
+        return self._cause
 
 
 class RateLimited(ResourceExhausted):
@@ -132,7 +158,7 @@ class RateLimited(ResourceExhausted):
     reason = "RATE_LIMITED"
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
-        super().__init__(message, retry_after_s)
+        super().__init__(message, retry_after_s, limit)
         self.limit = limit
         self.metadata = {"limit": limit}
 

@@ -79,7 +79,7 @@ async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
         raise
     except BatonError as error:
         _identify_request()
-        logger.info("%s: %s %s", method, error.code.name, error.message)
+        logger.info("%s: %s %s", method, error.code.name, error.log_text)
         await abort_with(context, error)
     except Exception:
         request_id = _identify_request()

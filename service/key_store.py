@@ -29,10 +29,10 @@ class KeyStore:
         try:
             ring = self._read()
         except (KeyFormatError, OSError, UnicodeDecodeError) as error:
-            logger.error("the API keys stay as they were: %s", _told(error))
+            logger.error("the API keys were not reloaded: %s", _told(error))
             return False
         self.ring = ring
-        logger.info("%d API keys", len(ring))
+        logger.info("%d API keys loaded", len(ring))
         return True
 
     def poll(self) -> None:
@@ -42,7 +42,7 @@ class KeyStore:
         except OSError as error:
             stamp = None
             if self._seen is not None:
-                logger.error("the API keys stay as they were: %s", _told(error))
+                logger.error("the API keys were not reloaded: %s", _told(error))
         if stamp != self._seen:
             self._seen = stamp
             if stamp is not None:

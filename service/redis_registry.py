@@ -101,7 +101,7 @@ class RedisRegistry:
                 records.append(WorkerRecord.from_json(text))
             except ValueError as error:
                 if text not in self._unreadable:
-                    logger.warning("a worker's record is not understood: %s", error)
+                    logger.warning("ignoring an unreadable worker record: %s", error)
                     self._unreadable.add(text)
         return tuple(records)
 
@@ -129,7 +129,7 @@ def _required_epoch(record: WorkerRecord) -> int:
 
 
 def connect(redis_url: str, decode_responses: bool = True) -> "Redis":
-    """A lazy client that fails fast; redis-py's defaults block for 2.8 s to 50 s where nobody answers.
+    """A lazy client that fails fast; redis-py's defaults block for 2.8 s to 50 s without a server.
 
     redis is imported here, so that a process without a registry runs without the package.
     """

@@ -54,7 +54,7 @@ async def take_epoch(registry: RedisRegistry | None) -> int:
     try:
         return await registry.take_epoch(proposed)
     except RegistryUnavailable as error:
-        logger.warning("no registry yet, epoch %d is taken from the clock: %s", proposed, error)
+        logger.warning("the registry does not answer yet; epoch %d comes from the clock: %s", proposed, error)
         return proposed
 
 
@@ -94,7 +94,7 @@ class Registration:
         try:
             await self._registry.withdraw(self.record)
         except RegistryUnavailable as error:
-            logger.warning("the registry was not told that %s leaves: %s", self.record.worker_id, error)
+            logger.warning("%s could not be removed from the registry: %s", self.record.worker_id, error)
         finally:
             await self._registry.close()
 
@@ -203,7 +203,7 @@ class _Contact:
 
     def lost(self, error: RegistryUnavailable) -> None:
         if not self._reported_lost:
-            logger.warning("the registry does not answer, going on without: %s", error)
+            logger.warning("the registry does not answer; the known workers stay: %s", error)
         self.connected, self._reported_lost = False, True
 
 

@@ -92,7 +92,7 @@ class Process(Protocol):
     def listeners(self) -> Sequence[Listener]: ...
 
     async def start(self, running: Running) -> None:
-        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is told.
+        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is set.
 
         Returns when the process works on its own; cancelled if it is asked to stop before.
         """
@@ -126,7 +126,7 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
             await running.stopping.wait()
             await health.drain()
             if started and not await _until(running.forced, process.drain(), grace_s):
-                logger.warning("stopping with work left")
+                logger.warning("stopping with unfinished requests")
         finally:
             await process.stop()
             grace = 0.0 if running.forced.is_set() else _STOP_S

@@ -83,7 +83,7 @@ async def serve_connection(
         if reader.done():
             reader.result()  # what went wrong while reading ends the connection loudly
     finally:
-        hub.disconnect(session, outbox)  # before any wait: whoever is cancelled twice has still done this
+        hub.disconnect(session, outbox)  # before any wait: a task that is cancelled twice has still done this
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 
@@ -100,7 +100,7 @@ async def _greeting(commands: AsyncIterator[Command]) -> Greeting:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             first = await anext(commands)
     except (TimeoutError, StopAsyncIteration) as error:
-        raise InvalidArgument("hello", f"a session begins with Hello within {HELLO_TIMEOUT_S:g} s") from error
+        raise InvalidArgument("hello", f"no Hello within {HELLO_TIMEOUT_S:g} s") from error
     if len(first.hello.router_id) != ROUTER_ID_BYTES:
         raise InvalidArgument("hello.router_id", f"must be {ROUTER_ID_BYTES} bytes")
     return first.hello

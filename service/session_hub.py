@@ -143,7 +143,7 @@ class SessionHub(Generic[Message]):
         """A router has connected. Returns its session and whether that is the earlier one."""
         session = self._sessions.get(router_id)
         if session is not None and not resumes:
-            self.end(session, "the router began anew")
+            self.end(session, "the router began a new session")
             session = None
         resumed = session is not None
         if session is None:
@@ -168,7 +168,7 @@ class SessionHub(Generic[Message]):
         session.outbox = None
         if not session.ended:
             loop = asyncio.get_running_loop()
-            session.expiry = loop.call_later(self._grace_s, self.end, session, "the grace period is over")
+            session.expiry = loop.call_later(self._grace_s, self.end, session, "the router did not reconnect in time")
 
     def send(self, session: RouterSession[Message], message: Message) -> None:
         """Numbered send; a router that leaves too much unacknowledged loses its session."""
@@ -201,7 +201,7 @@ class SessionHub(Generic[Message]):
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels tell nobody
+                while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels have no event
                     await asyncio.sleep(DELIVERY_POLL_S)
         except TimeoutError:
             logger.warning("a router did not acknowledge its last messages in time")

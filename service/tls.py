@@ -79,4 +79,4 @@ def changing_credentials(
 
 
 def _no_password() -> str:
-    raise ValueError("a key with a password cannot be used")  # else OpenSSL would ask for it at the terminal
+    raise ValueError("an encrypted private key is not supported")  # else OpenSSL would ask for it at the terminal

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -46,3 +46,10 @@ current_trace: ContextVar[TraceContext | None] = ContextVar("current_trace", def
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 """Set by whoever learns the request's id; None outside a request."""
+
+
+def in_trace(traceparent: str) -> Context:
+    """For `run`: what is called in it, and the tasks and callbacks that it begins, work for that trace."""
+    context = copy_context()
+    context.run(current_trace.set, parse_traceparent(traceparent))
+    return context

@@ -1,4 +1,4 @@
-"""What both kinds of worker are told: where to listen, what to serve, how much memory, which cores."""
+"""Configuration of both kinds of worker: where to listen, what to serve, how much memory, which cores."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -28,38 +28,38 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     """A worker of Baton."""
 
     worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")
-    advertise: str | None = Field(None, description="host that others reach this worker at, if not --host")
+    advertise: str | None = Field(None, description="host at which others reach this worker; default: --host")
     model: Path = Field(description="folder of the checkpoint")
     model_name: str = Field("model", description="name under which the model is served")
     adapter: Adapters = Field(
-        (), description="NAME=FOLDER, may be given several times: a LoRA adapter that requests choose by that name"
+        (), description="NAME=FOLDER of a LoRA adapter, which requests choose by that name; may be repeated"
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
-    quantize: Quantize = Field("none", description="what the weights of a plain checkpoint are made while loading")
-    kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of KV in its pool; auto: as --dtype")
+    quantize: Quantize = Field("none", description="quantise the weights of a plain checkpoint while loading it")
+    kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")
     block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
     kv_memory: KvMemory = Field(
-        KV_BYTES, description="size of the KV pool, for example 512MiB; auto: on a GPU what weights and a step leave"
+        KV_BYTES, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
     )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="share of the GPU's memory for this worker where --kv-memory is auto"
+        0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"
     )
     graphs: bool = Field(True, description="whether steps are recorded as CUDA graphs on a GPU")
     tensor_parallel: int = Field(
         1,
         ge=1,
         le=64,
-        description="processes that compute together, each with its share of heads, weights and KV; on CPU they share "
-        "--cores, on GPUs they take the one of --device and those after it. Prefill and decode may differ",
+        description="ranks that compute together, each with its share of heads, weights and KV. On CPU they share "
+        "--cores; on GPUs they take --device and the ones after it. Prefill and decode may differ",
     )
     cores: Cores | None = Field(None, description="CPU cores that compute, for example 0,2-3")
     core_use: Path | None = Field(
-        None, description="file of one byte in which this worker says whether its --cores compute now"
+        None, description="file of one byte that says whether the --cores of this worker compute now"
     )
     transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"] = Field(
-        "auto", description="how KV travels; auto: the fastest way there is. Any other allows that way only, or none"
+        "auto", description="transport of KV; auto: the fastest available. Any other value allows that one only"
     )
     transfer_interface: str | None = Field(
         None,
@@ -68,16 +68,21 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     )
     report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="time between two reports to routers")
     checksum_share: float = Field(
-        0.001, ge=0, le=1, description="share of the blocks that others read from here of which checksums are compared"
+        0.001, ge=0, le=1, description="share of the blocks that others read here whose checksums are compared"
     )
     stall_s: float = Field(
-        30.0, ge=1, description="how long engine or event loop may make no progress before the process ends, code 3"
+        30.0,
+        ge=1,
+        description="how long engine or event loop may make no progress before the process exits with code 3",
     )
     session_grace_s: float = Field(
-        10.0, gt=0, le=600, description="how long a router that is away keeps its requests, and others may adopt them"
+        10.0,
+        gt=0,
+        le=600,
+        description="how long the requests of a disconnected router are kept, and others may adopt them",
     )
     drain_s: float = Field(
-        30.0, ge=0, le=3600, description="how long a drain may take; what is open then goes on on other workers"
+        30.0, ge=0, le=3600, description="how long a drain may take; what is unfinished then continues at other workers"
     )
 
     @model_validator(mode="after")
@@ -107,7 +112,7 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
 
     @property
     def advertised_host(self) -> str:
-        """Raises ValueError where only a wildcard address is known, since nobody could connect to that."""
+        """Raises ValueError where only a wildcard address is known, to which no peer could connect."""
         host = self.advertise or self.host
         if host in ("0.0.0.0", "::"):
             raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")

@@ -39,7 +39,7 @@ class Worker(Protocol):
 
 
 def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException], None]) -> None:
-    """For a task that nobody awaits: an error in it must not pass unseen."""
+    """For a task that is not awaited: an error in it must not pass unseen."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()
@@ -79,7 +79,7 @@ class WorkerProcess:
         endpoint = f"{self._config.advertised_host}:{running.ports[0]}"  # wrong ones show before the model is loaded
 
         def on_fault(fault: BaseException) -> None:
-            logger.critical("the worker is lost, the process ends: %s", fault)
+            logger.critical("the worker failed, the process exits: %s", fault)
             self._lost = True
             running.stop(exit_code=1)
 
@@ -104,9 +104,11 @@ class WorkerProcess:
             self._registration.replace(replace(self._registration.record, role=self._worker.role, epoch=epoch))
 
     async def drain(self) -> None:
-        """No new work; returns when what was taken is done, or when it cannot be any more."""
+        """No new work; returns when what was taken is done. A lost worker says nothing: routers are to see it die."""
+        if self._lost:
+            return
         self._worker.begin_drain()
-        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book tells nobody
+        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book has no event
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:

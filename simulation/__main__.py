@@ -1,4 +1,4 @@
-"""python -m simulation: some seeds, one after the other; a JSON object a line for whoever started it.
+""".venv/bin/python -m simulation: some seeds, one after the other; prints a JSON object a line.
 
 PYTHONHASHSEED must be fixed for a seed to be the same each time: `campaign.py` sees to it.
 """
@@ -61,7 +61,7 @@ def _show(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m simulation", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds")
     parser.add_argument("--stride", type=int, default=1, help="from one seed to the next")

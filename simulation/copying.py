@@ -116,7 +116,7 @@ class SimulatedLink:
             pieces = self.stub.Read(request, timeout=READ_TIMEOUT_S)
             self._fetched = [piece.data async for piece in pieces]
         except grpc.aio.AioRpcError as error:
-            raise CopyBroken(f"reading broke off: {error.code().name}") from error
+            raise CopyBroken(f"reading failed: {error.code().name}") from error
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Sequence[bytes]:
         """A `BlockLink`."""

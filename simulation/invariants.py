@@ -21,7 +21,7 @@ STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can kee
 HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
 _SAYS_CORRUPT = re.compile(r"a reader's checksum differs|the KV read from \S+ is corrupt")
-_SAYS_DEADLY = re.compile(r"request \S+ is held to kill its workers")
+_SAYS_DEADLY = re.compile(r"request \S+ is refused from now on, its workers died")
 LATE_S = 3.0  # after its deadline, within which a request must have ended
 
 
@@ -99,6 +99,7 @@ def _held(world: "World") -> Iterator[str]:
         yield from _held_by_worker(machine)
     for machine in world.routers:
         yield from _held_by_router(machine)
+        yield from _miscounted(world, machine)
 
 
 def _held_by_worker(machine: "Machine") -> Iterator[str]:
@@ -128,6 +129,20 @@ def _held_by_router(machine: "Machine") -> Iterator[str]:
     for worker in router.cluster.workers:
         if worker.charges:
             yield f"{machine.name} charges {len(worker.charges)} attempts to {worker.endpoint}"
+
+
+def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
+    """Every request that began has ended once, and a worker's process has at most once."""
+    router = None if machine.life is None else machine.life.router
+    if router is None:
+        return
+    counts = router.dispatcher.accounts.counts
+    if counts.started != sum(counts.ended.values()) + counts.running:
+        yield f"{machine.name} counts {counts.started} requests, and the ends of {sum(counts.ended.values())}"
+    for worker in world.workers:
+        seen, ended = router.cluster.departures[worker.name], len(worker.lives) - worker.is_up
+        if seen.deaths + seen.drains > ended:
+            yield f"{machine.name} saw {worker.name} end {seen.deaths + seen.drains} times, of {ended}"
 
 
 def check_cache_contents(world: "World", histories: Sequence[History]) -> None:

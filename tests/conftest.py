@@ -15,6 +15,15 @@ if find_spec("hypothesis") is not None:  # a machine for GPUs may have none
 
 
 @pytest.fixture(scope="session")
+def native_kernels() -> None:
+    """Fails what asks for it where those of this processor are not built."""
+    from kernels.native.library import native_library  # a machine for the router alone has no torch
+
+    if native_library() is None:
+        pytest.fail("the native kernels are not built: `python -m kernels.native.build`; on Debian: apt install g++")
+
+
+@pytest.fixture(scope="session")
 def node_client() -> list[str]:
     """The Node example as a command; `--target` is still to be added."""
     script: Path = installed_node_example()

@@ -22,7 +22,7 @@ class Departing:
     draining = False  # and new work is refused
     broken = False  # the engine is lost: what is open may be the reason, and is not for others to go on with
     _change_role: ChangeRole | None = None
-    _worker: session_pb2.WorkerInfo  # what routers are told
+    _worker: session_pb2.WorkerInfo  # as routers see it
 
     @property
     def hands_over(self) -> bool:
@@ -45,7 +45,7 @@ class Departing:
 
     def on_change_role(self, wanted: session_pb2.Role) -> None:
         if self._change_role is None:
-            logger.warning("a router asked for another role, and this process has one for life")
+            logger.warning("a router asked for a change of role, which this worker does not support")
         else:
             self._change_role(wanted)
 

@@ -49,7 +49,7 @@ class GroupHost:
         return len(self._groups)
 
     async def join(self, request: kv_transfer_pb2.JoinRequest) -> AsyncGenerator[kv_transfer_pb2.JoinResponse, None]:
-        """Lasts as long as the group does. Raises what the reader is to be told."""
+        """Lasts as long as the group does. Raises the error that the reader gets."""
         hosted = _Hosted(LocalKeyValues(), self._layout(request))
         self._groups[request.group_id] = hosted
         try:
@@ -57,7 +57,7 @@ class GroupHost:
             hosted.sender = await self._meet(hosted)
             yield kv_transfer_pb2.JoinResponse(met=True)
             await hosted.broken.wait()
-            raise Unavailable("the group broke", "GROUP_BROKEN", RETRY_S)
+            raise Unavailable("the process group failed", "GROUP_BROKEN", RETRY_S)
         finally:
             del self._groups[request.group_id]
             hosted.values.close()
@@ -102,7 +102,7 @@ class GroupHost:
             raise FailedPrecondition("first_sequence", str(error)) from error
 
     async def close(self) -> None:
-        """Ends every group: their readers are told. Bounded by the groups' timeout."""
+        """Ends every group; their readers get an error. Bounded by the groups' timeout."""
         for hosted in self._groups.values():
             hosted.broken.set()
             hosted.values.close()
@@ -113,7 +113,7 @@ class GroupHost:
 
     def _layout(self, request: kv_transfer_pb2.JoinRequest) -> MessageLayout:
         if len(request.group_id) != GROUP_ID_BYTES or request.group_id in self._groups:
-            raise InvalidArgument("group_id", f"must be {GROUP_ID_BYTES} bytes of its own")
+            raise InvalidArgument("group_id", f"must be {GROUP_ID_BYTES} bytes, unused so far")
         if request.pool_id != self._description.pool_id:
             raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
         if request.backend != self._options.backend:
@@ -134,11 +134,11 @@ class GroupHost:
         try:
             group = await meet(hosted.values, SOURCE, self._options)
         except LinkBroken as error:
-            raise Unavailable(f"the group did not come about: {error}", "GROUP_BROKEN", RETRY_S) from error
+            raise Unavailable(f"the process group could not be formed: {error}", "GROUP_BROKEN", RETRY_S) from error
         loop = asyncio.get_running_loop()
 
         def on_broken(error: BaseException) -> None:
-            logger.warning("a group of %s broke: %s", self._options.backend, error)
+            logger.warning("a %s process group failed: %s", self._options.backend, error)
             loop.call_soon_threadsafe(hosted.broken.set)
 
         return GroupSender(group, self._storage, hosted.layout, on_broken)
@@ -146,7 +146,7 @@ class GroupHost:
     def _hosted(self, group_id: bytes) -> _Hosted:
         hosted = self._groups.get(group_id)
         if hosted is None:
-            raise FailedPrecondition("group_id", "there is no such group, or no longer")
+            raise FailedPrecondition("group_id", "the process group does not exist any more")
         return hosted
 
     def _sender(self, group_id: bytes) -> GroupSender:

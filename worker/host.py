@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineHost:
-    """Closed by whoever made it, after the last step of the last role."""
+    """Closed by its maker, after the last step of the last role."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class EngineHost:
         self.used = True
         held = self.blocks.counts.held
         if held:
-            logger.warning("%d blocks were still held when the role ended: the cache begins anew", held)
+            logger.warning("%d blocks were still in use at the change of role; the prefix cache is dropped", held)
             self.blocks = BlockPool(self.prepared.total_blocks)
 
     async def close(self) -> None:

@@ -41,7 +41,7 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """A way to another worker, as an operator is told of it."""
+    """A link to another worker, as `baton status` shows it."""
 
     endpoint: str
     transport: str
@@ -57,7 +57,7 @@ class _Chosen:
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """Another worker, paired with. Its links are closed once it was forgotten and nobody uses it any more."""
+    """Another worker, paired with. Its links are closed once it was forgotten and is no longer used."""
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
@@ -90,7 +90,7 @@ class GrpcLink:
             for response in self.stub.Read(request, timeout=READ_TIMEOUT_S):
                 yield response.data
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
-            raise CopyBroken(f"reading broke off: {error}") from error
+            raise CopyBroken(f"reading failed: {error}") from error
 
     def close(self) -> None:
         self._channel.close()
@@ -142,7 +142,7 @@ class Peers:
         self._close_if_unused(peer)
 
     def forget(self, peer: Peer) -> None:
-        """This peer has gone; whoever comes to its address next is paired with anew."""
+        """This peer has gone; the next process at its address is paired with anew."""
         if peer.forgotten:
             return
         peer.forgotten = True
@@ -234,7 +234,7 @@ class Peers:
                 continue
             slow = name == "grpc" and self._choice == "auto"
             if slow:
-                logger.warning("KV from %s goes over grpc, the slow way: %s", endpoint, "; ".join(reasons))
+                logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, "; ".join(reasons))
             return _Chosen(transport, "; ".join(reasons) if slow else "")
         raise PeerUnreachable("; ".join(reasons))
 

@@ -26,7 +26,7 @@ SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with 
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """How KV may leave and come, as a worker was told."""
+    """How KV may leave and come, as configured."""
 
     choice: TransportChoice
     interface: str | None  # network interface for process groups; None: there will be none
@@ -35,10 +35,10 @@ class TransferOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """To be closed by whoever made it, after the last step."""
+    """Closed by its maker, after the last step."""
 
     storage: Storage  # on CPU in one piece, on GPUs with each rank's part on its own
-    description: PoolDescription  # what peers are told of it
+    description: PoolDescription  # as peers see it
     shared: SharedPool | None  # None: no other process can map it
     groups: GroupOptions | None  # None: its blocks are not sent over process groups
     nixl: NixlAgent | None  # None: NIXL does not know it
@@ -122,7 +122,7 @@ def _share(prepared: PreparedModel, choice: TransportChoice) -> SharedPool | Non
     except SharedMemoryUnavailable as error:
         if choice == "shared_memory" or needed:
             raise
-        logger.warning("KV will leave over grpc, the slow way: %s", error)
+        logger.warning("KV of this worker is read over grpc, the slowest transport: %s", error)
         return None
 
 
@@ -136,7 +136,7 @@ def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHa
     except SharedMemoryUnavailable as error:
         if choice == "cuda_ipc" or needed:
             raise
-        logger.warning("KV will not leave by cuda_ipc: %s", error)
+        logger.warning("cuda_ipc is not available: %s", error)
         return ()
 
 
@@ -160,7 +160,7 @@ def _nixl(storage: Storage, name: str, transfers: TransferOptions) -> NixlAgent 
     except SharedMemoryUnavailable as error:
         if transfers.choice == "nixl":
             raise
-        logger.info("KV will not travel by nixl: %s", error)
+        logger.info("nixl is not available: %s", error)
         return None
 
 

@@ -23,7 +23,7 @@ async def constraint_of(grammars: Grammars | None, sampling: sampling_pb2.Sampli
         return None
     kind = KINDS.get(sampling.structured.kind)
     if kind is None or grammars is None:
-        raise ValueError("structured: this worker cannot hold answers to such a form")
+        raise ValueError("structured: this worker does not support this kind of structured output")
     asked = StructuredOutput(kind, sampling.structured.text)
     try:
         return await asyncio.to_thread(grammars.constraint, asked, tuple(sampling.stop_token_ids))

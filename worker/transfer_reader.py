@@ -64,7 +64,7 @@ class TransferReader:
         slow_down: Callable[[], float] = lambda: 0.0,
         confirm_period_s: float | None = None,
     ) -> None:
-        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources are told of both."""
+        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources get both."""
         self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
         self._confirm_period_s = confirm_period_s or CONFIRM_PERIOD_S
         self._closing: set[asyncio.Task[None]] = set()
@@ -119,7 +119,7 @@ class TransferReader:
         try:
             end = await self._follow(peer, stream, transfer_id, destination, progress)
             if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
-                raise TransferFailed("the source ended before the prompt did")
+                raise TransferFailed("the source ended the transfer before the prompt was complete")
             asked = time.monotonic()
             confirmed = await self._confirm(peer, transfer_id)
             progress.round_trip_s = time.monotonic() - asked
@@ -128,7 +128,7 @@ class TransferReader:
             if replaced or error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._peers.forget(peer)
             if replaced:
-                raise PoolReplaced(f"another process has come to {endpoint}") from error
+                raise PoolReplaced(f"another process now listens at {endpoint}") from error
             kind = TransferFailed if error.code() in TAKEN_BACK else SourceLost
             raise kind(f"the transfer from {endpoint} broke: {error.code().name} {error.details()}") from error
         except PeerFailed as error:
@@ -155,7 +155,7 @@ class TransferReader:
         )
 
     async def close(self) -> None:
-        """Waits until the sources were told of what was given up; bounded by the timeout of that call."""
+        """Waits until the sources have heard what was cancelled; bounded by the timeout of that call."""
         await asyncio.gather(*self._closing)
 
     async def _follow(
@@ -193,7 +193,7 @@ class TransferReader:
         first_new = max(len(progress.source_blocks), destination.cached_blocks)
         progress.source_blocks.extend(message.blocks)
         if len(progress.source_blocks) > len(destination.blocks):
-            raise TransferFailed("the source has more blocks than were wanted")
+            raise TransferFailed("the source offered more blocks than requested")
         pairs = [
             BlockPair(index, progress.source_blocks[index], destination.blocks[index])
             for index in range(first_new, len(progress.source_blocks))
@@ -236,14 +236,14 @@ class TransferReader:
         return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
-        """Tells the source, without waiting, that nobody will read on; if that fails, its lease ends by itself."""
+        """Tells the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
 
         async def close() -> None:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)
             try:
                 await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                logger.info("%s was not told that a reader gave up: %s", peer.endpoint, error.code().name)
+                logger.info("cancelling a transfer at %s failed: %s", peer.endpoint, error.code().name)
             finally:
                 self._peers.give_back(peer)
 

@@ -1,6 +1,6 @@
 """What clients that mean no good do to their neighbours' tokens, and to the gateway's memory.
 
-    python -m benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 4] [--rounds 3] [--json FILE]
+    .venv/bin/python -m benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 4] [--rounds 3] [--json FILE]
 
 A gateway on a core of its own, workers that compute nothing and say a token every 20 ms, neighbours that stream.
 Windows without and with an abuser (benchmarks/clients/abusers.py, in a process of its own) take turns; `nothing` is

@@ -1,4 +1,4 @@
-"""Clients that mean no good, each kind in its way, until they are told to end: `python -m benchmarks.clients.abusers`.
+"""Clients that mean no good, each kind in its way: `.venv/bin/python -m benchmarks.clients.abusers`.
 
 KIND HOST HTTP_PORT GRPC_PORT SECONDS. Says `begun` when it has, and at its end what it was answered, as JSON: how often
 each status, `cut off` where a connection was ended without one.

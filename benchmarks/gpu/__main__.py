@@ -1,6 +1,6 @@
 """All tests of the GPU and all rows of the table: `benchmarks/gpu.sh`.
 
-    python -m benchmarks.gpu [--rows NAME,NAME] [--no-tests] [--out FOLDER] [--dry-run]
+    .venv/bin/python -m benchmarks.gpu [--rows NAME,NAME] [--no-tests] [--out FOLDER] [--dry-run]
 
 Each row is written to FOLDER/ROW.json when it is done; the table comes last. A row that takes too long is ended and
 costs no other. Exit status 1 where a test or a row failed; a target that is missed is no failure.

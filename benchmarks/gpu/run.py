@@ -1,6 +1,6 @@
 """Rows of one module, in a process of its own: what one of them leaves broken harms no other module.
 
-python -m benchmarks.gpu.run MODULE --rows NAME,NAME --out FOLDER [--dry-run]
+.venv/bin/python -m benchmarks.gpu.run MODULE --rows NAME,NAME --out FOLDER [--dry-run]
 """
 
 import argparse

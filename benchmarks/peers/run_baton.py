@@ -19,7 +19,7 @@ def main() -> None:
 
     folder, threads, precision, max_batch, max_tokens = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    quantize = "int8" if precision == "int8" else "none"
+    quantize = "none" if precision == "bf16" else precision
     setup = EngineSetup(Path(folder), "bfloat16", quantize, "auto", int(max_batch), int(max_tokens))
     loaded = load_engine(setup)
     runs: dict[int, EngineRun] = {}

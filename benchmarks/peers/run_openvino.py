@@ -3,8 +3,8 @@
     python -m benchmarks.peers.run_openvino EXPORTED THREADS PRECISION MAX_BATCH MAX_TOKENS
 
 bf16: products, KV and activations all in bf16; where the CPU has no instructions for bf16, weights in fp16 and all else
-in fp32, since its attention takes nothing else there (its version says so then). int8: its own defaults for weights of
-8 bits, which are activations and KV in 8 bits too.
+in fp32, since its attention takes nothing else there (its version says so then). int8 and int4: its own defaults for
+such weights, which are activations and KV in 8 bits.
 """
 
 import sys

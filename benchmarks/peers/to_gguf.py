@@ -1,6 +1,6 @@
 """Writes a GGUF file from a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family, whatever its tokenizer.
 
-    python -m benchmarks.peers.to_gguf CHECKPOINT OUTPUT bf16|q8_0
+    python -m benchmarks.peers.to_gguf CHECKPOINT OUTPUT bf16|q8_0|q4_0
 
 Runs in llama.cpp's environment. llama.cpp's own converter knows tokenizers by their hash and refuses all others, such
 as that of a checkpoint with random weights. Tokens are written as their names: only ids are ever used.
@@ -8,6 +8,7 @@ as that of a checkpoint with random weights. Tokens are written as their names: 
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,31 @@ BLOCK = 32  # numbers of a row that share a scale in Q8_0; other rows stay in bf
 
 
 def main() -> None:
+    source, output, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    if kind != "q4_0":
+        write(source, output, kind)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = f"{folder}/bf16.gguf"
+        write(source, plain, "bf16")
+        quantise(plain, output)
+
+
+def quantise(plain: str, output: str) -> None:
+    """To Q4_0 by llama.cpp itself, which keeps the head in more bits."""
+    import llama_cpp  # type: ignore[import-not-found]
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+    if llama_cpp.llama_model_quantize(plain.encode(), output.encode(), params) != 0:
+        raise RuntimeError("llama_model_quantize failed")
+
+
+def write(source: Path, output: str, kind: str) -> None:
+    """`kind`: bf16 or q8_0."""
     import gguf  # type: ignore[import-not-found]
     from safetensors.torch import load_file
 
-    source, output, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     config = json.loads((source / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]][0]
     writer = gguf.GGUFWriter(output, architecture)

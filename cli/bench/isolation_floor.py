@@ -1,6 +1,6 @@
 """The matrix products of a prefill worker and nothing else: what another core's arithmetic costs a decode worker.
 
-    python -m cli.bench.isolation_floor --model FOLDER --rows 512 --ready FILE
+    .venv/bin/python -m cli.bench.isolation_floor --model FOLDER --rows 512 --ready FILE
 
 Runs until it is ended. Weights and kernels are those of the engine; inputs are random. FILE appears when it computes.
 """

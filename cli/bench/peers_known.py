@@ -11,6 +11,7 @@ OURS = "Baton"
 class Precision(StrEnum):
     BF16 = "bf16"
     INT8 = "int8"
+    INT4 = "int4"
 
 
 class Form(StrEnum):
@@ -31,14 +32,15 @@ class Peer:
 
 
 PEERS = (
-    Peer(OURS, "run_baton", None, Form.CHECKPOINT, (Precision.BF16, Precision.INT8)),
-    Peer("OpenVINO", "run_openvino", "openvino", Form.OPENVINO, (Precision.BF16, Precision.INT8)),
+    Peer(OURS, "run_baton", None, Form.CHECKPOINT, tuple(Precision)),
+    Peer("OpenVINO", "run_openvino", "openvino", Form.OPENVINO, tuple(Precision)),
     Peer("vLLM", "run_vllm", "vllm", Form.CHECKPOINT, (Precision.BF16,)),
-    Peer("llama.cpp", "run_llamacpp", "llamacpp", Form.GGUF, (Precision.BF16, Precision.INT8)),
+    Peer("llama.cpp", "run_llamacpp", "llamacpp", Form.GGUF, tuple(Precision)),
     Peer("transformers", "run_transformers", "transformers", Form.CHECKPOINT, (Precision.BF16,)),
 )
-GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0"}
-OPENVINO_FORMATS = {Precision.BF16: "fp16", Precision.INT8: "int8"}
+GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0", Precision.INT4: "q4_0"}
+OPENVINO_FORMATS = {Precision.BF16: "fp16", Precision.INT8: "int8", Precision.INT4: "int4"}
+OPENVINO_GROUP = 64  # inputs of int4 that share a scale: its default, 128, divides fewer models' rows
 
 
 def find_python(peer: Peer, folder: Path, ours: str) -> str | None:
@@ -66,7 +68,8 @@ def conversion_command(peer: Peer, precision: Precision, python: str, checkpoint
         return [python, *converter, str(checkpoint), str(output), GGUF_TYPES[precision]]
     exporter = str(Path(python).parent / "optimum-cli")
     task = ["--task", "text-generation-with-past", "--weight-format", OPENVINO_FORMATS[precision]]
-    return [exporter, "export", "openvino", "-m", str(checkpoint), *task, str(output)]
+    group = ["--group-size", str(OPENVINO_GROUP)] if precision is Precision.INT4 else []
+    return [exporter, "export", "openvino", "-m", str(checkpoint), *task, *group, str(output)]
 
 
 def _fingerprint(checkpoint: Path) -> str:

@@ -1,6 +1,7 @@
 """`baton bench peers --setup`: installs each peer, at a fixed version, in a virtual environment of its own.
 
-Nothing outside that folder changes. Some 10 GB and a quarter of an hour; llama.cpp is compiled for this CPU.
+Nothing outside that folder changes. Some 10 GB and a quarter of an hour. llama.cpp is compiled for this CPU, or as the
+variable CMAKE_ARGS says.
 """
 
 import os
@@ -109,7 +110,8 @@ def _install_openvino(place: Environment) -> None:
 def _install_llamacpp(place: Environment) -> None:
     place.torch()
     pins = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors==0.8.0"]
-    place.pip("install", *pins, environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON"})
+    compiled_as = {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DGGML_NATIVE=ON")}
+    place.pip("install", "--no-cache-dir", *pins, environment=compiled_as)  # a cached build may be another CPU's
 
 
 def _install_vllm(place: Environment) -> None:

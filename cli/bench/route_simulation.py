@@ -10,8 +10,7 @@ from itertools import count
 from cli.bench.route_choosers import Chooser
 from cli.bench.route_trace import Arrival
 from cli.bench.route_world import Prompt, World
-
-CHARGED_ANSWER_TOKENS = 256  # as the router charges a decode worker
+from service.charging import CHARGED_ANSWER_TOKENS
 
 
 class _Kind(IntEnum):

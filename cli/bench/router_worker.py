@@ -74,7 +74,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
             session.tell(session_pb2.ConnectResponse(epoch=1, report=report))
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info, takes_commands=True)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
         return session_pb2.ConnectResponse(epoch=1, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:

@@ -42,29 +42,30 @@ def generate(
     model: options.Model = None,
     timeout: options.TimeoutS = None,
     json: options.Json = False,
+    verbose: options.Verbose = False,
     target: options.Target = DEFAULT_TARGET,
 ) -> None:
-    """Continue a text as it stands, streaming. A chat model wants `chat` instead, or it babbles.
+    """Continue a text as it stands, streaming. A chat model wants `chat` instead.
 
-    With --system the prompt is put through the model's chat template too.
+    With --system the prompt goes through the model's chat template too.
     """
     from cli.ask import generate as run_generate
 
     if (prompt is None) == (token_ids is None):
-        raise typer.BadParameter("give a text or --token-ids, one of them", param_hint="prompt")
+        raise typer.BadParameter("give either a text or --token-ids", param_hint="prompt")
     if token_ids is not None and system is not None:
-        raise typer.BadParameter("a system message needs a text, not --token-ids", param_hint="--system")
+        raise typer.BadParameter("a system message needs a prompt as text, not --token-ids", param_hint="--system")
     options.check_logprobs(logprobs, json)
     options.check_logprobs(prompt_logprobs, json, "--prompt-logprobs")
     if echo and system is not None:
-        raise typer.BadParameter("a conversation has no text to begin with", param_hint="--echo")
+        raise typer.BadParameter("a chat has no text to echo", param_hint="--echo")
     given = options.sampling_options(context.params)
     if echo:
         given["echo"] = True
     if prompt_logprobs is not None:
         given["prompt_logprobs"] = prompt_logprobs
     asked = token_ids if prompt is None else options.read_prompt(prompt)
-    raise typer.Exit(run_generate(target, asked if asked is not None else (), system, given, json))
+    raise typer.Exit(run_generate(target, asked if asked is not None else (), system, given, json, verbose))
 
 
 def chat(
@@ -98,15 +99,21 @@ def chat(
     model: options.Model = None,
     timeout: options.TimeoutS = None,
     json: options.Json = False,
+    verbose: options.Verbose = False,
     target: options.Target = DEFAULT_TARGET,
 ) -> None:
-    """Talk to the model through its chat template: one message, or a conversation at the terminal."""
-    from cli.ask import chat_loop, chat_once
+    """Ask the model through its chat template: one message, or without one a conversation.
+
+    In a conversation Ctrl-C cancels the answer, Ctrl-D ends, /help lists the commands. Each line of standard input is a
+    message where that is no terminal.
+    """
+    from cli.ask import chat_once
+    from cli.conversation import chat_loop
 
     options.check_logprobs(logprobs, json)
     given = options.sampling_options(context.params)
     if message is not None:
-        raise typer.Exit(chat_once(target, options.read_prompt(message), system, given, json))
+        raise typer.Exit(chat_once(target, options.read_prompt(message), system, given, json, verbose))
     if json or n is not None:
         raise typer.BadParameter("--json and --n need a message", param_hint="message")
-    raise typer.Exit(chat_loop(target, system, given))
+    raise typer.Exit(chat_loop(target, system, given, verbose))

@@ -18,7 +18,9 @@ from cli.commands import (
     bench_serve,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Measure this machine and what Baton makes of it; no server is needed.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure this machine and what Baton makes of it. Only `serve` needs a running server."
+)
 app.command()(bench_attention.attention)
 app.command()(bench_linear.linear)
 app.command()(bench_curves.curves)
@@ -36,14 +38,18 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps that are measured.")] = 48,
     batch: Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")] = "1,16",
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores that this process may use.")] = None,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="What is computed in.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
+    ] = "auto",
     quantize: options.Quantize = "none",
     kv_cache_dtype: options.KvCacheDtype = "auto",
-    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of prompts that one step computes at most.")] = 512,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Most prompt tokens of one step.")] = 512,
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
-    """Prefill tokens per second and decode step of the engine on this CPU, beside what the machine can do at most."""
+    """Prefill tokens per second and decode step of the engine on this CPU, beside the machine's limits."""
     from cli.bench.engine import EngineBenchOptions, run_engine_bench
 
     asked = EngineBenchOptions(

@@ -18,11 +18,15 @@ def attention(
     heads: Annotated[
         str, typer.Option(help="Heads / KV heads x size of a head; several: 9/3x64,32/8x128.")
     ] = "8/8x32,9/3x64,16/8x128,32/4x128",
-    kv_dtype: Annotated[str, typer.Option(help="How KV is kept; several with commas.")] = ",".join(KV_DTYPES),
+    kv_dtype: Annotated[str, typer.Option(help="Element types of the KV cache, separated by commas.")] = ",".join(
+        KV_DTYPES
+    ),
     batch: Annotated[str, typer.Option(help="Sequences of a decode step; several sizes: 1,16.")] = "1,16",
     context: Annotated[str, typer.Option(help="Tokens of each sequence; several sizes: 512,4096.")] = "512,4096",
     chunk: Annotated[int, typer.Option(min=0, help="Tokens of a prompt's chunk; 0: decode alone.")] = 512,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores that this process may use.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
     """Paged attention of decode and prefill on this CPU, beside the machine's limits and PyTorch's own attention."""

@@ -18,9 +18,13 @@ def curves(
         typer.Option(help="Tokens of prompts, and of context at batch 1; at most what the model has positions for."),
     ] = "64,128,256,512,1024,2048,4096,8192",
     steps: Annotated[int, typer.Option(min=1, help="Decode steps for each point.")] = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="The median of so many counts.")] = 3,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores that this process may use.")] = None,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="What is computed in.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions; the median counts.")] = 3,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
+    ] = "auto",
     quantize: options.Quantize = "none",
     folder: Annotated[Path | None, typer.Option(help="Also write curves.json and three pictures (SVG) there.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,

@@ -12,25 +12,31 @@ from cli import options
 def isolation(
     model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
     quantize: options.Quantize = "none",
-    variants: Annotated[str, typer.Option(help="Of 1p1d, colocated, vllm; in this order.")] = "1p1d,colocated",
+    variants: Annotated[
+        str, typer.Option(help="Any of 1p1d, colocated, vllm; measured in this order.")
+    ] = "1p1d,colocated",
     vllm_python: Annotated[
         Path | None, typer.Option(help="Python of an environment with vLLM for CPUs; adds vllm to --variants.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, help="That count, of each phase.")] = 10.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Of everything, interleaved.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds of each phase.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the variants take turns in each.")] = 5,
     answers: Annotated[int, typer.Option(min=1, help="Long answers at once.")] = 4,
-    answer_prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each long answer's prompt.")] = 64,
-    answer_tokens: Annotated[int, typer.Option(min=16, help="Most of each long answer; it has to last.")] = 4096,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt beside them.")] = 1024,
-    prompts_per_s: Annotated[float, typer.Option(min=0.01, help="Of the paced phase.")] = 1.0,
+    answer_prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of each long answer.")] = 64,
+    answer_tokens: Annotated[
+        int, typer.Option(min=16, help="Most tokens of each long answer, which must outlast the phases.")
+    ] = 4096,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt sent beside the answers.")] = 1024,
+    prompts_per_s: Annotated[float, typer.Option(min=0.01, help="Prompts per second in the paced phase.")] = 1.0,
     in_flight: Annotated[int, typer.Option(min=1, help="Prompts at a time in the saturated phase.")] = 3,
-    slo_tbt_ms: Annotated[float, typer.Option(min=0.1, help="A token that comes later is not in time.")] = 50.0,
-    slo_ttft_ms: Annotated[float, typer.Option(min=0.1, help="So is an answer that begins later.")] = 2000.0,
+    slo_tbt_ms: Annotated[float, typer.Option(min=0.1, help="TBT objective: a later token is not in time.")] = 50.0,
+    slo_ttft_ms: Annotated[
+        float, typer.Option(min=0.1, help="TTFT objective: a later first token is not in time.")
+    ] = 2000.0,
     up_flags: Annotated[str, typer.Option(help="More flags for `baton up`, as one text.")] = "",
-    picture: Annotated[Path | None, typer.Option(help="SVG of p99 of the time between tokens.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="File for a picture (SVG) of p99 TBT.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One object, with every round, instead of a table.")] = False,
 ) -> None:
-    """What prompts do to answers that are being written: time between tokens with and without them.
+    """How much prompts disturb running answers: time between tokens with and without them.
 
     Starts and ends the servers itself. Needs two cores, and a machine with nothing else to do.
     """

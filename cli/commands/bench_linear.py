@@ -14,11 +14,13 @@ SHAPES = "960x576,3072x576,576x1536,49152x576,4096x1024,6144x1024,16384x2048,204
 def linear(
     shapes: Annotated[str, typer.Option(help="Outputs x inputs; several with commas.")] = SHAPES,
     rows: Annotated[str, typer.Option(help="Tokens at once; several sizes: 1,16,512.")] = "1,16,512",
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores that this process may use.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of inputs and outputs.")] = "float32",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of inputs and outputs.")] = "float32",
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
-    """One projection by every primitive that this CPU has for it, beside the machine's limits."""
+    """A projection, by every primitive of this CPU, beside the machine's limits."""
     from cli.bench.linear import LinearBenchOptions, run_linear_bench
 
     asked = LinearBenchOptions(

@@ -12,20 +12,23 @@ def route(
     ] = None,
     shape: Annotated[
         str,
-        typer.Option(help="A made-up one instead: chat, agents, tenants, documents, hot_document or oversized_prefix."),
+        typer.Option(help="Or a generated one: chat, agents, tenants, documents, hot_document or oversized_prefix."),
     ] = "chat",
-    seed: Annotated[int, typer.Option(help="Of what is made up.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the generated trace.")] = 0,
     policy: Annotated[
-        str, typer.Option(help="What places prompts; several: cache_aware,sglang; all: with everything to compare.")
+        str, typer.Option(help="Placement policies, separated by commas; all: every one that is known.")
     ] = "cache_aware",
     workers: Annotated[int, typer.Option(min=1, max=10_000, help="Prefill workers, and as many decode workers.")] = 8,
     blocks_per_worker: Annotated[int, typer.Option(min=1, help="Size of a cache, in blocks of 512 tokens.")] = 5000,
     speed: Annotated[float, typer.Option(min=0.001, help="How many times faster the requests come.")] = 1.0,
-    prefill_tokens_per_s: Annotated[float, typer.Option(min=1, help="Of one worker.")] = 20_000.0,
-    token_gap_ms: Annotated[float, typer.Option(min=0.01, help="Between tokens of a lone answer.")] = 8.0,
+    prefill_tokens_per_s: Annotated[float, typer.Option(min=1, help="Prefill speed of one worker.")] = 20_000.0,
+    token_gap_ms: Annotated[
+        float, typer.Option(min=0.01, help="Milliseconds between tokens of a single answer.")
+    ] = 8.0,
     pictures: Annotated[Path | None, typer.Option(help="Folder for pictures (SVG).")] = None,
     scaled: Annotated[
-        bool, typer.Option("--scaled", help="Instead, what a decision costs with more workers and longer prompts.")
+        bool,
+        typer.Option("--scaled", help="Measure the cost of a decision with more workers and longer prompts instead."),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="An object instead of a table; of several policies a list.")

@@ -12,11 +12,11 @@ FAULTS_PER_MINUTE = 60  # more than fit: processes take seconds to come back
 @app.callback()
 def chaos(
     context: typer.Context,
-    minutes: Annotated[float, typer.Option(min=0.05, help="How long load and faults last.")] = 5.0,
-    seed: Annotated[int, typer.Option(help="Which faults, and what is asked.")] = 0,
-    streams: Annotated[int, typer.Option(min=1, max=256, help="Clients, with one stream each at a time.")] = 12,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Minutes of load and faults.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Seed of faults and requests.")] = 0,
+    streams: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one stream at a time.")] = 12,
     faults: Annotated[
-        int | None, typer.Option(min=1, help="Proven faults to end after, and to need; default: as time allows.")
+        int | None, typer.Option(min=1, help="Faults after which it ends, and which it needs; default: as time allows.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for report.md, report.json, pictures and logs.")] = None,
 ) -> None:
@@ -48,14 +48,14 @@ def chaos(
 
 @app.command()
 def cancels(
-    singles: Annotated[int, typer.Option(min=1, help="Streams given up one by one, each at a random moment.")] = 700,
-    bursts: Annotated[int, typer.Option(min=0, help="How often many are given up at once.")] = 10,
-    burst: Annotated[int, typer.Option(min=2, max=512, help="How many that is.")] = 30,
+    singles: Annotated[int, typer.Option(min=1, help="Streams cancelled one by one, each at a random moment.")] = 700,
+    bursts: Annotated[int, typer.Option(min=0, help="How often many are cancelled at once.")] = 10,
+    burst: Annotated[int, typer.Option(min=2, max=512, help="Streams of each such burst.")] = 30,
     prefill: Annotated[int, typer.Option(min=1, max=8, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
-    seed: Annotated[int, typer.Option(help="Which moments.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
 ) -> None:
-    """Give up streams in any phase: how long pages stay held on either side, and whether what comes next is exact."""
+    """Cancel streams in any phase: how long blocks stay in use, and whether later answers are exact."""
     import asyncio
 
     from chaos.cancels import run_cancels

@@ -11,14 +11,24 @@ from cli.options import DEFAULT_TARGET
 
 
 def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh each second, until Ctrl-C.")] = False,
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Workers, pages and load. Exit code 3 where the router answers but is not ready."""
+    """Workers, KV blocks, requests and latency, as one router sees them. Exit code 3: it answers but is not ready.
+
+    A wide terminal shows more columns, --json all figures. TTFT and TBT are of the requests that ended on this router
+    in the last minute.
+    """
+    admin_target = admin or options.admin_target_of(target)
+    if watch:
+        from cli.status_watch import watch_status
+
+        raise typer.Exit(watch_status(admin_target, json))
     from cli.status import show_status
 
-    raise typer.Exit(show_status(admin or options.admin_target_of(target), json))
+    raise typer.Exit(show_status(admin_target, json))
 
 
 def health(
@@ -26,10 +36,10 @@ def health(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 2.0,
     tls_ca: options.TlsCa = None,
     internal: Annotated[
-        bool, typer.Option("--internal", help="Of a worker with BATON_INTERNAL_TLS_CA, _CERT and _KEY, as these say.")
+        bool, typer.Option("--internal", help="Ask a worker, with the files of BATON_INTERNAL_TLS_CA, _CERT and _KEY.")
     ] = False,
 ) -> None:
-    """Whether a process serves (grpc.health.v1): exit code 0 or 1. For health checks of containers."""
+    """Ask a process for its health (grpc.health.v1): exit code 0 if it serves, else 1. For container health checks."""
     import asyncio
 
     from cli.connection import way_in
@@ -41,7 +51,9 @@ def health(
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="As in Started, in the trace, or as the client named it.")],
+    request_id: Annotated[
+        str, typer.Argument(help="The request's id, as an answer has it (chatcmpl-... too), or its trace's id.")
+    ],
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: Annotated[
@@ -54,17 +66,17 @@ def explain(
     """
     from cli.explain import show_explanation
 
-    raise typer.Exit(show_explanation(request_id, admin or [options.admin_target_of(target)], json))
+    raise typer.Exit(show_explanation(request_id, admin or options.admin_target_of(target).split(","), json))
 
 
 def role(
     worker_id: Annotated[str, typer.Argument(help="As `baton status` names it.")],
-    role: Annotated[Literal["prefill", "decode"], typer.Argument(help="What it is to be.")],
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves so.")] = 90,
+    role: Annotated[Literal["prefill", "decode"], typer.Argument(help="The new role.")],
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves in that role.")] = 90,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Have a worker drain and then serve in another role, with the weights it has; no request is dropped."""
+    """Drain a worker and let it serve in another role, with the same weights; no request is dropped."""
     from cli.role import change_role
 
     raise typer.Exit(change_role(admin or options.admin_target_of(target), worker_id, role, timeout))
@@ -82,7 +94,7 @@ def trace(
 
 
 def version() -> None:
-    """The version of Baton and of what it computes with."""
+    """Versions of Baton and of the libraries it computes with."""
     for package in ("baton-serve", "torch", "transformers", "grpcio"):
         try:
             found = installed_version(package)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="API keys: who is served, and how much of it.", no_args_is_help=True)
+app = typer.Typer(help="API keys: which callers are served, within which limits.", no_args_is_help=True)
 
 
 @app.callback()
@@ -15,9 +15,9 @@ def keys() -> None:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Whose key it is: those who wait for room share it by this name.")],
-    file: Annotated[Path, typer.Option("--file", help="Where its hash is appended; made where it is not there.")],
-    admin: Annotated[bool, typer.Option("--admin", help="It may also see what all others do: /metrics.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of the caller; pending requests take turns by it.")],
+    file: Annotated[Path, typer.Option("--file", help="File that its hash is appended to; created if missing.")],
+    admin: Annotated[bool, typer.Option("--admin", help="Allow admin routes too, such as /metrics.")] = False,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests a minute.")] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Most tokens a minute, of prompts and answers.")
@@ -29,29 +29,30 @@ def new(
 ) -> None:
     """Make a key, print it once, and append its hash to the file that `baton up --api-keys` reads.
 
-    Limits hold for each router. Whose line is taken out of the file is served no more, a second later.
+    Routers that share a Redis share these limits; without one, each router counts by itself. Removing a key's line from
+    the file revokes the key within a second.
     """
     from cli.new_key import append_key
     from service.api_keys import KeyLimits
 
     limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrency, max_context_tokens)
     secret = append_key(file, name, limits, admin)
-    typer.echo(f"{file} has its hash; the key itself is nowhere but here:", err=True)
+    typer.echo(f"{file} has the hash of the key. The key itself is shown only here:", err=True)
     typer.echo(secret)
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where they go; made where it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; created if missing.")],
     host: Annotated[
         list[str] | None,
         typer.Option(help="Name or address that clients use, beside localhost, 127.0.0.1 and ::1; may be repeated."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = 90,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until they expire.")] = 90,
 ) -> None:
-    """For development: an authority (ca.pem) and the certificate of the public ports (server.pem, server-key.pem); and
-    others (internal-ca.pem, internal.pem, internal-key.pem), with which router and workers talk to nobody else.
+    """Make certificates for development: ca.pem, server.pem and server-key.pem for the public ports; internal-ca.pem,
+    internal.pem and internal-key.pem for router and workers, which then accept only each other.
 
-    The keys of both authorities are thrown away: each vouches for one certificate and never for another.
+    The keys of both CAs are deleted: neither can sign another certificate.
     """
     from cli.certificates import make_certificates
 

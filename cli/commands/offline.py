@@ -15,7 +15,8 @@ def plan(
     ] = None,
     kv_memory: options.KvMemory = None,
     dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"], typer.Option(help="Of weights; auto: the model's.")
+        Literal["auto", "float32", "float16", "bfloat16"],
+        typer.Option(help="Type of the weights; auto: the checkpoint's."),
     ] = "auto",
     kv_cache_dtype: options.KvCacheDtype = "auto",
     quantize: options.Quantize = "none",
@@ -32,17 +33,19 @@ def plan(
 
 def batch(
     source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")],
-    target: Annotated[Path, typer.Argument(help="Answers; what is there already is not done again.")],
+    target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")],
     model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="What is computed in.")] = "auto",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
+    ] = "auto",
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None,
     kv_memory: options.KvMemory = None,
     kv_cache_dtype: options.KvCacheDtype = "auto",
     quantize: options.Quantize = "none",
     adapter: options.Adapters = None,
 ) -> None:
-    """Answer a file of requests without a server. Interrupted and run again, it goes on where it was."""
+    """Answer a file of requests without a server. An interrupted run continues when it is started again."""
     from cli.batch import BatchOptions, run_batch
 
     asked = BatchOptions(

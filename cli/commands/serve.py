@@ -49,7 +49,7 @@ def up(
     """Start router, workers and Redis on this machine; Ctrl-C drains and stops them."""
     flags = dict(locals())  # as typer has read them: of no other variable
     if colocated and prefill:
-        raise typer.BadParameter("--colocated means that there are none", param_hint="--prefill")
+        raise typer.BadParameter("--colocated allows no prefill workers", param_hint="--prefill")
     if (tls_cert is None) != (tls_key is None):
         raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
     from cli.up import run_up

@@ -20,14 +20,16 @@ PLANTS = (
 
 
 def simulate(
-    seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of simulated worlds.")] = 200,
     first: Annotated[int, typer.Option("--from", min=0, help="The first seed.")] = 0,
-    requests: Annotated[int, typer.Option(min=1, max=1000, help="In each world.")] = 6,
-    faults: Annotated[int | None, typer.Option(min=0, help="In each world; default: as many as its seed says.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Every event, in order.")] = False,
-    plant: Annotated[str | None, typer.Option(help=f"A bug to be found: {', '.join(PLANTS)}.")] = None,
-    go_on: Annotated[bool, typer.Option("--go-on", help="After a violation too, to find more.")] = False,
+    requests: Annotated[int, typer.Option(min=1, max=1000, help="Requests in each world.")] = 6,
+    faults: Annotated[
+        int | None, typer.Option(min=0, help="Faults in each world; default: drawn from its seed.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Simulate this seed only.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every event, in order.")] = False,
+    plant: Annotated[str | None, typer.Option(help=f"Plant a bug, which must be found: {', '.join(PLANTS)}.")] = None,
+    go_on: Annotated[bool, typer.Option("--go-on", help="Continue after a violation.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 2,
 ) -> None:
     """Runs routers, workers and clients in virtual time, with faults, and holds them to their promises.
@@ -44,8 +46,8 @@ def simulate(
         first, seeds, jobs = seed, 1, 1
     campaign = Campaign(first, seeds, jobs, requests, faults, plant, trace, go_on)
     clock, tally, said_s, violations = Clock(), Tally(), 0.0, 0
-    with closing(run(campaign)) as told:
-        for each in told:
+    with closing(run(campaign)) as results:
+        for each in results:
             match each:
                 case str():
                     print(each)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from engine.batch import Batch
 from engine.lora.linear import AdaptedLinear
@@ -36,6 +37,9 @@ def packs(device: torch.device) -> bool:
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     weight: PackedWeight
+    wants_largest: bool = False
+    """Whether one input more, whose weights are 0, is to be the largest of a whole row, of which this has a part: it
+    decides the scale by which the row is rounded."""
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return packed_linear(x.float(), self.weight).to(x.dtype)
@@ -44,7 +48,8 @@ class PackedLinear:
 def packed(linear: Linear) -> Linear:
     """The same projection, packed, if it is of a kind that can be. Nothing of a float32 weight is lost."""
     if isinstance(linear, Int8Linear):
-        return PackedLinear(pack_int8(linear.weight, linear.scales, linear.bias))
+        weight = F.pad(linear.weight, (0, 1)) if linear.is_part else linear.weight
+        return PackedLinear(pack_int8(weight, linear.scales, linear.bias), linear.is_part)
     if isinstance(linear, Int4Linear):
         return _packed_int4(linear)
     if not isinstance(linear, DenseLinear):
@@ -119,7 +124,8 @@ class PackingTensors:
         rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
         bias, scales, sums, zeros = (None if part is None else self._pages.copy(part) for part in rest)
         data = self._pages.copy(weight.data)
-        return PackedLinear(replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros))
+        weight = replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros)
+        return replace(made, weight=weight)
 
 
 def _narrow(embedding: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,7 @@ class OfflineEngine:
         self.sizing = sizing_of(prepared)
         self.reader = PromptReader(args.tokenizer or str(prepared.options.folder), prepared.config.vocab_size)
         self.limits = ModelLimits(prepared.max_model_len, args.max_num_seqs, prepared.config.eos_token_ids)
+        self.vocab_size = prepared.config.vocab_size
         self.folder = prepared.options.folder
         self.device = prepared.options.device
         self.scheduler = MixedScheduler(

@@ -134,16 +134,25 @@ class LLM:
         return self._engine.scheduler.counters.preemptions
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self._engine.limits.max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._engine.limits.eos_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.vocab_size
+
+    @property
     def sizing(self) -> KvSizing:
         return self._engine.sizing
 
     def read(self, prompt: PromptType) -> Prompt:
         """A prompt for `finished`. Raises: ValueError."""
         return self._engine.reader.read([prompt])[0]
-
-    def read_chat(self, messages: Sequence[Message]) -> Prompt:
-        """A conversation for `finished`. Raises: ValueError."""
-        return self._engine.reader.read_chat(messages, add_generation_prompt=True)
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raises: ValueError for what `finished` would refuse."""

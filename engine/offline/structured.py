@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from structured.output import StructuredKind, StructuredOutput
+from structured.output import StructuredKind, StructuredOutput, choices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,21 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None  # Lark, as llguidance reads it
     json_object: bool | None = None
+
+    @staticmethod
+    def of(asked: StructuredOutput) -> "StructuredOutputsParams":
+        """Raises: FormRefused."""
+        match asked.kind:
+            case StructuredKind.JSON_SCHEMA:
+                return StructuredOutputsParams(json=asked.text)
+            case StructuredKind.JSON_OBJECT:
+                return StructuredOutputsParams(json_object=True)
+            case StructuredKind.REGEX:
+                return StructuredOutputsParams(regex=asked.text)
+            case StructuredKind.GRAMMAR:
+                return StructuredOutputsParams(grammar=asked.text)
+            case StructuredKind.CHOICE:
+                return StructuredOutputsParams(choice=choices_of(asked))
 
     def output(self) -> StructuredOutput:
         """Raises: ValueError."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import torch
-from torch._C._distributed_c10d import FileStore, Store, Work
+from torch._C._distributed_c10d import AllreduceOptions, FileStore, ReduceOp, Store, Work
 
 from engine.parallel.shard import Shard
 
@@ -23,7 +23,7 @@ class RankLost(RuntimeError):
 class Group(Protocol):
     """What is used of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
 
-    def allreduce(self, tensors: list[torch.Tensor], /) -> Work: ...
+    def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 
     def broadcast(self, tensor: torch.Tensor, root: int, /) -> Work: ...
 
@@ -59,6 +59,13 @@ class Collectives:
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """In place; the same bits on every rank."""
         self._wait(self._group.allreduce([tensor]))
+        return tensor
+
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In place: of each element the largest on any rank."""
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX)
+        self._wait(self._group.allreduce([tensor], options))
         return tensor
 
     def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:

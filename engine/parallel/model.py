@@ -9,8 +9,9 @@ from engine.batch import Batch
 from engine.lora.rows import AdapterRows
 from engine.model_config import DecoderConfig
 from engine.models.decoder import DecoderModel, Layer
-from engine.models.feed_forward import FeedForward
+from engine.models.feed_forward import Experts, FeedForward, Gated
 from engine.models.linear import Linear
+from engine.models.packed import PackedLinear
 from engine.parallel.collectives import Collectives
 from kernels.kv_pages import KvPages
 
@@ -24,6 +25,18 @@ class SummedLinear:
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return self.collectives.sum(self.part(x, adapters))
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLinear:
+    """A projection that rounds its inputs, a part of each row, by the scale of the whole row."""
+
+    part: Linear
+    collectives: Collectives
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        largest = self.collectives.largest(x.abs().amax(1, keepdim=True))
+        return self.part(torch.cat((x, largest), dim=1), adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,21 @@ def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel
 def _summed(layer: Layer, collectives: Collectives) -> Layer:
     return replace(
         layer,
-        output=SummedLinear(layer.output, collectives),
-        feed_forward=SummedFeedForward(layer.feed_forward, collectives),
+        output=SummedLinear(_scaled(layer.output, collectives), collectives),
+        feed_forward=SummedFeedForward(_with_scaled_inputs(layer.feed_forward, collectives), collectives),
     )
+
+
+def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> FeedForward:
+    """Each token has the same experts on every rank, since what chooses them is whole on each."""
+    if isinstance(feed_forward, Gated):
+        return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
+    if isinstance(feed_forward, Experts):
+        experts = (replace(expert, down=_scaled(expert.down, collectives)) for expert in feed_forward.experts)
+        return replace(feed_forward, experts=tuple(experts))
+    return feed_forward
+
+
+def _scaled(linear: Linear, collectives: Collectives) -> Linear:
+    wants_largest = isinstance(linear, PackedLinear) and linear.wants_largest
+    return ScaledLinear(linear, collectives) if wants_largest else linear

@@ -7,7 +7,7 @@ import torch
 
 from engine.models.linear import DenseLinear, Linear
 from engine.parallel.shard import Shard
-from engine.quantization.sources import DenseTensors
+from engine.quantization.sources import DenseTensors, Rows
 
 
 class Cut(Enum):
@@ -49,25 +49,30 @@ class ShardedTensors:
     def take_parts(
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        parts = [self._part(name, size, inputs, bias, dtype) for name, size in zip(names, sizes, strict=True)]
-        biases = [each for _, each in parts if each is not None]
-        return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
+        weight, columns, own_bias = self.take_rows(names, sizes, inputs, bias, dtype)
+        return weight if columns is None else weight[:, columns].clone(), own_bias
 
-    def _part(
+    def take_rows(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
+    ) -> Rows:
+        shard, cuts = self._shard, {CUTS[name.rpartition(".")[2]] for name in names}
+        if cuts == {Cut.INPUTS} and shard.degree > 1:
+            weight, _, whole = self._tensors.take_rows(names, sizes, inputs * shard.degree, bias, dtype)
+            columns = slice(shard.rank * inputs, (shard.rank + 1) * inputs)
+            return Rows(weight, columns, whole if shard.rank == 0 else None)  # the bias is added once
+        parts = [self._outputs(name, size, inputs, bias, dtype) for name, size in zip(names, sizes, strict=True)]
+        biases = [each for _, each in parts if each is not None]
+        return Rows(torch.cat([weight for weight, _ in parts]), None, torch.cat(biases) if biases else None)
+
+    def _outputs(
         self, name: str, size: int, inputs: int, bias: bool, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Copies, so that nothing keeps the whole tensor alive."""
-        shard, cut = self._shard, CUTS[name.rpartition(".")[2]]
-        if cut is Cut.INPUTS:
-            weight, whole = self._tensors.take_parts([name], [size], inputs * shard.degree, bias, dtype)
-            columns = slice(shard.rank * inputs, (shard.rank + 1) * inputs)
-            # The bias is added once: by the first rank.
-            return weight[:, columns].clone(), whole if shard.rank == 0 else None
-        if cut is Cut.VOCABULARY:
-            part = shard.vocabulary(size)
-            rows = slice(part.start, part.stop)
-            weight, whole = self._tensors.take_parts([name], [size], inputs, bias, dtype)
+        shard = self._shard
+        if CUTS[name.rpartition(".")[2]] is Cut.VOCABULARY:
+            part, whole_size = shard.vocabulary(size), size
         else:
-            rows = slice(shard.rank * size, (shard.rank + 1) * size)
-            weight, whole = self._tensors.take_parts([name], [size * shard.degree], inputs, bias, dtype)
+            part, whole_size = range(shard.rank * size, (shard.rank + 1) * size), size * shard.degree
+        weight, whole = self._tensors.take_parts([name], [whole_size], inputs, bias, dtype)
+        rows = slice(part.start, part.stop)
         return weight[rows].clone(), None if whole is None else whole[rows].clone()

@@ -30,10 +30,14 @@ class Fp8Linear:
         return self.weight, self.scales
 
 
-def quantise_fp8(weight: torch.Tensor, bias: torch.Tensor | None) -> Fp8Linear:
-    """`weight` is float32 [out, in]; an element changes by at most 1/16 of itself, or 2**-10 of its row's scale."""
+def quantise_fp8(weight: torch.Tensor, bias: torch.Tensor | None, columns: slice | None = None) -> Fp8Linear:
+    """`weight` is float32 [out, in]; an element changes by at most 1/16 of itself, or 2**-10 of its row's scale.
+
+    `columns`: the inputs that are kept, with the scales of whole rows; None: all.
+    """
     scales = (weight.abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-    floats = (weight / scales[:, None]).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    kept = weight if columns is None else weight[:, columns]
+    floats = (kept / scales[:, None]).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return Fp8Linear(floats, scales, bias)
 
 

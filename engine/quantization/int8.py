@@ -17,6 +17,7 @@ class Int8Linear:
     weight: torch.Tensor  # int8 [out, in]
     scales: torch.Tensor  # [out], float32, or x's dtype where the kernel is used: it wants no other
     bias: torch.Tensor | None  # [out]
+    is_part: bool = False  # of the inputs, by which `scales` are not decided alone; another rank has the others
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and len(x) <= KERNEL_ROWS:
@@ -32,8 +33,12 @@ class Int8Linear:
         return self.weight, self.scales
 
 
-def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear:
-    """`weight` is float32 [out, in]; an element changes by at most half the scale of its row."""
+def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None, columns: slice | None = None) -> Int8Linear:
+    """`weight` is float32 [out, in]; an element changes by at most half the scale of its row.
+
+    `columns`: the inputs that are kept, with the scales of whole rows; None: all.
+    """
     scales = (weight.abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-    integers = (weight / scales[:, None]).round_().clamp_(-LARGEST, LARGEST)
-    return Int8Linear(integers.to(torch.int8), scales, bias)
+    kept = weight if columns is None else weight[:, columns]
+    integers = (kept / scales[:, None]).round_().clamp_(-LARGEST, LARGEST)
+    return Int8Linear(integers.to(torch.int8), scales, bias, is_part=columns is not None)

@@ -1,11 +1,12 @@
 """Where a model's tensors come from when its projections are quantised: another source underneath, other linears made.
 
-The head and the routers of experts stay as they are here, as in vLLM: they are small, or count most. For a CPU's native
-kernels engine/models/packed.py makes the head integers of 8 bits where projections are int8 or int4.
+The routers of experts are not quantised, as in vLLM: they are small, and count most. Nor is the head, here; on a CPU
+with native kernels engine/models/packed.py quantises it to 8-bit integers where the projections are int8 or int4.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -19,7 +20,19 @@ from engine.quantization.packed import StoredTensors, read_packed
 from engine.quantization.stacked import StackedLinear
 
 KEPT_MODULES = ("lm_head", ".gate", ".router")
-Quantiser = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+class Quantiser(Protocol):
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, columns: slice | None = None) -> Linear:
+        """From a float32 weight. `columns`: the inputs that are kept, as they are with all others; None: all."""
+
+
+class Rows(NamedTuple):
+    """Weights with all inputs that the checkpoint has, since some forms have a scale for all of a row."""
+
+    weight: torch.Tensor  # [outputs, inputs]
+    columns: slice | None  # of the inputs, those that this model computes; None: all
+    bias: torch.Tensor | None  # [outputs]
 
 
 class DenseTensors(LinearSource, StoredTensors, Protocol):
@@ -31,6 +44,11 @@ class DenseTensors(LinearSource, StoredTensors, Protocol):
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weights stacked to `[sum of sizes, inputs]` in `dtype`, and biases in the model's dtype."""
+
+    def take_rows(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
+    ) -> Rows:
+        """The same with all inputs of the checkpoint."""
 
 
 def is_quantisable(module: str) -> bool:
@@ -49,21 +67,40 @@ class QuantisingTensors:
         return self._tensors.take(name, *shape)
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
-        """Where the input is no multiple of a group, the projection stays as it is."""
-        if inputs % self._group_inputs or not all(map(is_quantisable, names)):
+        """Where the checkpoint's inputs are no multiple of a group, the projection stays as it is.
+
+        Raises: ModelError, also where they are and those of a rank are not.
+        """
+        whole_inputs = self._tensors.shape(f"{names[0]}.weight")[-1]
+        if whole_inputs % self._group_inputs or not all(map(is_quantisable, names)):
             return self._tensors.linear(names, sizes, inputs, bias)
-        return self._quantise(*self._tensors.take_parts(names, sizes, inputs, bias, torch.float32))
+        if inputs % self._group_inputs:
+            raise ModelError(
+                f"{names[0]} has {inputs} inputs on each rank, and int4 needs a multiple of {self._group_inputs}: "
+                "take fewer ranks (tensor-parallel) or another form (quantize)"
+            )
+        rows = self._tensors.take_rows(names, sizes, inputs, bias, torch.float32)
+        return self._quantise(rows.weight, rows.bias, rows.columns)
 
 
 def quantiser(format: WeightFormat, dtype: torch.dtype) -> Quantiser:
-    """From a float32 weight and a bias to a linear whose activations are `dtype`."""
+    """To linears whose activations are `dtype`."""
     if format is WeightFormat.INT8:
         return quantise_int8
     if format is WeightFormat.FP8:
         return quantise_fp8
     if format is WeightFormat.INT4:
-        return lambda weight, bias: int4_linear(quantise_int4(weight), bias, dtype)
+        return Int4Quantiser(dtype)
     raise ValueError(f"{format} is not made while loading")
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Quantiser:
+    dtype: torch.dtype
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, columns: slice | None = None) -> Linear:
+        kept = weight if columns is None else weight[:, columns].contiguous()  # whole groups, each with its own scale
+        return int4_linear(quantise_int4(kept), bias, self.dtype)
 
 
 class PackedTensors:

@@ -12,24 +12,52 @@ import { parseArgs } from "node:util";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 
-const { values: options, positionals } = parseArgs({
-  allowPositionals: true,
-  options: {
-    chat: { type: "boolean", default: false },
-    target: { type: "string", default: "127.0.0.1:50051" },
-    proto: { type: "string", default: fileURLToPath(new URL("../../protos/baton.proto", import.meta.url)) },
-    "max-tokens": { type: "string" },
-    temperature: { type: "string" },
-    seed: { type: "string" },
-    "timeout-s": { type: "string", default: "600" },
-    json: { type: "boolean", default: false },
-    ca: { type: "string", default: process.env.BATON_TLS_CA },
-  },
-});
-if (positionals.length !== 1) {
-  console.error('usage: node generate.mjs [--chat] [--target host:port,host:port] [--ca FILE] [--json] [--max-tokens N] "prompt"');
+const USAGE = `usage: node generate.mjs [options] "prompt"
+
+  --chat                    put the prompt through the model's chat template
+  --target HOST:PORT,...    routers; where one is gone, the next goes on (BATON_TARGET, or 127.0.0.1:50051)
+  --max-tokens N            most tokens of the answer
+  --temperature T           0 is greedy
+  --seed N                  the same seed gives the same answer
+  --timeout-s S             for the whole answer (600)
+  --json                    one JSON object per event instead of the text
+  --ca FILE                 certificates to trust, PEM: the connection uses TLS (BATON_TLS_CA)
+  --proto FILE              baton.proto, where it is not two folders above
+  -h, --help                show this
+An API key is read from BATON_API_KEY.`;
+
+function parsed() {
+  try {
+    return parseArgs({ allowPositionals: true, options: OPTIONS });
+  } catch (error) {
+    if (!error.code?.startsWith("ERR_PARSE_ARGS")) throw error;
+    misused(error.message);
+  }
+}
+
+function misused(message) {
+  console.error(`${message}\n${USAGE}`);
   process.exit(2);
 }
+
+const OPTIONS = {
+  chat: { type: "boolean", default: false },
+  target: { type: "string", default: process.env.BATON_TARGET || "127.0.0.1:50051" },
+  proto: { type: "string", default: fileURLToPath(new URL("../../protos/baton.proto", import.meta.url)) },
+  "max-tokens": { type: "string" },
+  temperature: { type: "string" },
+  seed: { type: "string" },
+  "timeout-s": { type: "string", default: "600" },
+  json: { type: "boolean", default: false },
+  ca: { type: "string", default: process.env.BATON_TLS_CA },
+  help: { type: "boolean", short: "h", default: false },
+};
+const { values: options, positionals } = parsed();
+if (options.help) {
+  console.log(USAGE);
+  process.exit(0);
+}
+if (positionals.length !== 1) misused("one prompt is needed, in quotes");
 
 // uint64 (seed, transfer_bytes) may not fit a JavaScript number: as strings.
 const reading = { keepCase: true, longs: String, enums: String, oneofs: true, defaults: true };

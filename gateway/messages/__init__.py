@@ -1,1 +1,1 @@
-"""What HTTP clients send, as pydantic models: unknown fields are ignored, wrong types refused."""
+"""What HTTP clients send, as pydantic models: what is neither served nor listed as harmless is refused by name."""

@@ -5,27 +5,36 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.messages.base import Body, Count
-from gateway.messages.sampling import RequestFields, SamplingFields, StreamOptions
+from gateway.messages.harmless import (
+    HarmlessCallFields,
+    HarmlessChatFields,
+    HarmlessFields,
+    HarmlessFunctionFields,
+    HarmlessMessageFields,
+    HarmlessPartFields,
+)
+from gateway.messages.sampling import ChoiceFields, PromptScoreFields, RequestFields, SamplingFields, StreamOptions
 from gateway.messages.structure import ResponseFormat
+from gateway.messages.unserved import UnservedChat, UnservedMessage
 
 
-class TextPart(Body):
+class TextPart(HarmlessPartFields):
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(Body):
+class CalledFunction(HarmlessFunctionFields):
     name: str
     arguments: str
 
 
-class ToolCallMessage(Body):
+class ToolCallMessage(HarmlessCallFields):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class ChatMessage(Body):
+class ChatMessage(HarmlessMessageFields, UnservedMessage):
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
@@ -37,7 +46,7 @@ class FunctionTool(Body):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
 
 
 class Tool(Body):
@@ -55,9 +64,12 @@ class NamedTool(Body):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
+TemplateOptions = dict[str, bool | int | float | str | None]
 
 
-class ChatRequest(RequestFields, SamplingFields):
+class ChatRequest(
+    RequestFields, SamplingFields, ChoiceFields, PromptScoreFields, HarmlessFields, HarmlessChatFields, UnservedChat
+):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_tokens: Count | None = Field(None, description="per choice; default: what the context leaves room for")
     max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
@@ -67,8 +79,9 @@ class ChatRequest(RequestFields, SamplingFields):
     top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="names that the model's template reads")
+    reasoning_effort: str | None = Field(None, description="where the model's template reads it")

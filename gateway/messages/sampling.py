@@ -5,15 +5,15 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.messages.base import Body, Count, Texts, TokenIds
-from gateway.messages.structure import StructuredOutputs
+from gateway.messages.structure import StructureFields
+from gateway.messages.unserved import UnservedSampling, UnservedStream
 
 
-class SamplingFields(Body):
+class SamplingFields(StructureFields, UnservedSampling):
     """Ranges are checked where gRPC's are; here are types, and what a 32-bit field can hold."""
 
     temperature: float | None = None
     top_p: float | None = None
-    n: Count | None = None
     stop: str | Texts | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     presence_penalty: float | None = None
@@ -29,24 +29,32 @@ class SamplingFields(Body):
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
-    best_of: Count | None = None
-    structured_outputs: StructuredOutputs | None = None
-
-    skip_special_tokens: bool | None = Field(None, description="only true is served")
-    include_stop_str_in_output: bool | None = Field(None, description="only false is served")
-    truncate_prompt_tokens: int | None = Field(None, description="not served")
-    use_beam_search: bool | None = Field(None, description="only false is served")
+    best_of: Count | None = Field(None, description="so many are made; the likeliest are the answer")
 
 
-class RequestFields(Body):
+class ChoiceFields(Body):
+    n: Count | None = Field(None, description="choices; default: 1")
+
+
+class PromptScoreFields(Body):
+    prompt_logprobs: Count | None = Field(
+        None, description="likeliest tokens to tell with each token of the prompt; at most 20, not in a stream"
+    )
+
+
+class ModelField(Body):
+    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
+
+
+class RequestFields(ModelField):
     """About the request as a whole."""
 
-    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
     request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
+    session_id: str | None = Field(None, description="requests of one session go to the same workers; also a header")
     cache_salt: str | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
 
 
-class StreamOptions(Body):
+class StreamOptions(UnservedStream):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -5,11 +5,12 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.messages.base import Count, TokenIds
-from gateway.messages.chat import ChatMessage, Tool
-from gateway.messages.sampling import RequestFields, SamplingFields
+from gateway.messages.chat import ChatMessage, TemplateOptions, Tool
+from gateway.messages.sampling import ChoiceFields, ModelField, RequestFields, SamplingFields
+from gateway.messages.unserved import UnservedTokenize
 
 
-class GenerateRequest(RequestFields, SamplingFields):
+class GenerateRequest(RequestFields, SamplingFields, ChoiceFields):
     """POST /generate."""
 
     prompt: str
@@ -17,19 +18,21 @@ class GenerateRequest(RequestFields, SamplingFields):
     stream: bool | None = None
 
 
-class TokenizeRequest(RequestFields):
+class TokenizeRequest(ModelField, UnservedTokenize):
     """POST /tokenize; either a prompt or messages."""
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
-    add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
-    add_generation_prompt: bool | None = Field(None, description="default: true")
-    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = Field(
+        None, description="with messages"
+    )
+    add_special_tokens: bool | None = Field(None, description="with a prompt; default: true")
+    add_generation_prompt: bool | None = Field(None, description="with messages; default: true")
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="with messages")
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(RequestFields):
+class DetokenizeRequest(ModelField):
     """POST /detokenize."""
 
     tokens: TokenIds

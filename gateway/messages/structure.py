@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.messages.base import Body, Texts
+from gateway.messages.harmless import HarmlessGuidedFields, HarmlessStructureFields
+from gateway.messages.unserved import UnservedStructure
 
 
 class TextFormat(Body):
@@ -19,7 +21,7 @@ class JsonSchema(Body):
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+    strict: bool | None = Field(None, description="answers follow the schema either way")
 
 
 class JsonSchemaFormat(Body):
@@ -27,10 +29,20 @@ class JsonSchemaFormat(Body):
     json_schema: JsonSchema
 
 
+class NamedSchemaFormat(Body):
+    """Of a response."""
+
+    type: Literal["json_schema"]
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="answers follow the schema either way")
+
+
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(HarmlessStructureFields, UnservedStructure):
     """vLLM's; one of the fields."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
@@ -38,3 +50,14 @@ class StructuredOutputs(Body):
     choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
+
+
+class StructureFields(HarmlessGuidedFields):
+    """vLLM's, under the newer name and under the older ones. One form at most."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="the older name of structured_outputs.json")
+    guided_regex: str | None = Field(None, description="the older name of structured_outputs.regex")
+    guided_choice: Texts | None = Field(None, description="the older name of structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="the older name of structured_outputs.grammar")
+    guided_json_object: bool | None = Field(None, description="the older name of structured_outputs.json_object")

@@ -14,8 +14,12 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_NAMES = ("page.css", "icon.svg", "page.js", "dom.js", "api.js", "chat.js", "workers.js", "requests.js")
-FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
+_SCRIPTS = (
+    *("api", "chat", "docs", "dom", "examples", "fit", "inline", "markdown"),
+    *("page", "requests", "scale", "tip", "turn", "workers"),
+)
+_NAMES = ("page.css", "docs.css", "icon.svg", *(f"{name}.js" for name in _SCRIPTS))
+FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _NAMES}}
 """By path. A file that is not named here is not served."""
 
 # Nothing from elsewhere, nothing inline, no forms that go anywhere, in nobody's frame.

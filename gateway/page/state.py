@@ -1,8 +1,9 @@
 """What the page is told each second: workers for those who may see what all do, and of requests everybody's own."""
 
+import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -11,7 +12,7 @@ from starlette.types import Scope
 from gateway.guard import caller_of
 from gateway.page.recent import RecentRequest, RecentRequests
 from gateway.reply import Reply, json_reply
-from router.access import Access, Need
+from router.access import Access, Caller, Need
 from router.admission import AdmissionQueue
 from router.cluster import Cluster, Worker
 from router.dispatcher import Dispatcher
@@ -20,6 +21,7 @@ from service.errors import PermissionDenied
 
 PATH = "/page/state"
 SHOWN_REQUESTS = 24
+_UNSHOWN = frozenset({"call", "ended_s", "tenant", "stages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,20 @@ class PageState:
     access: Access
     recent: RecentRequests
     clock: Callable[[], float] = time.monotonic
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Another one after a restart: requests are then counted from 1 again."""
 
     async def answer(self, scope: Scope) -> Reply:
         """Raises: Unavailable."""
-        sees_all = self._sees_all(scope)
-        tenant = None if sees_all else caller_of(scope).tenant
+        sees_all, caller = self._sees_all(scope), caller_of(scope)
+        tenant = None if sees_all else caller.tenant
         self.recent.keep({worker.endpoint for worker in self.cluster.workers})
         return json_reply(
             {
+                "instance": self.instance,
                 "ready": self.readiness.ready and not self.dispatcher.draining,
                 "detail": "draining" if self.dispatcher.draining else self.readiness.detail,
-                "models": await self._models(),
+                "models": await self._models(caller),
                 "requests": [self._request(each) for each in self.recent.newest(SHOWN_REQUESTS, tenant)],
                 "cluster": self._cluster() if sees_all else None,
             }
@@ -55,12 +60,16 @@ class PageState:
             return False
         return True
 
-    async def _models(self) -> list[dict[str, object]]:
+    async def _models(self, caller: Caller) -> list[dict[str, object]]:
         """Empty while there are none: nobody is kept waiting here."""
         if not self.readiness.ready:
             return []
         return [
-            {"name": chosen.name, "chat": chosen.served.tokenizer.chat_template is not None}
+            {
+                "name": chosen.name,
+                "chat": chosen.served.tokenizer.chat_template is not None,
+                "max_context": chosen.served.max_context(caller.limits.max_context_tokens),
+            }
             for chosen in await self.dispatcher.models()
         ]
 
@@ -100,7 +109,7 @@ class PageState:
         }
 
     def _request(self, request: RecentRequest) -> dict[str, Any]:
-        told = {name: value for name, value in asdict(request).items() if name not in ("ended_s", "tenant")}
+        shown = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _UNSHOWN}
         for role in ("prefill", "decode"):
-            told[role] = self.cluster.name_of(told[role]) if told[role] else ""
-        return told | {"age_s": round(self.clock() - request.ended_s, 3)}
+            shown[role] = self.cluster.name_of(shown[role]) if shown[role] else ""
+        return shown | {"stages": asdict(request.stages), "age_s": round(self.clock() - request.ended_s, 3)}

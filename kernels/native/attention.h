@@ -140,11 +140,25 @@ inline bool sees_all(int64_t first, int tokens, const Scoring& scoring, int64_t 
 }
 
 inline void hide(float* scores, int columns, int64_t first, int tokens, const Scoring& scoring, int64_t position) {
-    for (int token = 0; token < columns; ++token) {
-        const int64_t at = first + token;
-        const bool visible = token < tokens && at <= position && (!scoring.window || at > position - scoring.window);
-        if (!visible) scores[token] = NOTHING;
+    const int64_t end = std::clamp<int64_t>(position - first + 1, 0, tokens);  // of the visible tokens
+    const int64_t begin = scoring.window ? std::clamp<int64_t>(position + 1 - scoring.window - first, 0, TILE) : 0;
+    for (int token = 0; token < columns; token += LANES) {
+        const Ints at = lane_numbers() + token;
+        const Ints visible = (at >= static_cast<int32_t>(begin)) & (at < static_cast<int32_t>(end));
+        store(scores + token, visible ? load(scores + token) : broadcast(NOTHING));
     }
+}
+
+// Turns products of a row at `position` with a tile's keys into scores.
+inline void score(float* products, int columns, int64_t first, int tokens, const Scoring& scoring, int32_t head,
+                  int64_t position) {
+    if (scoring.softcap != 0 || scoring.slopes) adjust(products, columns, scoring, head, position - first);
+    if (!sees_all(first, tokens, scoring, position)) hide(products, columns, first, tokens, scoring, position);
+}
+
+// What earlier outputs are multiplied by where the highest score rises.
+inline float shrink_of(float highest, float now) {
+    return highest == NOTHING ? 0 : highest == now ? 1 : std::exp(highest - now);
 }
 
 // Turns the scores of one row, so many of them, a multiple of LANES, into weights; returns what earlier outputs are to be multiplied by.
@@ -165,7 +179,7 @@ inline float weigh(float* scores, int tokens, float& highest, float& total) {
         store(scores + token, weight);
         sum += weight;
     }
-    const float shrink = highest == NOTHING ? 0 : std::exp(highest - now);
+    const float shrink = shrink_of(highest, now);
     total = total * shrink + sum_of(sum);
     highest = now;
     return shrink;
@@ -179,11 +193,7 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
     const int columns = (tile.tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
     score_rows<rows>(all.queries + begin * head_dim, head_dim, tile.keys, columns, scores);
     for (int r = 0; r < rows; ++r) {
-        const int64_t position = all.positions[begin + r];
-        if (scoring.softcap != 0 || scoring.slopes)
-            adjust(scores + r * TILE, columns, scoring, all.heads[begin + r], position - tile.first);
-        if (!sees_all(tile.first, tile.tokens, scoring, position))
-            hide(scores + r * TILE, columns, tile.first, tile.tokens, scoring, position);
+        score(scores + r * TILE, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
         shrink[r] = weigh(scores + r * TILE, columns, all.highest[begin + r], all.totals[begin + r]);
     }
     add_values<rows, TILE>(all.outputs + begin * head_dim, head_dim, head_dim, shrink, scores, tile.values, tile.tokens);

@@ -2,6 +2,9 @@
 // arithmetic of floats. Queries and the weights of tokens are rounded to bfloat16; scores, sums and totals are floats.
 #pragma once
 
+#include <array>
+#include <utility>
+
 #include "attention.h"
 #include "pairs.h"
 
@@ -76,7 +79,7 @@ inline float weigh(const float* scores, int columns, float& highest, float& tota
         std::memcpy(weights + token, &rounded, sizeof rounded);
         sum += weight;
     }
-    const float shrink = highest == NOTHING ? 0 : std::exp(highest - now);
+    const float shrink = shrink_of(highest, now);
     total = total * shrink + sum_of(sum);
     highest = now;
     return shrink;
@@ -114,23 +117,26 @@ inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, con
     const int columns = (tile.tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
     score_rows<rows>(queries + begin * words, words, tile.keys, columns, scores);
     for (int r = 0; r < rows; ++r) {
-        const int64_t position = all.positions[begin + r];
-        if (scoring.softcap != 0 || scoring.slopes)
-            adjust(scores + r * TILE, columns, scoring, all.heads[begin + r], position - tile.first);
-        if (!sees_all(tile.first, tile.tokens, scoring, position))
-            hide(scores + r * TILE, columns, tile.first, tile.tokens, scoring, position);
+        score(scores + r * TILE, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
         auto* own = reinterpret_cast<uint16_t*>(weights + r * TILE / 2);
         shrink[r] = weigh(scores + r * TILE, columns, all.highest[begin + r], all.totals[begin + r], own);
     }
     add_values<rows>(all.outputs + begin * head_dim, head_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
 }
 
+constexpr int PAIR_ROWS = 8;  // at once: two sums of each stay in registers
+
+using AttendRows = void (*)(const Rows&, const uint32_t*, int, const PairTile&, const Scoring&);
+
+template <int... less>
+constexpr std::array<AttendRows, sizeof...(less)> attends(std::integer_sequence<int, less...>) {
+    return {attend_rows<less + 1>...};
+}
+
 inline void attend(const Rows& rows, const uint32_t* queries, const PairTile& tile, const Scoring& scoring) {
-    constexpr int AT_ONCE = 8;
-    int begin = 0;
-    for (; begin + AT_ONCE <= rows.count; begin += AT_ONCE) attend_rows<AT_ONCE>(rows, queries, begin, tile, scoring);
-    for (; begin + 3 <= rows.count; begin += 3) attend_rows<3>(rows, queries, begin, tile, scoring);
-    for (; begin < rows.count; ++begin) attend_rows<1>(rows, queries, begin, tile, scoring);
+    constexpr auto BY_COUNT = attends(std::make_integer_sequence<int, PAIR_ROWS>());
+    for (int begin = 0; begin < rows.count; begin += PAIR_ROWS)
+        BY_COUNT[std::min(PAIR_ROWS, rows.count - begin) - 1](rows, queries, begin, tile, scoring);
 }
 
 }  // namespace baton

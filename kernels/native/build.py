@@ -1,17 +1,19 @@
-"""Builds the native kernels: `python -m kernels.native.build [--all]`. Seconds, once; needs only a C++17 compiler.
+"""Builds the native kernels: `.venv/bin/python -m kernels.native.build [--all]`. Takes seconds; needs a C++17 compiler.
 
 One library per level of the instruction set, from the same sources; this processor's unless all are wanted. Its name
 holds a digest of them, so that one built from other sources is never loaded.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -62,11 +64,11 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
     target = library_path(level, folder)
     if target.exists():
         return target
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH")
+    compiler = find_compiler()
     folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with _alone_in(folder), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        if target.exists():  # another process has built it meanwhile
+            return target
         objects = {source: f"{scratch}/{source.stem}.o" for source in sources()}
         compile_one = [compiler, *FLAGS, *_flags(level), *extra, "-c"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -75,8 +77,49 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
         _run([compiler, "-shared", *extra, *objects.values(), "-o", made, "-pthread"])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
-        Path(made).replace(target)  # whole or not at all, whoever else builds at the same time
+        Path(made).replace(target)  # whole or not at all, also beside another build
     return target
+
+
+def find_compiler() -> str:
+    """Raises: NoCompiler."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH")
+    return compiler
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def best_library(level: str, folder: Path = BUILT) -> Path | None:
+    """What has been built of a processor's level, or else of the next one below it; None where nothing has."""
+    paths = (library_path(each, folder) for each in _from(level))
+    return next((path for path in paths if path.exists()), None)
+
+
+def build_best(level: str, folder: Path = BUILT) -> Path:
+    """Of a processor's level and those below it the first whose instructions the compiler knows. Raises: as build."""
+    for each in _from(level):
+        if knows(find_compiler(), each):
+            return build(each, folder)
+        sys.stderr.write(f"the compiler does not know all instructions of {each}\n")
+    raise NoCompiler(f"{find_compiler()} compiles nothing")
+
+
+def knows(compiler: str, level: str) -> bool:
+    """Whether the compiler takes the flags of that level: those of AMX need GCC 11 or Clang 12."""
+    command = [compiler, *_flags(level), "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
+
+
+def _from(level: str) -> list[str]:
+    levels = list(LEVELS)
+    return levels[levels.index(level) :]
 
 
 def _flags(level: str) -> tuple[str, ...]:
@@ -99,11 +142,15 @@ def processor_level() -> str:
     return "AVX2" if capability in ("AVX512", "AVX2") else "DEFAULT"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Builds this processor's level, or every one; 0 also without a compiler, since all of it runs without, slower."""
+def main(arguments: Sequence[str], folder: Path = BUILT) -> int:
+    """Builds this processor's level, or every one that the compiler knows, or what comes next below.
+
+    0 also without a compiler, since all of it runs without, slower.
+    """
     try:
-        for level in LEVELS if "--all" in arguments else [processor_level()]:
-            sys.stdout.write(f"{build(level)}\n")
+        wanted = list(LEVELS) if "--all" in arguments else [processor_level()]
+        for path in dict.fromkeys(build_best(level, folder) for level in wanted):
+            sys.stdout.write(f"{path}\n")
     except NoCompiler as error:
         sys.stderr.write(f"native kernels not built, PyTorch's are used instead: {error}\n")
     return 0

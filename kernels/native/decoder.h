@@ -25,7 +25,7 @@ struct DecoderArguments {
     const PrefillChunk* chunks;
     Pages pages;  // but for `data` and `scales`, which each layer has of its own
     float* residual;  // [rows][hidden]: in, and out
-    float* scratch;   // of as many numbers as scratch_numbers() in kernels/native/decoder.py says
+    float* scratch;   // as many numbers as DecoderCall._reserve() in kernels/native/decoder.py computes
     const float *cos, *sin;  // [rows][head_dim / 2]
     const int64_t* slots;    // [rows]
     const int64_t *block_ids, *block_starts, *context_tokens;  // of the first `decode_rows` rows

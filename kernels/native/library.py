@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kernels.kv_pages import KvLayer
-from kernels.native.build import library_path, processor_level
+from kernels.native.build import best_library, processor_level
 from kernels.native.decoder import MOST_PIECES, NativeDecoder
 from kernels.native.layers import NativeLayers
 from kernels.native.sampling import NativeSampling
@@ -117,6 +117,6 @@ class NativeLibrary:
 
 @functools.cache
 def native_library() -> NativeLibrary | None:
-    """The library for this processor, or None where it has not been built."""
-    path = library_path(processor_level())
-    return NativeLibrary(path) if path.exists() else None
+    """The best library for this processor, or None where none has been built."""
+    path = best_library(processor_level())
+    return None if path is None else NativeLibrary(path)

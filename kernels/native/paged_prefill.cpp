@@ -5,7 +5,8 @@
 namespace baton {
 namespace {
 
-constexpr int MOST_ROWS = 64;  // queries that share one conversion of a tile of keys and values
+// Queries that share one conversion of a tile of keys and values: a multiple of those that are computed at once.
+constexpr int MOST_ROWS = 72;
 
 template <Element element>
 struct PrefillTask {

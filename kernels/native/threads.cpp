@@ -86,11 +86,14 @@ struct Guests {
         return flag && !*static_cast<const volatile uint8_t*>(flag);
     }
     void enter() {
+        // To its core first: an idle thread gets no time to move while another keeps the core that it was born on.
+        {
+            const std::lock_guard<std::mutex> lock(moving);
+            sched_setaffinity(0, sizeof cores, are_home ? &home : &cores);
+            threads.push_back(static_cast<pid_t>(syscall(SYS_gettid)));
+        }
         const sched_param none{};
         sched_setscheduler(0, SCHED_IDLE, &none);
-        const std::lock_guard<std::mutex> lock(moving);
-        sched_setaffinity(0, sizeof cores, &cores);
-        threads.push_back(static_cast<pid_t>(syscall(SYS_gettid)));
     }
     void move(bool to_home) {
         const std::lock_guard<std::mutex> lock(moving);

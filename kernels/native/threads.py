@@ -9,6 +9,8 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -45,15 +47,16 @@ class NativeThreads:
         self._borrow = library.baton_borrow
         self._borrow.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32)
         self._borrow.restype = None
-        self._in_use: torch.Tensor | None = None
+        self._in_use: npt.NDArray[np.uint8] | None = None
 
-    def borrow(self, cores: Collection[int], in_use: torch.Tensor) -> None:
+    def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
         """From now on operations of the calling thread use one thread more on each of `cores`, behind whatever else
-        runs there, while `in_use` is 0: one byte in memory that the owner of the cores writes. It is kept alive.
+        runs there, while `in_use` is 0: one byte in memory that the owner of the cores writes. It is only read, and
+        kept alive.
 
         To be called before operations were shared between more threads than PyTorch uses now, and once in a process.
         """
         self._in_use = in_use
         numbers = (ctypes.c_int32 * len(cores))(*cores)
-        self._borrow(in_use.data_ptr(), torch.get_num_threads(), numbers, len(cores))
+        self._borrow(in_use.ctypes.data, torch.get_num_threads(), numbers, len(cores))
         _of_thread.borrowed = len(cores)

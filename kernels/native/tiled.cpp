@@ -111,14 +111,16 @@ bool has_permission() {
 
 }  // namespace
 
-bool may_use_tiles() {
 #if defined(BATON_EMULATED_AMX)
-    return true;
+static bool is_allowed = true;
+
+bool may_use_tiles() { return is_allowed; }
 #else
+bool may_use_tiles() {
     static const bool is_allowed = has_permission();
     return is_allowed;
-#endif
 }
+#endif
 
 void multiply_tiled(const uint32_t* x, int64_t rows, const uint32_t* panel, int64_t steps, void* sums, bool begins,
                     Ahead ahead) {
@@ -133,4 +135,9 @@ void release_tiles() {
 }
 
 }  // namespace baton
+
+#if defined(BATON_EMULATED_AMX)
+// For tests: as a system that lets no process use them, or does again.
+extern "C" void baton_allow_tiles(int32_t allowed) { baton::is_allowed = allowed != 0; }
+#endif
 #endif

@@ -91,17 +91,16 @@ ALWAYS_INLINE Floats exponential(Floats x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x within 5e-6, which is far below what bfloat16 tells apart; 0 for -infinity, NaN for NaN. x <= 0, or NaN.
+// 2^x within 5e-6, which is far below what bfloat16 tells apart; 2^-126 for all below, NaN for NaN. x <= 0, or NaN.
 ALWAYS_INLINE Floats exponential_of_two(Floats x) {
     const Floats lowest = broadcast(-126.0f), bounded = x < lowest ? lowest : x;
-    const Floats whole = (bounded + 12582912.0f) - 12582912.0f, rest = bounded - whole;  // 1.5 * 2^23: to the nearest
+    const Floats moved = bounded + 12582912.0f, rest = bounded - (moved - 12582912.0f);  // 1.5 * 2^23: to the nearest
     Floats sum = broadcast(9.6181291e-3f);
     sum = sum * rest + 5.5504109e-2f;
     sum = sum * rest + 2.4022651e-1f;
     sum = sum * rest + 6.9314718e-1f;
     sum = sum * rest + 1.0f;
-    const Floats value = sum * as_floats((__builtin_convertvector(whole, Ints) + 127) << 23);
-    return x < lowest ? Floats{} : value;
+    return sum * as_floats((as_ints(moved) << 23) + (127 << 23));  // of the integer in the low bits
 }
 
 // Within 1e-7, also of numbers that are not finite.
@@ -143,6 +142,13 @@ ALWAYS_INLINE Floats combine_groups(Floats value, Combine combine) {
     if constexpr (size > 8) value = combine(value, __builtin_shuffle(value, ACROSS_8));
 #endif
     return value;
+}
+
+// Lane i has i.
+ALWAYS_INLINE Ints lane_numbers() {
+    Ints numbers{};
+    for (int lane = 0; lane < LANES; ++lane) numbers[lane] = lane;
+    return numbers;
 }
 
 // Lane i has number i % size, or i / size. Reads LANES numbers.

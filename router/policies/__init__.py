@@ -1,1 +1,1 @@
-"""How one worker is chosen among those that could serve a request. One policy per file; all of them pure functions."""
+"""How one worker is chosen among the candidates for a request. One policy per file; all of them pure functions."""

@@ -1,29 +1,29 @@
-"""The cheapest worker in expected time, where a cached prefix counts for more than the time it saves this request.
+"""The worker with the lowest expected time, where a cached prefix counts for more than the time it saves this request.
 
-Going by expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and
-the next turns are computed anew as well: hits fall by a sixth to a third (docs/routing.md). So each token that would
-be computed again, though some worker has it, costs KEEP times its time. That premium is bounded: by PATIENCE_MS, so
-that a prefix which more requests want than one worker can serve is computed on another, and then on a third; and by
-what anybody has to wait anyway, since under overload to compute twice helps nobody. What every worker holds makes no
-difference between them, so a system prompt that all share binds nobody.
-Work done lately counts a little (BALANCE): among idle workers the one that did least of the newest work is next, which
-also keeps what they evict equally old.
+By expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and the
+next turns are computed anew as well: hits fall by a sixth to a third (docs/routing.md). So each token that would be
+computed again, though some worker has it, costs KEEP times its time. PATIENCE_MS bounds that premium, so that a prefix
+which more requests want than one worker can serve is computed on another, and then on a third. The shortest wait is
+added to the bound, since under overload computing twice gains nothing. A prefix that every worker has makes no
+difference.
+Recent work counts a little (BALANCE): among idle workers the one that did least of it is next, which also keeps their
+evictions equally old.
 """
 
-from collections.abc import Sequence
-from operator import attrgetter, mul
+from collections.abc import Mapping, Sequence
+from operator import add, attrgetter
 
 from router.candidates import PlacementRequest, WorkerView
-from router.expectations import expected_here, prompt_tokens_per_s, token_gap_ms, transfer_ms
-from router.policies.policy import Policy, Terms
+from router.expectations import expected_here, prompt_tokens_per_s, token_gap_ms
+from router.policies.policy import Costs, Policy
 from router.policies.rendezvous import home_of
 
 KEEP, KEEP_SHARED = 40.0, 4.0
 PATIENCE_MS = 10_000.0
 BALANCE = 0.2
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
-"""Prefill workers are busier than it is worth where a decode worker, whose other answers a prompt slows down, would
-have the first token in less than so many times shorter, and so much less, time."""
+"""A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
+least 2x and 1 s sooner than the best prefill worker."""
 
 
 _HIT_BLOCKS = attrgetter("hit_blocks")
@@ -32,57 +32,20 @@ _HIT_BLOCKS = attrgetter("hit_blocks")
 class CacheAware(Policy):
     """Costs are milliseconds: expected ones, and what is added to weigh what comes after this request."""
 
-    def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Sequence[float]:
-        return _prompt_costs(request, workers, [worker.tokens_in_flight for worker in workers])
-
-    def prefill_terms(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Sequence[Terms]:
-        longest_ms = PATIENCE_MS + min(expected_here(request, worker).wait_ms for worker in workers)
-        homes, keep = _homes(request, workers), _keep(workers)
-        best_tokens = max(request.hit_tokens(worker) for worker in workers)
-        terms = []
-        for worker, home in zip(workers, homes, strict=True):
-            expected, pace = expected_here(request, worker), 1e3 / prompt_tokens_per_s(worker)
-            again_ms = (keep - 1.0) * (best_tokens - request.hit_tokens(worker)) * pace
-            terms.append(
-                {
-                    "wait_ms": expected.wait_ms,
-                    "compute_ms": expected.compute_ms,
-                    "affinity_ms": min(again_ms, longest_ms) if request.session is None else longest_ms * home,
-                    "balance_ms": BALANCE * worker.recent_tokens * pace,
-                }
-            )
-        return terms
+    def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
+        paces = [1e3 / worker.rates.prefill_tokens_per_s for worker in workers]
+        return _prompt_costs(request, workers, paces, [worker.tokens_in_flight for worker in workers])
 
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Sequence[float]:
+    ) -> Costs:
+        """Of an answer of charged length."""
         if prefill is not None:
             return _remote_costs(request, workers, prefill)
-        prompts = _prompt_costs(request, workers, [worker.pending_prompt_tokens for worker in workers])
-        answer_tokens = request.charged_answer_tokens
-        return [
-            prompt_ms + answer_tokens * token_gap_ms(request, worker)
-            for worker, prompt_ms in zip(workers, prompts, strict=True)
-        ]
-
-    def decode_terms(
-        self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Sequence[Terms]:
-        """Of an answer of charged length."""
+        paces = [1e3 / prompt_tokens_per_s(worker) for worker in workers]
+        prompt = _prompt_costs(request, workers, paces, [worker.pending_prompt_tokens for worker in workers])
         answers = [request.charged_answer_tokens * token_gap_ms(request, worker) for worker in workers]
-        if prefill is None:
-            prompts = self.prefill_terms(request, workers)
-            return [{**prompt, "answer_ms": answer_ms} for prompt, answer_ms in zip(prompts, answers, strict=True)]
-        expected = expected_here(request, prefill)
-        return [
-            {
-                "first_token_ms": expected.ttft_ms,
-                "transfer_ms": max(0.0, transfer_ms(request, worker, prefill) - expected.compute_ms),
-                "answer_ms": answer_ms,
-                "affinity_ms": PATIENCE_MS * home,
-            }
-            for worker, answer_ms, home in zip(workers, answers, _homes(request, workers), strict=True)
-        ]
+        return Costs(list(map(add, prompt.totals, answers)), {**prompt.terms, "answer_ms": answers})
 
     def local_limit_ms(self, prefill_ms: float) -> float | None:
         limit_ms = (prefill_ms - BUSY_MS) / BUSY_FACTOR
@@ -90,45 +53,60 @@ class CacheAware(Policy):
 
 
 def _prompt_costs(
-    request: PlacementRequest, workers: Sequence[WorkerView], waiting_tokens: Sequence[int]
-) -> list[float]:
-    """The sums of `prefill_terms`, written for speed: this runs for every worker and request."""
+    request: PlacementRequest, workers: Sequence[WorkerView], paces: Sequence[float], waiting_tokens: Sequence[int]
+) -> Costs:
+    """`paces`: milliseconds per token of the prompt. One loop without calls: this runs for every request."""
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
-    costs, hits, paces = [], [], []
-    for worker, waiting in zip(workers, waiting_tokens, strict=True):
-        pace, blocks = 1e3 / prompt_tokens_per_s(worker), worker.hit_blocks  # milliseconds per token
+    totals, waits, computes, balances, hits = [], [], [], [], []
+    for worker, pace, waiting in zip(workers, paces, waiting_tokens, strict=True):
+        blocks = worker.hit_blocks
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
-        costs.append((waiting + prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace)
+        wait_ms, compute_ms = waiting * pace, (prompt_tokens - hit_tokens) * pace
+        balance_ms = BALANCE * worker.recent_tokens * pace
+        totals.append(wait_ms + compute_ms + balance_ms)
+        waits.append(wait_ms)
+        computes.append(compute_ms)
+        balances.append(balance_ms)
         hits.append(hit_tokens)
-        paces.append(pace)
+    terms = {"wait_ms": waits, "compute_ms": computes, "balance_ms": balances}
     best_tokens = max(hits)
-    if best_tokens == min(hits) and request.session is None:
-        return costs
-    longest_ms = PATIENCE_MS + min(map(mul, waiting_tokens, paces))
     if request.session is not None:
-        return [cost + longest_ms * home for cost, home in zip(costs, _homes(request, workers), strict=True)]
-    extra = _keep(workers) - 1.0
-    premiums = [extra * (best_tokens - hit_tokens) * pace for hit_tokens, pace in zip(hits, paces, strict=True)]
-    return [cost + (more if more < longest_ms else longest_ms) for cost, more in zip(costs, premiums, strict=True)]
+        return _with_affinity(totals, terms, _away(request.session, PATIENCE_MS + min(waits), workers))
+    if best_tokens == min(hits):
+        return Costs(totals, terms)
+    extra, longest_ms, affinities = _keep(workers) - 1.0, PATIENCE_MS + min(waits), []
+    for hit_tokens, pace in zip(hits, paces, strict=True):
+        again_ms = extra * (best_tokens - hit_tokens) * pace
+        affinities.append(again_ms if again_ms < longest_ms else longest_ms)
+    return _with_affinity(totals, terms, affinities)
 
 
-def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView) -> list[float]:
-    """Of decode workers that take the KV over from `prefill`; the sums of `decode_terms`, written for speed."""
+def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView) -> Costs:
+    """Of decode workers that take the KV over from `prefill`. One loop too."""
     expected, source = expected_here(request, prefill), prefill.endpoint
     first_ms, hidden_ms = expected.ttft_ms, expected.compute_ms
     prompt_tokens, answer_tokens = request.prompt_tokens, request.charged_answer_tokens
     reusable, block_tokens = request.reusable_blocks, request.block_tokens
-    costs = []
+    totals, transfers, answers = [], [], []
     for worker in workers:
         rates, blocks = worker.rates, worker.hit_blocks
         missing_tokens = prompt_tokens - (blocks if blocks < reusable else reusable) * block_tokens
         bytes_per_ms = 1e6 * rates.links_gb_per_s.get(source, rates.link_gb_per_s)
         exposed_ms = missing_tokens * rates.kv_bytes_per_token / bytes_per_ms - hidden_ms
+        transfer_ms = exposed_ms if exposed_ms > 0.0 else 0.0
         gap_ms = rates.token_gap_ms + rates.token_gap_ms_per_token * (worker.tokens_in_flight + prompt_tokens)
-        costs.append(first_ms + answer_tokens * gap_ms + (exposed_ms if exposed_ms > 0.0 else 0.0))
+        answer_ms = answer_tokens * gap_ms
+        totals.append(first_ms + transfer_ms + answer_ms)
+        transfers.append(transfer_ms)
+        answers.append(answer_ms)
+    terms = {"first_token_ms": [first_ms] * len(workers), "transfer_ms": transfers, "answer_ms": answers}
     if request.session is None:
-        return costs
-    return [cost + PATIENCE_MS * home for cost, home in zip(costs, _homes(request, workers), strict=True)]
+        return Costs(totals, terms)
+    return _with_affinity(totals, terms, _away(request.session, PATIENCE_MS, workers))
+
+
+def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]], affinities: Sequence[float]) -> Costs:
+    return Costs(list(map(add, totals, affinities)), {**terms, "affinity_ms": affinities})
 
 
 def _keep(workers: Sequence[WorkerView]) -> float:
@@ -137,9 +115,7 @@ def _keep(workers: Sequence[WorkerView]) -> float:
     return max(KEEP_SHARED, KEEP / (1 + best.branches))
 
 
-def _homes(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[int]:
-    """How many homes away from the session's: 0 or 1; all 0 where there is no session."""
-    if request.session is None:
-        return [0] * len(workers)
-    home = home_of(request.session.encode(), workers)
-    return [int(worker is not home) for worker in workers]
+def _away(session: str, cost_ms: float, workers: Sequence[WorkerView]) -> list[float]:
+    """What it costs to be another worker than the session's."""
+    home = home_of(session.encode(), workers)
+    return [0.0 if worker is home else cost_ms for worker in workers]

@@ -1,33 +1,30 @@
-"""What a policy is: what each candidate would cost. Whoever costs least is taken, equal ones in turn."""
+"""What a policy is: what each candidate would cost. The cheapest candidate is taken, equal ones in turn."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from router.candidates import PlacementRequest, WorkerView
 
-Terms = Mapping[str, float]
-"""What a cost is the sum of, by name, units in the names."""
+
+class Costs(NamedTuple):
+    """One number per worker, in the order of the workers. A total is the sum of the terms, which are kept to be shown:
+    an explanation is what decided, and is not made anew.
+    """
+
+    totals: Sequence[float]
+    terms: Mapping[str, Sequence[float]]  # by name, with the unit in the name; what is nothing for all may be left out
 
 
 class Policy(Protocol):
-    """One result per worker, in their order. `workers` are never empty. Costs of one call have one unit.
+    """`workers` are never empty. Costs of one call have one unit."""
 
-    Terms are for whoever asks why: costs are computed for every request, without them.
-    """
-
-    def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Sequence[float]:
+    def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
         """Of computing the prompt there."""
-
-    def prefill_terms(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Sequence[Terms]: ...
 
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Sequence[float]:
+    ) -> Costs:
         """Of making the answer there. `prefill` computes the prompt; None: the decode worker does."""
-
-    def decode_terms(
-        self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Sequence[Terms]: ...
 
     def local_limit_ms(self, prefill_ms: float) -> float | None:
         """A decode worker that would have the first token sooner than this had better compute the prompt, where a

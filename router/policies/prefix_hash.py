@@ -1,15 +1,15 @@
 """Prompts that begin alike go to the same worker: rendezvous hashing of an early block, without any view of caches.
 
-What is hashed covers the beginning up to PREFIX_TOKENS, so that prompts that share no more than a short instruction
-are told apart. It knows no load, so that a popular prefix makes a busy worker. Prompts of less than a block, and decode
-workers, are chosen by tokens in flight.
+The hash covers the first PREFIX_TOKENS, so that prompts that share only a short instruction go to different workers. It
+knows no load, so that a popular prefix makes a busy worker. Prompts of less than a block, and decode workers, are
+chosen by tokens in flight.
 """
 
 from collections.abc import Sequence
 
 from router.candidates import PlacementRequest, WorkerView
 from router.policies.least_tokens import LeastTokens
-from router.policies.policy import Policy, Terms
+from router.policies.policy import Costs, Policy
 from router.policies.rendezvous import home_of
 
 PREFIX_TOKENS = 1024
@@ -25,25 +25,15 @@ class PrefixHash(Policy):
     def __init__(self) -> None:
         self._otherwise = LeastTokens()
 
-    def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Sequence[float]:
+    def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
         if not request.prefix:
             return self._otherwise.prefill_costs(request, workers)
         home = home_of(request.prefix, workers)
-        return [float(worker is not home) for worker in workers]
-
-    def prefill_terms(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Sequence[Terms]:
-        if not request.prefix:
-            return self._otherwise.prefill_terms(request, workers)
-        return [{"homes_away": cost} for cost in self.prefill_costs(request, workers)]
+        away = [int(worker is not home) for worker in workers]
+        return Costs(away, {"homes_away": away})
 
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Sequence[float]:
+    ) -> Costs:
         chosen_by = self if prefill is None else self._otherwise
         return chosen_by.prefill_costs(request, workers)
-
-    def decode_terms(
-        self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Sequence[Terms]:
-        chosen_by = self if prefill is None else self._otherwise
-        return chosen_by.prefill_terms(request, workers)

@@ -1,7 +1,7 @@
-"""Rendezvous hashing: who of several a key belongs to, without any state.
+"""Rendezvous hashing: the owner of a key among several workers, without any state.
 
-Where one of them goes, only its keys move; where one comes, it takes its share from all others (Thaler and
-Ravishankar, 1998).
+If one of them leaves, only its keys move; if one joins, it takes its share from all others (Thaler and Ravishankar,
+1998).
 """
 
 import hashlib

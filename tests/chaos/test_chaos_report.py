@@ -53,7 +53,7 @@ def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
         {"pages_free_after_s": 1.5},
         {"left_in_shared_memory": ("x",)},
         {"left_processes": (9,)},
-        {"crashes": ["decode-0 ended with exit code 1; starting it again in 0.2 s"]},
+        {"crashes": ["decode-0 ended with exit code 1; restarting it in 0.2 s"]},
         {"unmade": [Unmade(Fault(FaultKind.CUT, "decode-0"), 1.0, "")] * 4},
         {
             "injected": [

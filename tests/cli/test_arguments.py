@@ -1,5 +1,6 @@
 """What the commands make of their flags. Nothing is started or called."""
 
+import inspect
 import re
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,11 @@ from typer.testing import CliRunner, Result
 import cli.ask
 import cli.checks
 import cli.commands.inspect
+import cli.conversation
+import cli.explain
+import cli.role
 import cli.status
+import cli.status_watch
 import cli.up
 from cli.__main__ import app
 from cli.devices import DeviceChoice
@@ -37,8 +42,9 @@ def run(*arguments: str, stdin: str = "") -> Result:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    for name in ("generate", "chat_once", "chat_loop"):
+    for name in ("generate", "chat_once"):
         monkeypatch.setattr(cli.ask, name, recorder)
+    monkeypatch.setattr(cli.conversation, "chat_loop", recorder)
     return recorder
 
 
@@ -51,14 +57,14 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_generate_passes_on_only_what_was_given(asked: Recorder) -> None:
     assert run("generate", "Once").exit_code == 0
-    assert asked.calls == [("127.0.0.1:50051", "Once", None, {}, False)]
+    assert asked.calls == [("127.0.0.1:50051", "Once", None, {}, False, False)]
 
 
 def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
     flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 --stop a --stop b "
     flags += "--stop-token-ids 2,3 --ignore-eos --n 2 --model tiny --timeout 9 --json --target host:1 "
     flags += "--typical-p 0.8 --repetition-penalty 1.2 --presence-penalty -1 --frequency-penalty 0.5 "
-    flags += "--min-tokens 3 --logprobs 0 --prompt-logprobs 1 --echo --best-of 4 --beam-width 3 --length-penalty 2"
+    flags += "--min-tokens 3 --logprobs 0 --prompt-logprobs 1 --echo --best-of 4 --beam-width 3 --length-penalty 2 -v"
     assert run("generate", "Once", *flags.split()).exit_code == 0
     options = {
         "max_tokens": 5,
@@ -85,7 +91,7 @@ def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
         "echo": True,
         "prompt_logprobs": 1,
     }
-    assert asked.calls == [("host:1", "Once", None, options, True)]
+    assert asked.calls == [("host:1", "Once", None, options, True, True)]
 
 
 @pytest.mark.parametrize(
@@ -130,15 +136,15 @@ def test_a_dash_reads_the_prompt_from_standard_input(asked: Recorder) -> None:
         (["generate"], "text or --token-ids"),
         (["generate", "Once", "--token-ids", "1"], "text or --token-ids"),
         (["generate", "--token-ids", "1,x"], "not a list of token ids"),
-        (["generate", "--token-ids", "1", "--system", "x"], "system message needs a text"),
+        (["generate", "--token-ids", "1", "--system", "x"], "system message needs a prompt"),
         (["generate", "Once", "--logprobs", "3"], "needs --json"),
         (["chat", "Hello", "--logprobs", "3"], "needs --json"),
         (["generate", "Once", "--prompt-logprobs", "3"], "needs --json"),
-        (["generate", "Once", "--system", "x", "--echo"], "no text to begin with"),
+        (["generate", "Once", "--system", "x", "--echo"], "no text to echo"),
         (["chat", "--json"], "need a message"),
         (["up", "--kv-memory", "3 bags"], "not an amount of memory"),
         (["up", "--prefill", "-1"], "--prefill"),
-        (["up", "--prefill", "2", "--colocated"], "--colocated means that there are none"),
+        (["up", "--prefill", "2", "--colocated"], "--colocated allows no prefill workers"),
         (["up", "--dtype", "int3"], "--dtype"),
         (["status", "--target", "somewhere"], "not host:port"),
     ],
@@ -154,11 +160,11 @@ def test_flags_that_make_no_sense_are_named(asked: Recorder, arguments: Sequence
 def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     once, loop = Recorder(), Recorder()
     monkeypatch.setattr(cli.ask, "chat_once", once)
-    monkeypatch.setattr(cli.ask, "chat_loop", loop)
+    monkeypatch.setattr(cli.conversation, "chat_loop", loop)
     run("chat", "--system", "Be brief")
     run("chat", "Hello")
-    assert loop.calls == [("127.0.0.1:50051", "Be brief", {})]
-    assert once.calls == [("127.0.0.1:50051", "Hello", None, {}, False)]
+    assert loop.calls == [("127.0.0.1:50051", "Be brief", {}, False)]
+    assert once.calls == [("127.0.0.1:50051", "Hello", None, {}, False, False)]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,7 @@ def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatc
         ([], "127.0.0.1:50052"),
         (["--target", "host:7000"], "host:7001"),
         (["--target", "[::1]:7000"], "[::1]:7001"),
+        (["--target", "a:7000, b:8000"], "a:7001,b:8001"),
         (["--target", "host:7000", "--admin", "other:1"], "other:1"),
     ],
 )
@@ -177,6 +184,46 @@ def test_status_finds_the_admin_port_after_the_public_one(
     monkeypatch.setattr(cli.status, "show_status", recorder)
     assert run("status", *arguments).exit_code == 0
     assert recorder.calls == [(admin, False)]
+
+
+def test_status_watches_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cli.status_watch, "watch_status", recorder)
+    assert run("status", "--watch", "--json").exit_code == 0
+    assert recorder.calls == [("127.0.0.1:50052", True)]
+
+
+COMMANDS_WITH_TARGET = {
+    "generate": (("Once",), cli.ask, "generate", "host:7000"),
+    "chat": (("Hello",), cli.ask, "chat_once", "host:7000"),
+    "status": ((), cli.status, "show_status", "host:7001"),
+    "explain": (("r-1",), cli.explain, "show_explanation", "host:7001"),
+    "role": (("w", "decode"), cli.role, "change_role", "host:7001"),
+}
+"""Arguments, the function that does the work, and what it must get somewhere."""
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_TARGET)
+def test_the_variable_is_the_default_of_the_flag(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, module, function, expected = COMMANDS_WITH_TARGET[command]
+    recorder = Recorder()
+    monkeypatch.setattr(module, function, recorder)
+    monkeypatch.setenv("BATON_TARGET", "host:7000")
+    assert run(command, *arguments).exit_code == 0
+    assert run(command, *arguments, "--target", "other:1").exit_code == 0
+    by_variable, by_flag = (str(call) for call in recorder.calls)
+    assert expected in by_variable and "host" not in by_flag and "other" in by_flag
+    monkeypatch.setenv("BATON_TARGET", "")
+    run(command, *arguments)
+    assert "127.0.0.1" in str(recorder.calls[-1])
+
+
+def test_every_command_with_a_target_reads_the_variable() -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        flag = inspect.signature(command.callback, eval_str=True).parameters.get("target")
+        if flag is not None and flag.default is not inspect.Parameter.empty:
+            assert "BATON_TARGET" in re.sub(r"\s", "", run(command.callback.__name__, "--help").output)
 
 
 def test_version_of_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +270,9 @@ def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) ->
     recorder = Recorder()
     monkeypatch.setattr(cli.checks, "run_checks", recorder)
     run("test", "-q", "-k", "backoff", "tests/cli")
-    assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"],)]
+    assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"], False)]
+    run("test", "--no-skips", "tests/cli")
+    assert recorder.calls[1:] == [(["tests/cli"], True)]
 
 
 def test_the_command_does_not_import_what_help_does_not_need() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from cli.batch import BatchOptions, run_batch
-from cli.batch_lines import read_line, sampling_of
+from cli.batch_lines import read_lines
+from cli.batch_requests import BatchChat, BatchCompletion, BatchFields, seed_of
 from cli.errors import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
@@ -92,13 +95,16 @@ def test_a_line_chooses_an_adapter_by_its_model(tiny: Path, tmp_path: Path) -> N
     prompt = random_prompt(20)
     lines = [
         {"custom_id": name, "prompt_token_ids": prompt, "model": name, "max_tokens": 12, "temperature": 0}
-        for name in ("sql", "gpt-anything")
+        for name in ("sql", "tiny", str(tiny), "gpt-anything")
     ]
     asked = options(write_requests(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", tiny)
-    assert run_batch(replace(asked, adapters=(f"sql={adapter}",))) == 0
-    bodies = {name: line["response"]["body"] for name, line in answers(asked.target).items()}
-    assert {name: body["model"] for name, body in bodies.items()} == {"sql": "sql", "gpt-anything": "tiny"}
-    assert bodies["sql"]["choices"] != bodies["gpt-anything"]["choices"]
+    assert run_batch(replace(asked, adapters=(f"sql={adapter}",))) == 1
+    found = answers(asked.target)
+    error = found.pop("gpt-anything")["error"]
+    assert error["param"] == "model" and error["message"].startswith("model: 'gpt-anything' is not here, but tiny, ")
+    bodies = {name: line["response"]["body"] for name, line in found.items()}
+    assert {name: body["model"] for name, body in bodies.items()} == {name: name for name in ("sql", "tiny", str(tiny))}
+    assert bodies["sql"]["choices"] != bodies["tiny"]["choices"] == bodies[str(tiny)]["choices"]
 
 
 def test_openai_lines_are_answered_in_openai_form(tiny: Path, tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_openai_lines_are_answered_in_openai_form(tiny: Path, tmp_path: Path) ->
         "custom_id": "mine",
         "method": "POST",
         "url": "/v1/chat/completions",
-        "body": {"model": "any", "messages": messages, "max_completion_tokens": 5, "n": 2, "ignore_eos": True},
+        "body": {"model": "tiny", "messages": messages, "max_completion_tokens": 5, "n": 2, "ignore_eos": True},
     }
     target = tmp_path / "out.jsonl"
     assert run_batch(options(write_requests(tmp_path / "in.jsonl", [line]), target, tiny)) == 0
@@ -118,37 +124,93 @@ def test_openai_lines_are_answered_in_openai_form(tiny: Path, tmp_path: Path) ->
     assert body["usage"]["completion_tokens"] == 10
 
 
+BAD: list[tuple[dict[str, Any], str | None]] = [
+    ({"prompt": "x", "temperature": "hot"}, "temperature"),
+    ({}, "prompt"),
+    ({"prompt": [5] * 600}, "prompt"),
+    ({"prompt": [5, 10**6]}, "prompt[1]"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [5], "prompt_token_ids": [5]}, "prompt_token_ids"),
+    ({"prompt": "x", "top_p": 7}, "top_p"),
+    ({"prompt": "x", "temprature": 0}, "temprature"),
+    ({"prompt": "x", "max_tokens": 10**6}, "max_tokens"),
+    ({"prompt": "x", "guided_regex": "("}, None),
+    ({"prompt": "x", "guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"prompt": "x", "logprobs": 1}, "logprobs"),
+    ({"prompt": "x", "stream": True}, "stream"),
+    ({"prompt": "x", "model": "nope"}, "model"),
+    ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae"),
+    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
+    ({"messages": []}, "messages"),
+    ({"url": "/v1/embeddings", "body": {"input": "x"}}, "url"),
+    ({"url": "/v1/chat/completions", "body": {"prompt": "x"}}, "prompt"),
+    ({"method": "GET", "body": {"prompt": "x"}}, "method"),
+    ({"bdy": {"prompt": "x"}}, "bdy"),
+    ({"body": {"prompt": "x"}, "bodyy": 1}, "bodyy"),
+    ({"body": "x"}, "body"),
+]
+
+
 def test_bad_requests_are_refused_one_by_one(tiny: Path, tmp_path: Path) -> None:
-    lines: list[dict[str, Any]] = [
-        {"custom_id": "good", "prompt": [5, 6], "max_tokens": 2},
-        {"custom_id": "type", "prompt": "x", "temperature": "hot"},
-        {"custom_id": "empty"},
-        {"custom_id": "long", "prompt": [5] * 600},
-        {"custom_id": "range", "prompt": "x", "top_p": 7},
-    ]
+    lines: list[dict[str, Any]] = [{"custom_id": "good", "prompt": [5, 6], "max_tokens": 2}]
+    lines += [{"custom_id": str(number), **line} for number, (line, _) in enumerate(BAD)]
     target = tmp_path / "out.jsonl"
     assert run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, tiny)) == 1
     found = answers(target)
-    assert found["good"]["error"] is None
-    messages = {name: line["error"]["message"] for name, line in found.items() if line["error"]}
-    assert messages.keys() == {"type", "empty", "long", "range"}
-    assert "temperature" in messages["type"] and "max_model_len" in messages["long"] and "top_p" in messages["range"]
+    assert found.pop("good")["error"] is None
+    assert {name: line["error"]["param"] for name, line in found.items()} == {
+        str(number): param for number, (_, param) in enumerate(BAD)
+    }
+    assert all(param is None or param in found[str(n)]["error"]["message"] for n, (_, param) in enumerate(BAD))
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("line", "message"),
     [
-        ('{"prompt": "a"}\nnonsense\n', "line 2 is not JSON"),
-        ('{"custom_id": "a", "prompt": "x"}\n{"custom_id": "a", "prompt": "y"}\n', "'a' comes twice"),
-        ("[1]\n", "line 1 is not a JSON object"),
+        (b"nonsense", "line 2 is not JSON"),
+        (b"[1]", "line 2 is not a JSON object"),
+        (b'{"custom_id": "a", "prompt": "y"}', "'a' comes twice"),
+        (b'{"custom_id": 5, "prompt": "y"}', "custom_id: must be a text"),
+        (b'{"prompt": "\xff"}', "line 2 is not JSON"),
+        (b"[" * 100_000, "line 2 is not JSON"),
     ],
 )
-def test_a_file_that_is_no_batch_is_refused_whole(tiny: Path, tmp_path: Path, lines: str, message: str) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(lines)
-    with pytest.raises(CommandFailed, match=message):
-        run_batch(options(source, target, tiny))
-    assert not target.exists()
+def test_a_line_that_is_no_request_loses_nothing_else(line: bytes, message: str) -> None:
+    first, bad, third, last = read_lines(
+        b'{"custom_id": "a", "prompt": "x"}\n%b\n{"custom_id": "line-2", "prompt": "\xe2\x80\xa8"}\r\n\n{"prompt": "z"}'
+        % line
+    )
+    assert (first.custom_id, third.custom_id, last.custom_id) == ("a", "line-2", "line-5")
+    assert (third.body["prompt"], last.body["prompt"]) == ("\u2028", "z"), "no line ends within a text"
+    assert bad.custom_id == "line-2'" and message in str(bad.fault)
+
+
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "choice": ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    "regex": ({"guided_regex": "[0-9]{4}"}, "[0-9]{4}"),
+    "grammar": ({"guided_grammar": 'start: "ab" "ab"? "."'}, r"(ab){1,2}\."),
+    "json": ({"guided_json": {"const": "x"}}, '"x"'),
+    "object": ({"response_format": {"type": "json_object"}}, r"\{.*"),
+    "outputs": ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+}
+
+
+def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
+    lines = [{"custom_id": name, "prompt": "a", "max_tokens": 40, **asked} for name, (asked, _) in FORMS.items()]
+    target = tmp_path / "out.jsonl"
+    assert run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, tiny)) == 0
+    for name, line in answers(target).items():
+        text = line["response"]["body"]["choices"][0]["text"]
+        assert re.fullmatch(FORMS[name][1], text, re.DOTALL), (name, text)
+
+
+@pytest.mark.parametrize("message", [BatchChat, BatchCompletion])
+def test_a_batch_reads_the_servers_own_messages(message: type[BaseModel]) -> None:
+    of_both, served = message.__bases__
+    assert of_both is BatchFields
+    assert served.__module__.startswith("gateway.messages") and message.model_config["extra"] == "forbid"
+    assert message.model_fields.keys() == served.model_fields.keys()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("content", ["not ours\n", '{"custom_id": "of another file"}\n'])
@@ -161,6 +223,5 @@ def test_an_output_of_something_else_is_left_alone(tiny: Path, tmp_path: Path, c
 
 
 def test_a_request_without_a_seed_has_one_of_its_own() -> None:
-    first, second = (sampling_of(read_line('{"prompt": "x"}', number)) for number in (1, 2))
-    assert first.seed != second.seed
-    assert first == sampling_of(read_line('{"prompt": "x"}', 1))
+    assert seed_of("line-1") == 3274914901562840328, "the same in every run"
+    assert seed_of("line-1") != seed_of("line-2")

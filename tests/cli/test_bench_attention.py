@@ -10,6 +10,8 @@ from cli.bench.attention_work import Case, HeadShape
 from engine.kv_layout import KV_DTYPES
 
 SHAPE = HeadShape(6, 2, 32)
+# Of what is rounded to so many bits behind the first one: 23, 7, 7 of the largest in a head, 3 and 2.
+BOUNDS = {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02, "fp8_e4m3": 0.05, "fp8_e5m2": 0.1}
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -24,8 +26,7 @@ def test_both_sides_compute_the_same(
     assert isinstance(ours, list) and isinstance(torchs, list)
     found = torch.stack(ours).float().view(-1, batch, tokens, 6, 32)
     expected = torch.stack(torchs).float().transpose(2, 3)
-    bound = {"float32": 1e-4, "bfloat16": 0.03, "fp8_e5m2": 0.5}.get(kv_dtype, 0.2)
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=bound)
+    assert (found[0] - expected[0]).norm() < BOUNDS[kv_dtype] * expected[0].norm()
 
 
 def test_what_is_read_and_computed_is_counted() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 import cli.checks
-import cli.second_look
 from cli.checks import Check, run_checks, run_stage
 
 FINE = Check("fine", ["platform"])
@@ -28,40 +27,62 @@ def test_a_failure_anywhere_fails_all(
     assert "fine passed" in printed
 
 
+TESTS = """
+import pytest
+
+{failing}
+@pytest.mark.skip(reason="needs a GPU")
+def test_on_a_gpu() -> None: ...
+
+@pytest.mark.skipif({skips}, reason="Chromium is not installed")
+@pytest.mark.parametrize("number", [1, 2])
+def test_in_a_browser(number: int) -> None: ...
+
+@pytest.mark.xfail(strict=True)
+def test_that_is_expected_to_fail() -> None:
+    assert False
+"""
 FAILS_FIRST = """
 from pathlib import Path
-HERE = Path(__file__).parent
 
-def test_needs_a_second_run() -> None:
-    first = not (HERE / "ran").exists()
-    (HERE / "ran").touch()
+def test_that_would_pass_a_second_time() -> None:
+    ran = Path(__file__).with_name("ran")
+    first = not ran.exists()
+    ran.touch()
     assert not first
 """
+ON_A_LAPTOP = "== skipped tests: 2 (Chromium is not installed), 1 (needs a GPU)\n"
 
 
 @pytest.mark.parametrize(
-    ("test", "status", "told"),
+    ("failing", "skips", "no_skips", "status", "end"),
     [
-        (FAILS_FIRST, 0, "passed alone; unreliable under load"),
-        ("def test_fails() -> None:\n    assert False\n", 1, "failed alone too"),
-        ("".join(f"def test_{number}() -> None:\n    assert False\n" for number in range(4)), 1, ""),
-        ("import no_such_module_of_python\n", 1, ""),
+        ("", True, False, 0, f"{ON_A_LAPTOP}== all passed\n"),
+        ("", True, True, 1, f"{ON_A_LAPTOP}== FAILED: skipped (Chromium is not installed)\n"),
+        ("", False, True, 0, "== skipped tests: 1 (needs a GPU)\n== all passed\n"),
+        (FAILS_FIRST, False, False, 1, "== skipped tests: 1 (needs a GPU)\n== FAILED: written\n"),
     ],
 )
-def test_what_failed_is_run_once_more_and_named(
-    test: str,
+def test_a_run_fails_by_its_first_failure_and_in_ci_by_what_it_skips(
+    failing: str,
+    skips: bool,
+    no_skips: bool,
     status: int,
-    told: str,
+    end: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "test_written.py"
-    file.write_text(test)
-    check = Check("written", ["pytest", "--rootdir", str(tmp_path), str(file)])
+    file.write_text(TESTS.format(failing=failing, skips=skips))
+    check = Check("written", ["pytest", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(file)])
     monkeypatch.setattr(cli.checks, "all_checks", lambda: [[check]])
-    monkeypatch.setattr(cli.second_look, "ROOT", tmp_path)
-    assert run_checks([]) == status
-    printed = capfd.readouterr().out
-    assert (f"== written: {told}: " in printed) == bool(told)
-    assert (f"== once more, alone: {file.name}" in printed) == bool(told)
+    assert run_checks([], no_skips) == status
+    assert capfd.readouterr().out.endswith(end)
+
+
+def test_pytest_that_does_not_run_at_all_fails_and_has_skipped_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_checks([str(tmp_path / "no_such_file.py")]) == 1
+    assert "== skipped tests: none\n== FAILED: tests" in capfd.readouterr().out

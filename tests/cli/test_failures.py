@@ -2,15 +2,22 @@
 
 import io
 import json
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
 import cli.ask
+import cli.conversation
+from cli.certificates import make_certificates
+from cli.errors import CommandFailed
 from cli.failures import explained, for_people
 from client import BatonClientError, Delta, ErrorDetails, Event, InvalidRequest, ServerError, Unavailable
 from service.redis_server import free_port
+from service.tls import TlsFiles
 
 RAW = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
 
@@ -40,6 +47,63 @@ def test_a_server_that_is_not_there_is_told_from_one_that_went_away(begun: bool,
     assert caught.value.message == f"{said}; is `baton up` running?"
 
 
+@pytest.mark.parametrize(
+    ("raw", "port", "advice"),
+    [
+        ("Trying to connect an http1.x server (HTTP status 400)", 7, "HTTP port, .* gRPC port: --target host:7$"),
+        ("Trying to connect an http1.x server (HTTP status 400)", None, "HTTP port, .* by default 127.0.0.1:50051$"),
+        ("Cannot check peer: missing selected ALPN property.", 7, "HTTP port, .* --target host:7$"),
+        ("SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED: unable to get local issuer", 7, "^the certificate of host:1 "),
+        ("SSL_ERROR_SSL: WRONG_VERSION_NUMBER: OK", 7, "^host:1 does not speak TLS; unset BATON_TLS_CA$"),
+        ("ipv4:127.0.0.1:1: Socket closed", 7, "if it speaks TLS, BATON_TLS_CA must name its certificate$"),
+    ],
+)
+def test_another_protocol_is_said_with_what_to_do(raw: str, port: int | None, advice: str) -> None:
+    error = for_people(Unavailable(f"failed to connect to all addresses; {raw}"), "host:1", grpc_port=lambda _: port)
+    assert re.search(advice, error.message), error.message
+
+
+@pytest.fixture(params=["plain", "tls"])
+def protocols(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path | None, Path | None]]:
+    """A gRPC server, the certificate to trust there, and a wrong thing to trust instead."""
+    make_certificates(tmp_path / "tls", (), days=1)
+    authority = tmp_path / "tls/ca.pem"
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    if request.param == "tls":
+        files = TlsFiles(tmp_path / "tls/server.pem", tmp_path / "tls/server-key.pem")
+        port = server.add_secure_port("127.0.0.1:0", files.grpc_credentials())
+        trusted, wrong = authority, authority.with_name("internal-ca.pem")
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
+        trusted, wrong = None, authority
+    server.start()
+    yield f"127.0.0.1:{port}", trusted, wrong
+    server.stop(grace=0).wait(timeout=5)
+
+
+def test_what_grpc_says_of_tls_is_still_understood(
+    protocols: tuple[str, Path | None, Path | None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The server has no methods: who reaches it is answered UNIMPLEMENTED."""
+    target, trusted, wrong = protocols
+    for authority, said in (
+        (trusted, "does not serve this"),
+        (wrong, "does not speak TLS" if trusted is None else "the certificate of"),
+        *([(None, "if it speaks TLS")] if trusted is not None else []),
+    ):
+        monkeypatch.setenv("BATON_TLS_CA", str(authority or ""))
+        assert cli.ask.chat_once(target, "hi", None, {}, False) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_certificate_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BATON_TLS_CA", str(tmp_path / "none.pem"))
+    with pytest.raises(CommandFailed, match=r"none\.pem, which is no file"):
+        cli.ask.chat_once("127.0.0.1:1", "hi", None, {}, False)
+
+
 @pytest.mark.parametrize("command", ["generate", "chat_once"])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_asking_nobody_says_who_did_not_answer(command: str, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,5 +121,5 @@ def test_a_conversation_with_nobody_goes_on(
 ) -> None:
     target = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
-    assert cli.ask.chat_loop(target, None, {}) == 0
+    assert cli.conversation.chat_loop(target, None, {}) == 1
     assert f"no answer from {target}" in capsys.readouterr().err

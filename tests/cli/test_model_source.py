@@ -42,6 +42,35 @@ def test_a_hub_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest.
         find_model("owner/name", tmp_path, tmp_path)
 
 
+def test_plan_and_up_say_the_same_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from cli.plan import config_folder
+
+    asked: list[list[str]] = []
+
+    def offline(hub_id: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    said = []
+    for look in (lambda name: find_model(name, tmp_path, tmp_path), config_folder):
+        with pytest.raises(ModelNotUsable) as caught:
+            look("owner/name")
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "config.json" not in asked[0] and asked[1] == ["config.json"]
+
+
+def test_a_plan_takes_a_folder_or_its_configuration(tmp_path: Path) -> None:
+    from cli.plan import config_folder
+
+    (tmp_path / "config.json").write_text("{}")
+    assert config_folder(str(tmp_path)) == config_folder(str(tmp_path / "config.json")) == tmp_path
+
+
 def test_from_the_hub_only_safe_formats_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

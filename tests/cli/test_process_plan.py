@@ -44,6 +44,7 @@ SETTINGS = UpSettings(
     redis_url="redis://127.0.0.1:6379/0",
     namespace="baton-50051",
     trace_file=Path("/tmp/traces.jsonl"),
+    collector=None,
     core_use=Path("/tmp/cores"),
 )
 CONFIGS: dict[str, type[Settings]] = {

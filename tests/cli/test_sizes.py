@@ -22,7 +22,7 @@ def test_reads_amounts_with_and_without_units(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1XiB", "1 2", "nan"])
 def test_refuses_what_is_no_amount_and_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like"):
+    with pytest.raises(ValueError, match="such as 512MiB"):
         parse_bytes(text)
 
 

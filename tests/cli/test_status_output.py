@@ -1,22 +1,45 @@
-"""The table of `baton status`."""
+"""What `baton status` prints."""
 
-from collections import Counter
+import itertools
+import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import cli.status
+from cli.__main__ import app
 from cli.errors import CommandFailed
-from cli.status import cluster_lines, headline, link_lines, row, show_status
-from client import ClusterStatus, Link, Load, Model, PageCounts, RouterStatus, WorkerStatus
-from client.responses import cluster_status_from
-from router.admin_service import AdminServicer
-from router.caches import Caches
-from router.cluster import Worker
+from cli.status import show_status
+from cli.status_columns import MEANINGS
+from cli.status_table import (
+    COLUMNS,
+    cache_lines,
+    cluster_lines,
+    departure_lines,
+    headline,
+    latency_line,
+    link_lines,
+    requests_line,
+    status_lines,
+    table_lines,
+)
+from client import (
+    CacheView,
+    ClusterStatus,
+    EndedRequests,
+    Latency,
+    Link,
+    Load,
+    Model,
+    PageCounts,
+    PlannerStatus,
+    Quantiles,
+    RequestTotals,
+    RouterStatus,
+    WorkerStatus,
+)
 from service.redis_server import free_port
-from service.worker_record import WorkerRole
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
 LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000, 800, 600, 7, 55)
@@ -44,95 +67,177 @@ def status(ready: bool = True, detail: str = "") -> ClusterStatus:
     return ClusterStatus(ready, detail, True, 3, 1, (worker(),))
 
 
-def test_a_row_shows_load_and_who_holds_pages() -> None:
-    assert row(worker()) == (
-        *("decode-0", "connected", "127.0.0.1:40001", "4711", "3", "1", "2", "300"),
-        *("100", "60", "10", "20", "10"),
-        *("75%", "7", "55"),
-    )
+def huge(number: int) -> WorkerStatus:
+    """With the longest figures that a large cluster may show."""
+    pages = PageCounts(654_321, 123_456, 123_456, 407_409, 400_000, 7_409)
+    load = replace(LOAD, pages=pages, waiting_requests=1023, running_sequences=1024, pending_tokens=9_999_999)
+    load = replace(load, preemptions=123_456, links=(Link("127.0.0.1:40001", "shared_memory", 12.34, ""),))
+    view = CacheView(True, True, 123_456, 99, 12, 340_000, 330_000, 9, 9, 0.02)
+    return replace(worker(load), worker_id=f"decode-{number}", pid=4_194_303, deaths=12, cache_view=view)
 
 
-def test_other_routers_are_told_one_by_one() -> None:
-    other = RouterStatus("0a1b2c3d4e5f", "127.0.0.1:50053", 3661.2, 2, 900)
-    assert cluster_lines(replace(status(), other_routers=1, routers=(other,))) == [
-        "other router 0a1b2c3d at 127.0.0.1:50053, up 1:01:01: 2 requests on the workers, 900 tokens"
+LARGE = ClusterStatus(
+    ready=True,
+    detail="the registry does not answer; the router keeps the workers it knows",
+    registry_connected=False,
+    active_requests=2000,
+    queued_requests=999,
+    workers=(*map(huge, range(3)), replace(huge(3), connected=False)),
+    other_routers=1,
+    planner=PlannerStatus("propose", 0.61, 0.97, "decode is busier, but a change is not worth it", 3),
+    indexed_blocks=1_234_567,
+    routers=(RouterStatus("0a1b2c3d4e5f", "127.0.0.1:50053", 3661.2, 2, 900),),
+    latency=Latency(256, Quantiles(1234.5, 98_765.4), Quantiles(9.87, 1234.5)),
+)
+
+
+def cells(workers: tuple[WorkerStatus, ...], width: int = 200) -> list[dict[str, str]]:
+    """The table as read by a person: columns are two spaces apart at least."""
+    header, *rows = (re.split(r"\s{2,}", line) for line in table_lines(workers, width))
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> None:
+    lines = status_lines(LARGE, width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for figure in ("407409/654321", "1024", "1023", "12.34 GB/s", "1,234 ms", "98,765 ms", "9.9 ms", "123456 blocks"):
+        assert figure in text, figure
+    assert "…" not in text and "..." not in text
+
+
+def test_a_wider_terminal_shows_more_columns_of_the_same_figures() -> None:
+    shown = [cells((worker(),), width)[0] for width in (60, 80, 120, 200)]
+    for narrow, wide in itertools.pairwise(shown):
+        assert narrow.items() < wide.items()
+    assert list(shown[-1]) == [column.header for column in COLUMNS]
+
+
+def test_a_long_name_stands_above_its_row() -> None:
+    named = replace(huge(0), worker_id="baton-decode-7f9c4d5b6-" + "x" * 20)
+    lines = table_lines((named,), 60)
+    assert max(map(len, lines)) <= 60
+    assert lines[1] == f"{named.worker_id} (decode)" and "407409/654321" in lines[2]
+
+
+def test_a_row_shows_load_and_the_use_of_blocks() -> None:
+    assert cells((worker(),)) == [
+        {
+            "worker": "decode-0",
+            "state": "connected",
+            "restarts": "0",
+            "running": "2",
+            "pending": "1",
+            "pending tokens": "300",
+            "blocks": "30/100",
+            "pinned": "10",
+            "cached": "10",
+            "hit rate": "75%",
+            "preempted": "7",
+            "pid": "4711",
+            "endpoint": "127.0.0.1:40001",
+        }
     ]
 
 
+def test_help_says_what_each_column_is() -> None:
+    assert list(MEANINGS) == [column.header for column in COLUMNS]
+    shown = re.sub(r"\s+", " ", CliRunner().invoke(app, ["status", "--help"], env={"COLUMNS": "120"}).output)
+    for name, meaning in MEANINGS.items():
+        assert f"{name}: {meaning}" in shown
+
+
 def test_a_cache_that_was_never_asked_has_no_hit_rate() -> None:
-    assert row(worker(load=replace(LOAD, cache_query_tokens=0, cache_hit_tokens=0)))[-3] == "-"
+    idle = worker(load=replace(LOAD, cache_query_tokens=0, cache_hit_tokens=0))
+    assert cells((idle,))[0]["hit rate"] == "-"
 
 
-@pytest.mark.parametrize(("connected", "shown"), [(True, "connected, gone 3x"), (False, "lost, gone 3x")])
-def test_a_crash_loop_shows(connected: bool, shown: str) -> None:
-    assert row(replace(worker(connected=connected), deaths=3))[1] == shown
+def test_a_crash_loop_shows_as_restarts() -> None:
+    for connected, state in ((True, "connected"), (False, "lost")):
+        (shown,) = cells((replace(worker(connected=connected), deaths=3),))
+        assert (shown["state"], shown["restarts"]) == (state, "3")
 
 
-def test_a_worker_that_has_not_reported_has_dashes() -> None:
-    assert row(worker(load=None))[5:] == ("-",) * 11
+def test_the_line_of_requests_says_how_they_ended_and_why() -> None:
+    counts = (("refused", "queue_full", 2), ("answered", "", 7), ("refused", "draining", 1))
+    ended = tuple(EndedRequests(*each) for each in counts)
+    totals = RequestTotals(started=11, ended=ended, prompt_tokens=70, generated_tokens=140)
+    assert requests_line(replace(status(), requests=totals)) == (
+        "since the router started: 11 requests, 7 answered, 3 refused (queue_full 2, draining 1); "
+        "70 prompt tokens, 140 generated"
+    )
 
 
-def test_what_a_lost_worker_had_is_not_shown() -> None:
-    cells = row(worker(connected=False))
-    assert (cells[1], cells[5:]) == ("lost", ("-",) * 11)
+def test_drains_role_changes_and_lost_sessions_are_no_restarts() -> None:
+    seen = replace(worker(), drains=1, role_changes=2, lost_sessions=3)
+    assert departure_lines(replace(status(), workers=(worker(), seen))) == [
+        "decode-0 drained 1 time, changed its role 2 times, lost its session 3 times"
+    ]
+    assert cells((seen,))[0]["restarts"] == "0"
 
 
-def test_links_are_told_with_their_rate_and_why_they_are_slow() -> None:
+def test_load_that_is_not_known_is_a_dash() -> None:
+    for unknown in (worker(load=None), worker(connected=False)):
+        (shown,) = cells((unknown,))
+        assert [shown[name] for name in ("running", "pending", "blocks", "hit rate", "preempted")] == ["-"] * 5
+        assert shown["pid"] == "4711"
+
+
+def test_a_worker_of_another_role_than_its_name_says_so() -> None:
+    assert cells((replace(worker(), role="prefill"),))[0]["worker"] == "decode-0 (prefill)"
+
+
+def test_latency_is_that_of_the_last_minute() -> None:
+    assert latency_line(LARGE) == (
+        "TTFT p50 1,234 ms, p99 98,765 ms · TBT p50 9.9 ms, p99 1,234 ms · requests in the last minute: 256"
+    )
+    single = replace(status(), latency=Latency(1, Quantiles(50.2, 50.2), None))
+    assert latency_line(single) == "TTFT p50 50 ms, p99 50 ms · requests in the last minute: 1"
+    assert latency_line(status()) == "TTFT and TBT: no request ended in the last minute"
+
+
+def test_other_routers_and_the_planner_have_a_line_each() -> None:
+    assert cluster_lines(LARGE) == [
+        "router 0a1b2c3d at 127.0.0.1:50053, up 1:01:01: 2 requests, 900 tokens on the workers",
+        "role planner (propose): prefill at 61% of its SLO, decode at 97%; decode is busier, but a change is not "
+        "worth it; 3 changes made",
+    ]
+
+
+def test_links_have_their_rate_and_why_they_are_slow() -> None:
     links = (Link("127.0.0.1:40001", "gloo", 1.234, ""), Link("10.0.0.9:1", "grpc", 0.4, "gloo: not offered there"))
     reader = worker(load=replace(LOAD, links=links))
     assert link_lines(replace(status(), workers=(reader,))) == [
-        "decode-0 reads decode-0 by gloo, 1.23 GB/s",
-        "decode-0 reads 10.0.0.9:1 by grpc, 0.40 GB/s (the slow way: gloo: not offered there)",
+        "decode-0 reads decode-0 over gloo, 1.23 GB/s",
+        "decode-0 reads 10.0.0.9:1 over grpc, 0.40 GB/s (nothing faster: gloo: not offered there)",
     ]
     assert link_lines(replace(status(), workers=(worker(connected=False),))) == []
 
 
+def test_a_cache_view_says_how_well_it_predicts() -> None:
+    assert cache_lines(replace(LARGE, workers=(huge(0),)))[1] == (
+        "cache of decode-0: 123456 blocks known, exact; hits predicted right for 97.1% of 340000 prompts, "
+        "98.0% of the last 64; 12 snapshots requested"
+    )
+
+
 def test_the_headline_says_ready_or_what_is_missing() -> None:
-    rest = " · tiny · 3 requests, 1 of them waiting for room"
+    rest = " · tiny · 2 requests running, 1 pending"
     missing = "no decode worker is connected"
     assert headline(status()) == "ready" + rest
     assert headline(status(detail=missing)) == f"degraded: {missing}{rest}"
     assert headline(status(ready=False, detail=missing)) == f"not ready: {missing}{rest}"
 
 
-@pytest.mark.parametrize(
-    ("connected", "registry", "detail"),
-    [
-        ((WorkerRole.PREFILL, WorkerRole.DECODE), True, ""),
-        ((WorkerRole.PREFILL,), True, "no decode worker is connected"),
-        ((), True, "no prefill worker is connected; no decode worker is connected"),
-        ((WorkerRole.PREFILL, WorkerRole.DECODE), False, "the registry does not answer; membership is as last seen"),
-    ],
-)
-async def test_a_router_that_is_ready_says_what_it_lacks(
-    connected: tuple[WorkerRole, ...], registry: bool, detail: str
-) -> None:
-    workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
-    servicer: Any = AdminServicer(
-        SimpleNamespace(  # type: ignore[arg-type]
-            workers=workers, roles_seen=frozenset(), caches=Caches(), deaths=Counter(), name_of=str
-        ),
-        SimpleNamespace(waiting=0),  # type: ignore[arg-type]
-        SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
-        SimpleNamespace(active=0),  # type: ignore[arg-type]
-        lambda: registry,
-        SimpleNamespace(),  # type: ignore[arg-type]
-        SimpleNamespace(),  # type: ignore[arg-type]
-        replicas=None,
-        planning=None,
-    )
-    answer = cluster_status_from(await servicer.GetStatus(None, None))
-    assert (answer.ready, answer.detail) == (True, detail)
-    assert headline(answer).startswith("ready ·" if not detail else f"degraded: {detail} ·")
-
-
 @pytest.mark.parametrize(("ready", "code"), [(True, 0), (False, 3)])
 def test_the_exit_code_says_whether_it_is_ready(
     ready: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(cli.status, "AdminClient", lambda *_, **__: FakeAdmin(ready))
     assert show_status("somewhere:1", as_json=False) == code
-    assert capsys.readouterr().out.splitlines()[-1].split() == list(row(worker()))
+    assert capsys.readouterr().out.splitlines() == status_lines(status(ready), 80)
 
 
 class FakeAdmin:

@@ -80,7 +80,7 @@ async def test_a_worker_that_dies_is_started_again(world: World) -> None:
     await until(lambda: world.starts == ["decode-0"])
     world.children["decode-0"].end(-signal.SIGKILL)
     await until(lambda: world.starts == ["decode-0", "decode-0"])
-    assert world.said == ["decode-0 was ended by SIGKILL; starting it again in 0.2 s"]
+    assert world.said == ["decode-0 was ended by SIGKILL; restarting it in 0.2 s"]
     await supervisor.stop()
 
 

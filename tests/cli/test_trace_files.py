@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
-from cli.trace_files import KEPT, begin_trace_file, newest_trace_file
+import pytest
+
+from cli.errors import CommandFailed
+from cli.trace_files import KEPT, begin_trace_file, chosen_collector, collector_of, newest_trace_file
 
 
 def begin(folder: Path, port: int, modified_s: int) -> Path:
@@ -31,3 +34,30 @@ def test_a_run_on_the_same_port_begins_anew(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     runs = [begin(tmp_path, port, modified_s=port) for port in range(1, KEPT + 4)]
     assert sorted(tmp_path.iterdir()) == sorted(runs[-KEPT:])
+
+
+def test_a_run_that_sends_its_traces_elsewhere_says_so_in_its_file(tmp_path: Path) -> None:
+    begin_trace_file(tmp_path, 1).write_text('{"trace_id": "a"}\n')
+    assert collector_of(tmp_path / "traces-1.jsonl") is None
+    begin_trace_file(tmp_path, 2, "http://collector:4317")
+    path = newest_trace_file(tmp_path)
+    assert path is not None and collector_of(path) == "http://collector:4317"
+    assert collector_of(begin_trace_file(tmp_path, 2)) is None
+
+
+def test_traces_go_to_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_collector(Path("traces")) is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
+    assert chosen_collector(None) == "http://collector:4317"
+    with pytest.raises(
+        CommandFailed, match=r"OTEL_EXPORTER_OTLP_ENDPOINT \(http://collector:4317\) or to --trace-file"
+    ):
+        chosen_collector(Path("traces"))
+
+
+def test_a_protocol_that_is_not_spoken_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    assert chosen_collector(None) is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with pytest.raises(CommandFailed, match=r"OTEL_EXPORTER_OTLP_PROTOCOL.*'grpc'"):
+        chosen_collector(None)

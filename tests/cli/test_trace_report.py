@@ -1,6 +1,7 @@
 """What `baton trace` reads out of a trace file."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from cli.errors import CommandFailed
 from cli.trace import show_traces
+from cli.trace_files import begin_trace_file
 from cli.trace_report import RequestTrace, Span, as_object, read_spans, report_lines, requests_in
 
 STAGES = {
@@ -73,7 +75,7 @@ def test_a_sum_that_is_off_by_more_than_two_milliseconds_does_not_hold(measured_
 )
 def test_a_sum_that_misses_says_by_how_much_and_json_keeps_the_verdict(measured_ms: float, verdict: str) -> None:
     found = request(ttft_ms=measured_ms)
-    assert report_lines(found)[1].endswith(verdict)
+    assert report_lines(found)[2].endswith(verdict)
     ttft = as_object(found)["ttft"]
     assert isinstance(ttft, dict) and ttft["holds"] is False
 
@@ -90,27 +92,51 @@ def test_a_long_time_may_be_off_by_three_percent() -> None:
     assert (long.holds, longer.holds) == (True, False)
 
 
+def test_a_request_that_was_not_answered_says_how_it_ended_and_what_went_out() -> None:
+    ended: dict[str, object] = {"baton.outcome": "cancelled", "baton.reason": "client", "error.type": "CANCELLED"}
+    tokens: dict[str, object] = {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 300}
+    root = line("generate tiny", 0, 100, {**STAGES, **ended, **tokens}).replace('"ok"', '"error"')
+    (found,) = requests_in(read_spans([root]))
+    assert "5 tokens in (0 cached), 300 out, 100.0 ms, cancelled: client" in report_lines(found)[0]
+
+
 def test_an_answer_of_one_token_has_no_gap() -> None:
     assert request(token_gap_ms=0.0).first_gap is None
 
 
 def test_the_report_names_sums_tbt_and_stages_in_order_of_time() -> None:
     lines = [
-        line("decode", 50, 100, {}, parent="generate tiny"),
+        line("decode", 50, 100, {"baton.stalls": 2, "baton.tbt_max_ms": 9.4}, parent="generate tiny"),
         line("router.queue", 0, 5, {}, parent="generate tiny"),
         line(
             "kv.transfer", 10, 48, {"baton.transfer.bytes": 2**20, "baton.transfer.transport": "grpc"}, "generate tiny"
         ),
-        line("generate tiny", 0, 100, STAGES),
+        line("generate tiny", 0, 100, STAGES | {"gen_ai.response.id": "req-1"}),
     ]
     (found,) = requests_in(read_spans(lines))
     text = report_lines(found)
-    assert "40.00 ms = router queue 5.00 + route 1.00" in text[1]
-    assert text[1].endswith("(adds up to within 1.0 ms)")
-    assert text[2].endswith("(adds up to within 0.0 ms)")
-    assert text[3].split() == ["TBT", "p50", "1.50", "p99", "3.00", "max", "9.00", "ms"]
-    assert [row.split()[0] for row in text[4:]] == ["router.queue", "kv.transfer", "decode"]
-    assert "1.00 MiB by grpc" in text[5]
+    assert text[1].split()[-3:] == ["its", "trace", "t1"] and "req-1, or" in text[1]
+    assert "40.00 ms = router queue 5.00 + route 1.00" in text[2]
+    assert text[2].endswith("(adds up to within 1.0 ms)")
+    assert text[3].endswith("(adds up to within 0.0 ms)")
+    assert text[4].split() == ["TBT", "p50", "1.50", "p99", "3.00", "max", "9.00", "ms"]
+    assert [row.split()[0] for row in text[5:]] == ["router.queue", "kv.transfer", "decode"]
+    assert "1.00 MiB by grpc" in text[6]
+    assert text[7].endswith("| 2 stalls, the longest 9 ms")
+
+
+def test_attempts_say_where_they_were_what_ended_them_and_how_long_the_client_waited() -> None:
+    failed = {"number": 1, "prefill": "prefill-0", "decode": "decode-1", "first_token": 0, "failure": "WORKER_DIED"}
+    failed |= {"failed_worker": "decode-1", "message": "its process is gone"}
+    replay = {"number": 2, "decode": "decode-0", "first_token": 300, "choice": 0, "stood_still_ms": 5931.2}
+    lines = [
+        line("attempt", start, start + 40, {f"baton.attempt.{name}": value for name, value in given.items()}, "request")
+        for start, given in ((5, failed), (60, replay))
+    ]
+    (found,) = requests_in(read_spans([line("request", 0, 100, STAGES), *lines]))
+    first, second = [row.split("|")[2] for row in report_lines(found)[5:]]
+    assert first == " 1: prefill-0 -> decode-1; decode-1 failed: WORKER_DIED, its process is gone"
+    assert second == " 2: decode-0, choice 0, from token 301 on, the client waited 5931 ms for it"
 
 
 def test_bars_never_leave_the_scale() -> None:
@@ -120,7 +146,7 @@ def test_bars_never_leave_the_scale() -> None:
         line("generate tiny", 0, 100, STAGES),
     ]
     (found,) = requests_in(read_spans(lines))
-    bars = [row.split("|")[1] for row in report_lines(found)[4:]]
+    bars = [row.split("|")[1] for row in report_lines(found)[5:]]
     assert [len(bar) for bar in bars] == [48, 48]
     assert all("#" in bar for bar in bars)
 
@@ -140,3 +166,16 @@ def test_only_the_last_requests_are_shown(tmp_path: Path, capsys: pytest.Capture
 def test_a_missing_file_says_who_writes_it(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="baton up"):
         show_traces(str(tmp_path / "none.jsonl"), last=1, as_json=False)
+
+
+def test_where_the_last_run_sends_its_traces_elsewhere_those_of_an_earlier_run_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.trace.RUNTIME", tmp_path)
+    earlier = begin_trace_file(tmp_path, 1)
+    earlier.write_text(line("generate tiny", 0, 100, STAGES))
+    os.utime(earlier, (100, 100))
+    begin_trace_file(tmp_path, 2, "http://collector:4317")
+    with pytest.raises(CommandFailed, match="the traces of the last `baton up` go to http://collector:4317"):
+        show_traces(None, last=1, as_json=False)
+    assert show_traces(str(earlier), last=1, as_json=True) == 0

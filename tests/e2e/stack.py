@@ -1,8 +1,11 @@
 """A real stack for tests: Redis, prefill workers, decode workers and a router, each a process of its own."""
 
+import itertools
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from client import AdminClient, BatonClientError, ClusterStatus
-from service.redis_server import RedisServer, free_port, start_redis_server
+from service.redis_server import RedisServer, start_redis_server
 
-READY_S = 90.0
-STOP_S = 15.0
+READY_S = 180.0
+STOP_S = 30.0
+IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
 POLL_S = 0.05
-SILENCE_S = "3"  # until a router holds a worker for lost
+SILENCE_S = "10"  # until a router holds a worker for lost; far more than a busy machine keeps one waiting
+FIRST_PORT, PORTS = 12_000, 4_000  # of each process that runs tests beside others; what is tested takes higher ones
 
 
 @dataclass
@@ -132,7 +137,7 @@ class Stack:
 
         self.wait_for(ready, READY_S, "readiness")
 
-    def wait_idle(self, within_s: float) -> None:
+    def wait_idle(self, within_s: float = IDLE_S) -> None:
         """Until no worker holds a page. The counts come with each worker's report."""
 
         def idle() -> bool:
@@ -205,7 +210,7 @@ def make_stack(
 
 
 def _patient(router_flags: Sequence[str]) -> list[str]:
-    """On a machine that is busy with other tests a worker may have nothing to say for longer than usual."""
+    """Without this, workers of a busy machine would be held for lost in tests that are not about that."""
     told = "--session-silence-s" in router_flags
     return [*router_flags, *([] if told else ["--session-silence-s", SILENCE_S])]
 
@@ -226,8 +231,17 @@ def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags
 
 
 def free_ports(count: int, promised: Set[int] = frozenset()) -> list[int]:
-    """That many different ones, and none of `promised`, which are somebody's who has not taken them yet."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports |= {free_port()} - promised
-    return list(ports)
+    """That many different ones, and none of `promised`, which are of processes that have not bound them yet."""
+    place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = FIRST_PORT + place * PORTS
+    ports = (port for port in random.Random().sample(range(first, first + PORTS), PORTS) if port not in promised)
+    return list(itertools.islice(filter(is_free, ports), count))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -51,7 +51,7 @@ async def test_requests_with_and_without_adapters_answer_as_merged_weights(
             assert [answer.model for answer in answers] == [name or tiny_llama.name for name in chosen]
         cached = [answer.usage.cached_tokens for answer in answers]
     assert cached == [(len(prompt) - 1) // 32 * 32 for prompt in prompts]
-    adapted.wait_idle(within_s=2.0)
+    adapted.wait_idle()
 
 
 async def test_one_prompt_under_three_names_shares_no_block(adapted: Stack, adapters: dict[str, Path]) -> None:

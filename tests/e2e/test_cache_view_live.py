@@ -13,7 +13,7 @@ from service.redis_server import start_redis_server
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 
-EXACT_AGAIN_S = 5.0
+EXACT_AGAIN_S = 30.0
 BACK_S = 60.0
 SHAPE = Shape(conversations=40, at_once=6, systems=3, pause_s=0.05)
 LEAST_EQUAL_SHARE = 0.95  # of few requests; the claim of 0.99 is measured by benchmarks/cache_view.py
@@ -79,7 +79,7 @@ async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, na
 
 async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) -> None:
     await converse(small.target, Shape(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
-    await asyncio.to_thread(small.wait_idle, 5.0)  # whoever holds a page may still publish it
+    await asyncio.to_thread(small.wait_idle)  # whoever holds a page may still publish it
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
     before = blocks(small)
     small.processes["router"].kill()
@@ -87,7 +87,7 @@ async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) 
     await asyncio.to_thread(small.wait_ready)
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
     assert sum(before.values()) > 8
-    await asyncio.to_thread(small.wait_idle, 5.0)
+    await asyncio.to_thread(small.wait_idle)
     await asyncio.to_thread(small.wait_for, lambda: all_cached(small) == blocks(small), EXACT_AGAIN_S, "all blocks")
     assert sum(blocks(small).values()) >= sum(before.values())
 

@@ -13,7 +13,7 @@ from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import make_stack
 from tests.e2e.test_up import READY_S, STOP_S, Up
 
-FAMILIES = ("gemma2", "gpt2", "opt", "mixtral")
+FAMILIES = ("gemma2", "mixtral")  # through transformers' code and our own; all of them: tests/engine/test_families.py
 TOGETHER = 12
 
 
@@ -70,6 +70,6 @@ async def test_a_family_is_answered_the_same_with_and_without_a_prefill_worker(f
         assert stack.processes["prefill-0"].stop() == 0
         stack.wait_for(lambda: sum(w.connected for w in stack.status().workers) == 1, 10, "loss of prefill seen")
         await check_computed_by_decode(stack.target, decode_pid, oracle)
-        stack.wait_idle(within_s=2.0)
+        stack.wait_idle()
     finally:
         stack.stop()

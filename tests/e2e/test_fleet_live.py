@@ -15,7 +15,7 @@ from client import AdminClient, AsyncBatonClient, BatonClientError, RequestExpla
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 
-SHARED_S = 2.0  # for what one router knows to reach the other; the bound is 0.25 s, this machine is busy
+SHARED_S = 20.0  # for what one router knows to reach the other; on a quiet machine it takes 0.25 s
 ANSWER_TOKENS = 6
 FLAGS = ["--planner", "off"]
 
@@ -126,16 +126,27 @@ async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: F
             await stream.aclose()
 
 
+def knows_prompt(stack: Stack) -> bool:
+    """Of 200 tokens; the canary has two blocks at most."""
+    views = [worker.cache_view for worker in stack.status().workers if worker.role == "prefill"]
+    return any(view is not None and view.blocks >= 200 // 32 for view in views)
+
+
 async def test_explain_tells_what_was_weighed_and_what_happened(fleet: Fleet) -> None:
     prompt = [7] * 200
     async with AsyncBatonClient(fleet.first.target) as baton:
-        for name in ("cold", "warm"):
-            await baton.complete(prompt, max_tokens=2, ignore_eos=True, request_id=name)
-            await asyncio.sleep(0.3)  # for the worker to tell what it has
+        await baton.complete(prompt, max_tokens=2, ignore_eos=True, request_id="cold")
+        await wait(fleet.first, partial(knows_prompt, fleet.first), SHARED_S, "prompt in the view of a prefill worker")
+        await baton.complete(prompt, max_tokens=2, ignore_eos=True, request_id="warm")
     cold, warm = [await asyncio.to_thread(explain, fleet.first, name) for name in ("cold", "warm")]
     assert (cold.status, cold.prompt_tokens, len(cold.attempts)) == ("OK", 200, 1)
     assert cold.attempts[0].actual["cached_tokens"] == 0
-    assert warm.attempts[0].actual["cached_tokens"] == 192
+    actual = warm.attempts[0].actual  # a decode worker may have computed the prompt, since it has nearly all of it too
+    assert actual.get("cached_tokens", actual["decode_cached_tokens"]) == 192
+    for role in ("prefill", "decode"):
+        alike = [each for each in cold.attempts[0].candidates if each.role == role]
+        (taken,) = [each for each in alike if each.chosen]
+        assert taken.terms["cost"] == min(each.terms["cost"] for each in alike)
     assert {each.worker_id for each in cold.attempts[0].candidates} == {
         "prefill-0",
         "prefill-1",
@@ -162,7 +173,7 @@ async def test_workers_change_roles_and_leave_under_load_and_no_request_fails(fl
         await load.more()
     assert load.failed == []
     assert len(load.answers) == 4, "the same prompt had different answers"
-    await asyncio.to_thread(stack.wait_idle, 5.0)
+    await asyncio.to_thread(stack.wait_idle)
 
 
 def has_role(stack: Stack, worker_id: str, role: str) -> bool:

@@ -20,7 +20,8 @@ from tests.fixtures.crashing_worker import DEADLY
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 TOKENS = 150
 DRAIN_S = 0.1  # of one decode worker: less than any of these answers takes
-LONGEST_GAP_S = 6.0  # of a client on a busy machine; what is promised is measured elsewhere
+LONGEST_GAP_S = 20.0  # of a client on a busy machine; what is promised is measured elsewhere
+SILENT = ("--session-silence-s", "3")  # until a router holds a worker for lost: one of them is stopped here
 SEEDED = {"temperature": 1.5, "seed": 3}
 LIST = {"type": "array", "items": {"const": "ba"}, "minItems": 120}
 KINDS: dict[str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def twofold(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """2P+2D; its workers die of a certain prompt, and nobody starts them again."""
-    stack = make_stack(tmp_path_factory.mktemp("twofold"), tiny_llama, prefill=2, decode=2)
+    stack = make_stack(tmp_path_factory.mktemp("twofold"), tiny_llama, prefill=2, decode=2, router_flags=SILENT)
     for name in WORKERS:
         role, command = name.partition("-")[0], stack.processes[name].command
         place = command.index(f"{role}_worker")
@@ -131,12 +132,12 @@ async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_ot
         hung.signal(signal.SIGCONT)
     killed.start()
     await asyncio.to_thread(twofold.wait_ready)
-    await asyncio.to_thread(twofold.wait_idle, 5.0)
+    await asyncio.to_thread(twofold.wait_idle)
 
 
 async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
     drained, router = twofold.processes["decode-1"], twofold.processes["router"]
-    handed_over = "another attempt: DRAINING"
+    handed_over = "starting another attempt after DRAINING"
     before = router.text().count(handed_over)
 
     async def disturb(readers: Sequence[Reader]) -> None:
@@ -171,4 +172,4 @@ async def test_a_deadly_request_is_given_up_and_what_stands_beside_it_is_served(
     assert len(dead) == 3 and {"prefill-0", "prefill-1"} < set(dead)
     for name in dead:
         twofold.processes[name].popen = None  # it is known how they ended
-    await asyncio.to_thread(twofold.wait_idle, 2.0)
+    await asyncio.to_thread(twofold.wait_idle)

@@ -74,7 +74,7 @@ async def test_the_first_answers_blocks_are_fetched_and_change_no_token(fetching
     assert fetch["baton.fetch.bytes"] > 0
     assert fetch["baton.fetch.transport"] == "shared_memory"
     assert second.timings.prefill_fetch_ms > 0.0
-    await asyncio.to_thread(fetching.wait_idle, 2.0)
+    await asyncio.to_thread(fetching.wait_idle)
 
 
 async def test_a_decode_worker_that_died_between_the_turns_costs_only_computing(
@@ -90,4 +90,4 @@ async def test_a_decode_worker_that_died_between_the_turns_costs_only_computing(
     assert second.usage.cached_tokens == PROMPT // BLOCK * BLOCK
     assert all(fetch["baton.fetch.tokens"] == 0 for fetch in fetches(fetching)[before:])
     await asyncio.to_thread(fetching.wait_ready)
-    await asyncio.to_thread(fetching.wait_idle, 2.0)
+    await asyncio.to_thread(fetching.wait_idle)

@@ -17,7 +17,7 @@ async def serves(stack: Stack) -> bool:
     return len(answer.choices[0].token_ids) == 4
 
 
-@pytest.mark.parametrize("first", ["router", "decode-0", "prefill-0"])
+@pytest.mark.parametrize("first", ["router", "decode-0"])
 async def test_any_process_may_be_first_and_redis_last(tiny_llama: Path, tmp_path: Path, first: str) -> None:
     stack = make_stack(tmp_path, tiny_llama)
     assert stack.redis is not None

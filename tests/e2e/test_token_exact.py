@@ -11,7 +11,7 @@ from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FAMILIES = ("llama", "qwen3")  # all of them: tests/engine/test_exactness.py
 TOGETHER = 32
 TRANSPORTS = {"decode-0": "shared_memory", "decode-1": "grpc"}
 PAIRS = [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]
@@ -46,7 +46,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def test_answers_equal_transformers_alone_and_together(served: Served) -> None:
     answers = await check_answers(served.stack.target, served.oracle)
     check_who_took_part(served.stack, answers, {*served.stack.processes} - {"router"})
-    served.stack.wait_idle(within_s=2.0)
+    served.stack.wait_idle()
 
 
 @pytest.mark.parametrize("served", ["llama"], indirect=True)
@@ -58,7 +58,7 @@ async def test_answers_of_one_pair_by_one_transport_equal_transformers(
     for alone in run(make_router(tmp_path, served.stack, pair, EACH_BY_PREFILL), workers=2):
         answers = await check_answers(alone.target, served.oracle, cache_salt=pair[1])
         check_who_took_part(served.stack, answers, {*pair})
-        alone.wait_idle(within_s=2.0)
+        alone.wait_idle()
 
 
 def check_who_took_part(stack: Stack, answers: Sequence[Completion], workers: set[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.stack import free_ports
 
-READY_S = 90.0
+READY_S = 180.0
 STOP_S = 30.0
 SHARED_MEMORY = Path("/dev/shm")
 

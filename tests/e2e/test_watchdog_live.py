@@ -14,13 +14,14 @@ TOKENS = 12
 async def test_a_worker_whose_engine_hangs_is_ended_and_its_request_answered(faulty: Stack) -> None:
     streaming = asyncio.create_task(stream(faulty, PROMPT, TOKENS))
     hung = faulty.folder / HANG_FILE
-    await asyncio.to_thread(faulty.wait_for, hung.exists, 10, "an engine that hangs")
+    await asyncio.to_thread(faulty.wait_for, hung.exists, 30, "an engine that hangs")
     process = faulty.processes[hung.read_text()]
     assert process.popen is not None
-    assert await asyncio.to_thread(process.popen.wait, 5 * STALL_S) == STALLED
+    assert await asyncio.to_thread(process.popen.wait, 15 * STALL_S) == STALLED
     assert "the engine has made no progress" in process.text() and "hang_once" in process.text()
     process.start()
     assert len(await streaming) == TOKENS
     assert await streaming == await stream(faulty, PROMPT, TOKENS)
     await asyncio.to_thread(faulty.wait_ready)
-    assert all(worker.deaths for worker in faulty.status().workers if worker.worker_id == process.name)
+    [worker] = [each for each in faulty.status().workers if each.worker_id == process.name]
+    assert worker.deaths

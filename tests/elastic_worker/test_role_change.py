@@ -85,10 +85,13 @@ async def test_a_decode_worker_becomes_prefill_and_decode_again_with_its_cache(c
         tokens, cached = await answer(endpoint, 1, epoch=1)
         assert cached == 0
         async with SessionClient(endpoint) as router:
+            assert router.welcome is not None
+            pool_id = router.welcome.worker.pool_id
             await change(worker, router, session_pb2.ROLE_PREFILL)
         async with SessionClient(endpoint) as router:
             assert router.welcome is not None
             assert router.welcome.worker.role == session_pb2.ROLE_PREFILL
+            assert router.welcome.worker.pool_id == pool_id != b"", "the process is the same"
             await router.send(prefill=session_pb2.Prefill(**command(2)))
             first = await router.one("first_step", 2)
             assert first.timings.cached_tokens == 40

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.packed import packs
 from engine.plan import Chunk
 from tests.fixtures.checkpoints import SIZES, make_checkpoint
-from tests.fixtures.paged import CPU, PagedModel, random_prompt
+from tests.fixtures.paged import PagedModel, random_prompt
 
 UNIT = 2**-9 * SIZES["num_hidden_layers"] ** 0.5
 BOUND_PYTORCH, BOUND_NATIVE = 14 * UNIT, 8 * UNIT
@@ -57,6 +56,6 @@ def test_logits_of_pytorchs_bf16_are_within_the_bound(folder: Path) -> None:
     assert all(0 < each < BOUND_PYTORCH for each in errors(folder, packed=False))
 
 
-@pytest.mark.skipif(not packs(CPU), reason="the native kernels are not built")
+@pytest.mark.usefixtures("native_kernels")
 def test_logits_of_native_bf16_are_within_a_closer_bound(folder: Path) -> None:
     assert all(0 < each < BOUND_NATIVE for each in errors(folder, packed=True))

@@ -17,6 +17,14 @@ def test_another_process_reads_whether_cores_compute(tmp_path: Path) -> None:
     assert seen == [0, 1, 0]
 
 
+def test_the_byte_of_another_process_cannot_be_written(tmp_path: Path) -> None:
+    spare = SpareCores.of(frozenset({0}), tmp_path / "decode-0")
+    with pytest.raises(ValueError, match="read-only"):
+        spare.in_use[0] = 1
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert [access for _, access, *_, file in mapped if file == str(tmp_path / "decode-0")] == ["r--s"]
+
+
 @pytest.mark.parametrize("reader_first", [True, False])
 def test_either_side_may_come_first(tmp_path: Path, reader_first: bool) -> None:
     file = tmp_path / "decode-0"

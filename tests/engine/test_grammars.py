@@ -74,6 +74,6 @@ async def test_without_the_library_only_requests_that_need_it_are_refused(
 
 async def test_a_kind_that_a_worker_does_not_know_is_refused(folder: Path) -> None:
     kept = Grammars(folder, 512, [END])
-    with pytest.raises(ValueError, match="cannot hold answers"):
+    with pytest.raises(ValueError, match="does not support this kind of structured output"):
         await constraint_of(kept, asked(kind=99, text="a"))
     kept.close()

@@ -1,9 +1,10 @@
 """One line of the allocator or the scheduler changed: the checks of MixedWorld notice it.
 
-If a mutation's line is gone, the mutation is to be moved to what has taken its place.
+A mutation whose line is gone fails: it is to be moved to what has taken the place of that line.
 """
 
 import random
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,11 @@ MUTATIONS = [
     Mutation("pages", "self._references[block] = 1", "self._references[block] = 2"),
     Mutation("pages", "self._require_held(block)\n        self._references[block] += 1", "pass"),
     Mutation("pages", "if self._references[block] > 0:", "if self._references[block] > 1:"),
-    Mutation("pages", "if block_hash in self._by_hash:", "if block in self._published:"),
-    Mutation("pages", "== 0:\n                self._leave_cache", "== 1:\n                self._leave_cache"),
+    Mutation("pages", "if block_hash in self._by_hash or", "if block in self._published or"),
+    Mutation("pages", "== 0:\n                del self._cached", "== 1:\n                del self._cached"),
     Mutation("pages", "self._references[block] += 1\n            blocks.append", "blocks.append"),
-    Mutation("pages", "del self._by_hash[published.block_hash]", "pass"),
-    Mutation("pages", "self._cached_children[parent_hash] -= 1", "self._cached_children[parent_hash] -= 2"),
+    Mutation("pages", "del self._by_hash[block_hash]", "pass"),
+    Mutation("pages", "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
     Mutation("block_table", "(*self.blocks, *self._pool", "(*self.blocks[:-1], *self._pool"),
     Mutation("block_table", "self._pool.share(block)", "pass"),
     Mutation("block_table", "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
@@ -55,9 +56,8 @@ MUTATIONS = [
 ]
 
 
-def explore(mutation: Mutation | None) -> None:
+def explore(world_of: Any) -> None:
     """The same operations each time, on pools of 3 to 8 blocks, with and without host memory."""
-    world_of = world_with(mutation)
     for seed in range(WORLDS):
         world = world_of(blocks=3 + seed % 6, host_slots=(0, 12, 3)[seed % 3])
         walk(world, random.Random(seed), operations=60)
@@ -65,10 +65,17 @@ def explore(mutation: Mutation | None) -> None:
 
 
 def test_unchanged_nothing_is_found() -> None:
-    explore(None)
+    explore(world_with(None))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_a_changed_line_is_found(mutation: Mutation) -> None:
+    changed = world_with(mutation)  # a mutation without its line fails here
     with pytest.raises(Exception):  # noqa: B017 -- whichever check sees it first
-        explore(mutation)
+        explore(changed)
+
+
+@pytest.mark.parametrize("old", ["no such line", "self._references[block]"])
+def test_a_mutation_whose_line_does_not_stand_once_is_refused(old: str) -> None:
+    with pytest.raises(LookupError, match=r"engine\.pages has .* [02-9] times instead of once"):
+        world_with(Mutation("pages", old, "pass"))

@@ -13,7 +13,7 @@ from engine.batch import Batch
 from engine.models.decoder import AllLayers, DecoderModel
 from engine.models.embedding import DenseEmbedding, PackedEmbedding
 from engine.models.feed_forward import Gated
-from engine.models.packed import PackedLinear, packs
+from engine.models.packed import PackedLinear
 from engine.plan import Chunk
 from engine.prepare import ModelOptions, prepare_model
 from engine.rope import Rotation
@@ -23,7 +23,7 @@ from kernels.packed_weight import Stored
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
-pytestmark = pytest.mark.skipif(not packs(CPU), reason="the native kernels are not built")
+pytestmark = pytest.mark.usefixtures("native_kernels")
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
 
 

@@ -14,7 +14,7 @@ from engine.kv_layout import kv_layout
 from engine.kv_memory import LargestStep, prepare_with_spare_memory
 from engine.model_config import ModelError
 from engine.models.decoder import DecoderModel
-from engine.models.packed import PackedLinear, packs
+from engine.models.packed import PackedLinear
 from engine.parallel import wire
 from engine.parallel.collectives import Collectives
 from engine.parallel.follower import carry_out
@@ -86,7 +86,7 @@ def test_what_the_leader_says_of_a_model_is_what_a_rank_reads() -> None:
     assert FollowerStart.of_bytes(start.to_bytes()) == start
 
 
-@pytest.mark.skipif(not packs(CPU), reason="the native kernels are not built")
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4", "fp8"])
 def test_weights_of_a_rank_are_kept_as_those_of_a_model_on_one(checkpoint: Path, tmp_path: Path, quantize: str) -> None:
     alone = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)

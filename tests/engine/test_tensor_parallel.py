@@ -105,12 +105,13 @@ def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp
     assert made == transformers_answers(folder)
 
 
-def test_two_ranks_of_int4_weights_answer_as_one(tmp_path: Path) -> None:
-    """Not so of int8: each rank rounds its share of the inputs of a sum by a scale of its own."""
-    folder = make_checkpoint(tmp_path, "llama", intermediate_size=128)  # halves of whole groups
+@pytest.mark.parametrize(("family", "quantize"), [("llama", "int4"), ("llama", "int8"), ("mixtral", "int8")])
+def test_two_ranks_of_quantised_weights_answer_as_one(tmp_path: Path, family: str, quantize: str) -> None:
+    """How far a sum in two parts is from the whole one: tests/engine/test_quantised_parts.py."""
+    folder = make_checkpoint(tmp_path, family, intermediate_size=128)  # halves of whole groups
     found = []
     for ranks in (1, 2):
-        with loaded(folder, ranks, quantize="int4") as (runner, _):
+        with loaded(folder, ranks, quantize=quantize) as (runner, _):
             found.append(answer(runner, GREEDY))
     assert found[0] == found[1]
 

@@ -17,6 +17,7 @@ from gateway.process import GatewayProcess
 from protos import session_pb2
 from service.server import Running, serve
 from service.telemetry import NoTelemetry
+from tests.fixtures.chromium import Page, open_page
 from tests.router.conftest import echo
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
@@ -89,10 +90,14 @@ class Gateway:
         tokens = [[*byte_level().encode(answer).ids, end] for answer in answers]
         self.pair.script = lambda prompt, choice: tokens[choice % len(tokens)]
 
+    @property
+    def prefill(self) -> Any:
+        """The last command to compute a prompt."""
+        return [c.prefill for c in self.pair.prefill.commands if c.WhichOneof("command") == "prefill"][-1]
+
     def prompt(self) -> str:
         """The text of the last prompt that was computed."""
-        commands = [c.prefill for c in self.pair.prefill.commands if c.WhichOneof("command") == "prefill"]
-        return byte_level().decode(list(commands[-1].token_ids), skip_special_tokens=False)
+        return byte_level().decode(list(self.prefill.token_ids), skip_special_tokens=False)
 
 
 @pytest.fixture
@@ -135,3 +140,10 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
         yield Gateway(process, pair, client)
     process.running.stop()
     assert await serving == 0
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    """An empty page of a browser; a test that has it is skipped where there is no Chromium."""
+    async with open_page(tmp_path / "profile") as page:
+        yield page

@@ -6,6 +6,7 @@ from tests.gateway.conftest import Gateway
 from tests.router.conftest import encode
 
 PATH = "/v1/completions"
+CHAT = "/v1/chat/completions"
 
 
 async def test_a_text_is_continued(gateway: Gateway) -> None:
@@ -81,6 +82,21 @@ async def test_a_stop_text_ends_the_answer_and_is_told(gateway: Gateway) -> None
     assert choice["text"] == "one two" and choice["finish_reason"] == "stop" and choice["stop_reason"] == " th"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_only_a_stop_token_of_the_request_is_told_as_stop_reason(gateway: Gateway, stream: bool) -> None:
+    gateway.says("one")
+    (letter,) = encode("n")
+
+    async def reason(path: str, **fields: object) -> object:
+        if stream:
+            return (await gateway.stream(path, **fields))[-1]["choices"][0]["stop_reason"]
+        return (await gateway.post(path, **fields))["choices"][0]["stop_reason"]
+
+    for path, asked in ((PATH, {"prompt": "x"}), (CHAT, {"messages": [{"role": "user", "content": "x"}]})):
+        assert await reason(path, **asked) is None, "the model's own end"
+        assert await reason(path, **asked, stop_token_ids=[letter]) == letter
+
+
 async def test_echo_puts_the_prompt_before_every_choice(gateway: Gateway) -> None:
     answer = await gateway.post(PATH, prompt="ab", max_tokens=2, n=2, echo=True)
 
@@ -135,8 +151,10 @@ async def test_a_missing_prompt_is_named(gateway: Gateway) -> None:
     assert (await gateway.refused(PATH, max_tokens=2))["param"] == "prompt"
 
 
-async def test_unknown_fields_and_nulls_are_ignored(gateway: Gateway) -> None:
-    answer = await gateway.post(PATH, prompt="a", max_tokens=1, stop=None, logprobs=None, user="me", new_field=[1])
+async def test_nulls_are_as_if_they_were_not_there(gateway: Gateway) -> None:
+    answer = await gateway.post(
+        PATH, prompt="a", max_tokens=1, stop=None, logprobs=None, suffix=None, guided_regex=None
+    )
 
     assert answer["choices"][0]["text"] == "a"
 

@@ -36,7 +36,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(gateway: Gateway, s
 async def test_a_body_that_does_not_come_in_ends_the_connection(gateway: Gateway) -> None:
     answer = await told(gateway, HEAD % 500 + b"\r\n{")
 
-    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not come in within 0.1 s" in answer
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.1 s" in answer
 
 
 async def test_endless_headers_are_refused(gateway: Gateway) -> None:

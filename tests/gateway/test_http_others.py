@@ -1,9 +1,13 @@
 """The smaller routes: responses, the simple server, tokenizer, models, metrics, and the document of all of them."""
 
+import asyncio
 import itertools
 import json
 from typing import Any
 
+import pytest
+
+from cli.ask import chat_once
 from tests.gateway.conftest import Gateway
 from tests.router.conftest import encode
 
@@ -78,7 +82,19 @@ async def test_models_health_and_readiness(gateway: Gateway) -> None:
     health = await get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert (await get("/ready")).json() == {"ready": True, "detail": ""}
-    assert (await get("/version")).json()["version"]
+    version = (await get("/version")).json()
+    assert version["version"] and version["grpc_port"] == gateway.process.running.ports[0]
+
+
+async def test_a_command_at_the_http_port_names_the_grpc_port(
+    gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATON_TLS_CA", raising=False)
+    target, right = f"127.0.0.1:{gateway.port}", f"127.0.0.1:{gateway.process.running.ports[0]}"
+    assert await asyncio.to_thread(chat_once, target, "hi", None, {}, False) == 1
+    assert capsys.readouterr().err == (
+        f"baton: UNAVAILABLE: {target} is an HTTP port, and this command needs the gRPC port: --target {right}\n"
+    )
 
 
 async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
@@ -95,7 +111,8 @@ async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
     assert f"vllm:time_to_first_token_seconds_count{{{labels}}} 1.0" in text
     assert 'vllm:inter_token_latency_seconds_bucket{engine="router",le="+Inf",model_name="tiny"}' in text
     assert 'vllm:num_requests_running{engine="decode-0",model_name="tiny"} 0.0' in text
-    assert 'baton:requests_failed_total{status="INVALID_ARGUMENT"} 1.0' in text
+    assert 'baton:requests_ended_total{outcome="refused",reason="invalid_argument"} 1.0' in text
+    assert "# TYPE baton:steps_total counter" in text
 
 
 async def test_the_document_names_every_route_and_its_message(gateway: Gateway) -> None:

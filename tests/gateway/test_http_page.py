@@ -63,7 +63,7 @@ def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
 async def test_workers_are_told_as_they_report(gateway: Gateway) -> None:
     told = await state(gateway)
 
-    assert (told["ready"], told["models"]) == (True, [{"name": "tiny", "chat": True}])
+    assert (told["ready"], told["models"]) == (True, [{"name": "tiny", "chat": True, "max_context": 1024}])
     workers = {worker["name"]: worker for worker in told["cluster"]["workers"]}
     assert {worker["role"] for worker in workers.values()} == {"prefill", "decode"}
     gateway.pair.decode.report.waiting_requests = 7
@@ -107,3 +107,40 @@ async def test_a_key_sees_its_own_requests_and_an_administrators_key_everything(
     assert one["cluster"] is None
     assert [request["request_id"] for request in boss["requests"]] == ["of-boss", "of-two", "of-one"]
     assert len(boss["cluster"]["workers"]) == 2
+
+
+async def test_requests_that_failed_are_listed_with_the_reason_that_their_client_got(gateway: Gateway) -> None:
+    too_many = await gateway.refused("/v1/completions", prompt="ab", max_tokens=5000)
+    wrong_type = await gateway.refused("/v1/chat/completions", messages="no list")
+    out_of_range = await gateway.refused("/v1/completions", prompt="ab", request_id="mine", top_p=7.0)
+    await gateway.refused("/tokenize", prompt=7)  # no request for an answer
+
+    requests = (await state(gateway))["requests"]
+
+    assert [(each["status"], each["reason"]) for each in requests] == [
+        ("INVALID_ARGUMENT", out_of_range["message"]),
+        ("BAD_REQUEST", wrong_type["message"]),
+        ("INVALID_ARGUMENT", too_many["message"]),
+    ]
+    assert requests[0]["request_id"] == "mine"
+    assert {each["decode"] for each in requests} == {""}
+
+
+async def test_a_request_that_its_client_cancelled_is_listed(gateway: Gateway) -> None:
+    async with gateway.held("/v1/completions", prompt="abc", max_tokens=9):
+        assert (await state(gateway))["requests"] == []
+    while not (requests := (await state(gateway))["requests"]):
+        pass
+
+    (request,) = requests
+    assert (request["status"], request["reason"]) == ("CANCELLED", "the client left before the first token")
+    assert (request["prompt_tokens"], request["completion_tokens"], request["decode"]) == (3, None, "decode-0")
+
+
+async def test_a_refusal_is_shown_to_the_key_that_got_it_and_to_no_other(gateway: Gateway) -> None:
+    response = await gateway.client.post("/v1/completions", json={"prompt": 1.5}, headers=shown("one"))
+    assert response.status_code == 400
+
+    assert len((await state(gateway, "one"))["requests"]) == 1
+    assert (await state(gateway, "two"))["requests"] == []
+    assert len((await state(gateway, "boss"))["requests"]) == 1

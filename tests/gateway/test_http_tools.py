@@ -120,6 +120,19 @@ async def test_a_call_in_a_stream(gateway: Gateway) -> None:
     assert reasons == {0: "tool_calls", 1: "stop"}
 
 
+async def test_where_calls_must_not_be_parallel_there_is_one(gateway: Gateway) -> None:
+    gateway.says(CALL * 2)
+    for parallel, calls in ((True, 2), (False, 1)):
+        asked = {**ASKED, "parallel_tool_calls": parallel, "max_tokens": 300}
+
+        message = (await gateway.post(PATH, **asked))["choices"][0]["message"]
+        chunks = await gateway.stream(PATH, **asked)
+
+        assert len(message["tool_calls"]) == calls
+        told = [call["index"] for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+        assert set(told) == set(range(calls))
+
+
 async def test_without_a_choice_of_tools_a_call_is_text_and_tools_are_not_shown(gateway: Gateway) -> None:
     gateway.says(CALL)
 

@@ -28,7 +28,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 SAID = [{"role": "user", "content": f"{index} \u4e2d\n\U0001f600"} for index in range(1000)]
 
 LARGE: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
-    "text": (CompletionRequest, {"prompt": 'wo"rd\\\n\u4e2d' * 20_000, "n": 2, "seed": 2**64 - 1, "foreign": [1] * 9}),
+    "text": (
+        CompletionRequest,
+        {"prompt": 'wo"rd\\\n\u4e2d' * 20_000, "seed": 2**64 - 1, "metadata": {"a": [1] * 9}},
+    ),
     "texts": (CompletionRequest, {"prompt": ["a" * 9000, "", "\u4e2d" * 9000], "stop": ["x"] * 600}),
     "token ids": (CompletionRequest, {"prompt": [*range(2000), 2**32 - 1], "logit_bias": {"5": 1.5}}),
     "lists of token ids": (CompletionRequest, {"prompt": [[1] * 600, [], [2, 3]]}),
@@ -83,6 +86,8 @@ def test_numbers_that_are_none_come_through() -> None:
         b'{"prompt": [' + b"1," * 100_000 + b'"x"]}',
         b'{"prompt": [' + b"1," * 1_000_000 + b"1]}",
         b'{"prompt": "' + b"a" * 100_000 + b'", "n": "many"}',
+        b'{"prompt": "' + b"a" * 100_000 + b'", "temprature": 1}',
+        b'{"prompt": "a", "suffix": "' + b"a" * 100_000 + b'"}',
         b'{"prompt": "\\ud800' + b"a" * 100_000 + b'"}',
     ],
 )
@@ -138,7 +143,7 @@ async def test_what_is_large_or_full_is_not_parsed_on_the_event_loop(
 
 
 async def test_a_large_body_is_answered(gateway: Gateway) -> None:
-    padded = {"prompt": [5] * 1000, "max_tokens": 1, "foreign": "a" * SMALL_BYTES}
+    padded = {"prompt": [5] * 1000, "max_tokens": 1, "user": "a" * SMALL_BYTES}
 
     assert (await gateway.post(PATH, **padded))["usage"]["prompt_tokens"] == 1000
 

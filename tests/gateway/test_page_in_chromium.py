@@ -1,42 +1,23 @@
 """The page as a browser shows it: headless Chromium, a real gateway, scripted workers."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.api_keys import digest_of
-from tests.fixtures.chromium import Page, find_chromium, open_page
+from tests.fixtures.chromium import Page, find_chromium
+from tests.fixtures.visits import ANSWER, fact, visit
 from tests.gateway.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b> & <script>alert(2)</script>"
 HASHES = ",".join(f"{name}:{digest_of(f'baton-{name}').hex()}" for name in ("user", "boss"))
-ANSWER = "(document.querySelector('.message.assistant')?.textContent ?? '')"
-
-
-@pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Page]:
-    async with open_page(tmp_path / "profile") as page:
-        yield page
-
-
-async def visit(page: Page, gateway: Gateway) -> None:
-    await page.ask("Page.navigate", url=f"http://127.0.0.1:{gateway.port}/")
-    await page.until(
-        "document.readyState === 'complete' && document.getElementById('ready').textContent !== 'connecting'"
-    )
-
-
-def fact(worker: str, name: str) -> str:
-    return f"document.querySelector('[data-worker={worker}] [data-fact=\"{name}\"]')?.textContent"
 
 
 async def test_a_question_is_answered_as_it_streams_and_the_workers_change(page: Page, gateway: Gateway) -> None:
     gateway.pair.manual = True
-    await visit(page, gateway)
+    await visit(page, gateway.port)
     await page.until(f"{fact('decode-0', 'queue')} === '0'")
 
     await page.type("#question", "Hello?")
@@ -59,7 +40,7 @@ async def test_a_question_is_answered_as_it_streams_and_the_workers_change(page:
 async def test_what_models_say_is_text_on_a_phone_too(page: Page, gateway: Gateway) -> None:
     gateway.says(HOSTILE)
     await page.shape(360, 740, mobile=True, dark=True)
-    await visit(page, gateway)
+    await visit(page, gateway.port)
 
     await page.type("#question", HOSTILE + "w" * 300)
     await page.until(f"{ANSWER}.includes('tokens/s') || {ANSWER}.includes('first after')")
@@ -74,10 +55,10 @@ async def test_what_models_say_is_text_on_a_phone_too(page: Page, gateway: Gatew
 @pytest.mark.parametrize("settings", [{"api_key_hashes": HASHES}], indirect=True)
 async def test_a_key_is_asked_for_and_kept_in_memory_only(page: Page, gateway: Gateway, settings: Any) -> None:
     gateway.says("hello")
-    await visit(page, gateway)
+    await visit(page, gateway.port)
     await page.until("!document.getElementById('keys').hidden")
     await page.type("#key", "baton-wrong")
-    await page.until("document.getElementById('key-problem').textContent.includes('not known')")
+    await page.until("document.getElementById('key-problem').textContent.includes('unknown')")
 
     await page.type("#key", "baton-user")
     await page.until("document.getElementById('keys').hidden")

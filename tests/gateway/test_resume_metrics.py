@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gateway.request_metrics import RequestMetrics
 from router.events import Failed, FailureReason
 from router.explanation import AttemptNote
+from router.request_counts import RequestCounts
 from router.timeline import Resume, Timeline
 
 
@@ -16,12 +17,12 @@ def test_failed_attempts_and_resumed_streams_are_counted_with_their_gaps() -> No
     timeline = Timeline(0.0)
     for reason in (FailureReason.WORKER_DIED, None):
         failed = Failed(1, "d", reason, "") if reason else None
-        timeline.notes.append(AttemptNote(nothing, nothing, (), 0.0, 0.0, failed=failed))
+        timeline.notes.append(AttemptNote(nothing, nothing, None, 0.0, 0.0, failed=failed))
     timeline.resumes.append(Resume(2.0, 700.0, 0, 5))
     record: Any = SimpleNamespace(
-        model="m", summary=None, timeline=timeline, error=None, finish_reasons=[], prepared=None
+        model="m", summary=None, timeline=timeline, end=None, finish_reasons=[], prepared=None
     )
-    metrics = RequestMetrics()
+    metrics = RequestMetrics(RequestCounts())
     metrics.observe(record)
     registry = CollectorRegistry()
     registry.register(metrics)

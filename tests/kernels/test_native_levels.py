@@ -1,43 +1,49 @@
 """Levels of the instruction set that few processors have: they compile anywhere, and do without where they must."""
 
+import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.native.build import NoCompiler, build, processor_level
+from kernels.native.build import EMULATED_AMX, build, library_path
 from kernels.native.library import NativeLibrary
 from kernels.packed_weight import Stored, pack
-from tests.fixtures.native_levels import native_at
+from tests.fixtures.native_levels import TESTED, native_at
+
+
+def test_the_level_of_amx_compiles_on_any_processor(tmp_path: Path) -> None:
+    assert build("AMX_BF16", tmp_path, ("-O0",)).exists()
 
 
 @pytest.fixture(scope="module")
-def amx(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return build("AMX_BF16", tmp_path_factory.mktemp("built"))
-    except NoCompiler as error:
-        pytest.skip(str(error))
+def emulated() -> NativeLibrary:
+    if "AVX512_VNNI" not in TESTED:
+        pytest.skip("needs a processor with AVX-512")
+    return native_at(EMULATED_AMX)
 
 
-def test_the_level_of_amx_compiles_on_any_processor(amx: Path) -> None:
-    assert amx.exists()
+@pytest.fixture
+def without_tiles(emulated: NativeLibrary) -> Iterator[NativeLibrary]:
+    """As where the system lets no process use them."""
+    library = ctypes.CDLL(str(library_path(EMULATED_AMX)))
+    library.baton_allow_tiles(0)
+    yield emulated
+    library.baton_allow_tiles(1)
 
 
-def test_the_level_of_amx_multiplies_without_where_the_processor_has_none(amx: Path) -> None:
-    if processor_level() != "AVX512_BF16":
-        pytest.skip("only a processor with all of that level but AMX can tell")
+def test_the_level_of_amx_multiplies_without_where_the_system_refuses_it(without_tiles: NativeLibrary) -> None:
     weight, x = pack(torch.randn(70, 130), Stored.ROUNDING, None), torch.randn(33, 130)
-    expected = native_at("AVX512_BF16").layers.linear(x, weight)
-    assert torch.equal(NativeLibrary(amx).layers.linear(x, weight), expected)
+    [bfloat16] = [level for level in TESTED if level.startswith("AVX512_BF16")]
+    assert torch.equal(without_tiles.layers.linear(x, weight), native_at(bfloat16).layers.linear(x, weight))
 
 
-def linear_in_tiles(rows: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the emulated tiles make it, and by Intel's manual: two sums per output and 32 inputs, then both, then all."""
-    if processor_level() not in ("AVX512_VNNI", "AVX512_BF16"):
-        pytest.skip("emulated on processors with AVX-512 and without AMX")
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 1), (1, 700), (17, 33), (40, 700), (300, 64)])
+def test_sums_in_tiles_come_about_in_the_order_of_the_manual(emulated: NativeLibrary, rows: int, inputs: int) -> None:
+    """Two sums per output and 32 inputs, then both, then all."""
     torch.manual_seed(0)
     weight, x = torch.randn(40, inputs).bfloat16(), torch.randn(rows, inputs).bfloat16()
-    found = native_at("AMX_BF16_EMULATED").layers.linear(x.float(), pack(weight, Stored.ROUNDING, None))
     total = torch.zeros(rows, 40)
     for begin in range(0, inputs, 32):
         products = x[:, None, begin : begin + 32].double() * weight[None, :, begin : begin + 32].double()
@@ -45,9 +51,4 @@ def linear_in_tiles(rows: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]
         for n in range(products.shape[2]):  # a product of two numbers of bfloat16 is exact in float64
             sums[n % 2] = (sums[n % 2].double() + products[..., n]).float()
         total = total + (sums[0] + sums[1])
-    return found, total
-
-
-@pytest.mark.parametrize(("rows", "inputs"), [(1, 1), (1, 700), (17, 33), (40, 700), (300, 64)])
-def test_sums_in_tiles_come_about_in_the_order_of_the_manual(rows: int, inputs: int) -> None:
-    assert torch.equal(*linear_in_tiles(rows, inputs))
+    assert torch.equal(emulated.layers.linear(x.float(), pack(weight, Stored.ROUNDING, None)), total)

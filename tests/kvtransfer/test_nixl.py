@@ -1,41 +1,59 @@
-"""KV read by NIXL out of host memory; on hosts with RDMA it is the same code."""
+"""KV read by NIXL out of host memory; on hosts with RDMA it is the same code. Where the library is not installed an
+imitation of it stands in."""
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from kvtransfer.errors import LinkBroken, SharedMemoryUnavailable
+from kvtransfer import nixl_memory
+from kvtransfer.errors import LinkBroken, PeerUnreachable, SharedMemoryUnavailable
 from kvtransfer.nixl_memory import NixlAgent, NixlTransport
 from kvtransfer.slices import PoolShape
 from kvtransfer.transport import BlockPair
+from tests.fixtures import imitated_nixl
 
 INSTALLED = importlib.util.find_spec("nixl") is not None
 SHAPE = PoolShape(num_blocks=6, block_bytes=4096, rows=4)
 PAIRS = [BlockPair(0, 4, 1), BlockPair(1, 5, 2), BlockPair(2, 0, 4)]
 
 
-@pytest.mark.skipif(INSTALLED, reason="it is installed")
-def test_without_nixl_it_is_said_that_it_is_missing() -> None:
+def find(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    """From now on NIXL is that, or not installed where it is None."""
+    found = Mock(util=Mock(find_spec=lambda name: library), import_module=lambda name: library)
+    monkeypatch.setattr(nixl_memory, "importlib", found)
+
+
+def test_without_nixl_it_is_said_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find(monkeypatch, None)
     with pytest.raises(SharedMemoryUnavailable, match="nixl is not installed"):
         NixlAgent(torch.zeros(8, dtype=torch.uint8), "a", "lo", {})
 
 
-@pytest.fixture
-def agents() -> Iterator[tuple[NixlAgent, NixlAgent, torch.Tensor, torch.Tensor]]:
-    pool = torch.arange(SHAPE.part_bytes).remainder(251).to(torch.uint8)
-    own = torch.zeros_like(pool)
-    source, reader = NixlAgent(pool, "source", "lo"), NixlAgent(own, "reader", "lo")
-    yield source, reader, pool, own
-    reader.close()
-    source.close()
+class Agents:
+    def __init__(self) -> None:
+        self.pool = torch.arange(SHAPE.part_bytes).remainder(251).to(torch.uint8)
+        self.own = torch.zeros_like(self.pool)
+        self.source, self.reader = NixlAgent(self.pool, "source", "lo"), NixlAgent(self.own, "reader", "lo")
 
 
-@pytest.mark.skipif(not INSTALLED, reason="needs the nixl extra")
-def test_blocks_come_bit_for_bit_and_in_slices(agents: tuple[NixlAgent, NixlAgent, torch.Tensor, torch.Tensor]) -> None:
-    source, reader, pool, own = agents
-    transport = NixlTransport(reader, source.handle, SHAPE, SHAPE)
+@pytest.fixture(params=["imitated", *(["installed"] if INSTALLED else [])])
+def agents(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
+    if request.param == "imitated":
+        find(monkeypatch, imitated_nixl)
+    agents = Agents()
+    yield agents
+    agents.reader.close()
+    agents.source.close()
+
+
+def test_blocks_come_bit_for_bit_and_in_slices(agents: Agents) -> None:
+    pool, own = agents.pool, agents.own
+    transport = NixlTransport(agents.reader, agents.source.handle, SHAPE, SHAPE)
     assert transport.measure(1 << 20).bytes == SHAPE.part_bytes
     assert not own.any()
     assert transport.copy(b"", PAIRS) == 3 * 4096
@@ -44,7 +62,27 @@ def test_blocks_come_bit_for_bit_and_in_slices(agents: tuple[NixlAgent, NixlAgen
     with pytest.raises(LinkBroken):
         transport.copy(b"", PAIRS)
     halves = PoolShape(6, 4096, 4, parts=2)
-    cut = NixlTransport(reader, source.handle, SHAPE, halves)
+    cut = NixlTransport(agents.reader, agents.source.handle, SHAPE, halves)
     cut.copy(b"", PAIRS)
     cut.close()
     assert own.view(2, 6, 4, 512)[:, 1].equal(pool.view(6, 4, 2, 512)[4].transpose(0, 1))
+
+
+def test_a_source_that_cannot_be_read_any_more_breaks_the_link_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    find(monkeypatch, imitated_nixl)
+    agents = Agents()
+    transport = NixlTransport(agents.reader, agents.source.handle, SHAPE, SHAPE)
+    agents.source.close()
+    with pytest.raises(LinkBroken, match="the peer cannot be read any more"):
+        transport.copy(b"", PAIRS)
+    with pytest.raises(LinkBroken, match="was closed"):
+        transport.copy(b"", PAIRS)
+    assert not agents.own.any() and agents.reader._agent.open_transfers == 0
+    agents.reader.close()
+
+
+def test_a_source_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    find(monkeypatch, imitated_nixl)
+    agents = Agents()
+    with pytest.raises(PeerUnreachable, match="no such agent"):
+        NixlTransport(agents.reader, replace(agents.source.handle, metadata=b"gone"), SHAPE, SHAPE)

@@ -1,12 +1,15 @@
 """Prompts on a prefill worker, from command to unpinning: whatever ends them, in whatever phase, frees their pages."""
 
 import secrets
+from concurrent.futures import Future
 
 import pytest
 
 from protos import kv_transfer_pb2, session_pb2
+from service.trace_context import new_trace
 from tests.fixtures.held_runner import token
 from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.traced_logs import traced_lines
 from tests.fixtures.worker_stack import BLOCKS, PrefillStack, prompt_command, running
 
 
@@ -231,3 +234,17 @@ async def test_a_sampling_value_without_meaning_fails_its_own_request_only() -> 
         await router.send(prefill=prompt_command(2, transfer_id()))
         await router.one("first_step", 2)
         await router.cancel(2)
+
+
+async def test_what_nobody_foresaw_ends_its_prompt_and_is_logged_with_its_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = new_trace()
+    async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
+        added: Future[None] = Future()
+        added.set_exception(RuntimeError("boom"))
+        monkeypatch.setattr(stack.loop, "add", lambda request: added)
+        with traced_lines("prefill_worker.service") as lines:
+            await router.send(prefill=prompt_command(1, transfer_id(), traceparent=trace.traceparent))
+            assert (await router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
+        assert lines == [("a prompt could not be queued", trace)]

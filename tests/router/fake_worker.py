@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -74,13 +75,23 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
                 await self._changed.wait()
         return getattr(found[count - 1], kind)
 
+    def begin_anew(self, **info: Any) -> None:
+        """Goes on behind the same port under the next epoch, with these fields of its info changed."""
+        before = self._hub.sessions
+        self.epoch += 1
+        self.forget_sessions()
+        self.info.MergeFrom(session_pb2.WorkerInfo(**info))
+        for session in before:
+            if session.outbox is not None:
+                session.outbox.close()
+
     def forget_sessions(self) -> None:
         """As a restart does."""
         self._hub = SessionHub(10.0, 10_000, lambda session: None)
         self._session = None
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
-        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info, takes_commands=True)
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
         return session_pb2.ConnectResponse(epoch=self.epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
@@ -208,5 +219,6 @@ def worker_info(role: int, model_folder: str, **fields: Any) -> session_pb2.Work
         "fingerprint": b"f" * 32,
         "total_blocks": 400,
         "total_slots": 64 if role == session_pb2.ROLE_DECODE else 0,
+        "pool_id": secrets.token_bytes(16),
     }
     return session_pb2.WorkerInfo(role=role, model=model, **(defaults | fields))  # type: ignore[arg-type]

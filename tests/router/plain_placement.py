@@ -21,7 +21,7 @@ def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
         return NoRoom.NO_PREFILL_WORKER
     if not decode:
         return NoRoom.NO_DECODE_WORKER
-    free = [worker for worker in decode if _has_room(request, worker)]
+    free = [worker for worker in decode if has_room(request, worker)]
     if not free:
         return _no_room(request, decode)
     untried = [worker for worker in prefill if worker.endpoint not in request.avoided_prefill]
@@ -76,7 +76,7 @@ def _source(
     return decode.endpoint if decode.endpoint in best else best[0]
 
 
-def _has_room(request: PlacementRequest, worker: WorkerView) -> bool:
+def has_room(request: PlacementRequest, worker: WorkerView) -> bool:
     fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
     alone = worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks
     has_blocks = worker.used_blocks + request.charged_blocks <= worker.limit_blocks or alone
@@ -112,7 +112,7 @@ def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> l
         pace, hit_tokens = 1e3 / prompt_rate(worker), request.hit_tokens(worker)
         is_prefill = worker.role is WorkerRole.PREFILL
         waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
-        cost = (waiting + request.prompt_tokens - hit_tokens + BALANCE * worker.recent_tokens) * pace
+        cost = waiting * pace + (request.prompt_tokens - hit_tokens) * pace + BALANCE * worker.recent_tokens * pace
         if request.session is None:
             costs.append(cost + min(keep * (best_tokens - hit_tokens) * pace, longest_ms))
         else:
@@ -127,8 +127,8 @@ def _answer_costs(request: PlacementRequest, workers: Sequence[WorkerView], pref
     expected = expected_here(request, prefill)
     return [
         expected.ttft_ms
-        + answer_ms
         + max(0.0, transfer_ms(request, worker, prefill) - expected.compute_ms)
+        + answer_ms
         + PATIENCE_MS * home
         for worker, answer_ms, home in zip(workers, answers, _homes(request, workers), strict=True)
     ]

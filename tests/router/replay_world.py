@@ -15,7 +15,9 @@ from typing import Any
 
 from router.admission import Admitted
 from router.answer import ChoiceFinished, Delta
+from router.candidates import WorkerView
 from router.cluster import Cluster
+from router.decision import Decision, Weighed
 from router.detokenizer import Detokenizer, silent_token_ids
 from router.events import (
     Alternative,
@@ -32,14 +34,18 @@ from router.generation import Generation
 from router.inbox import Inbox
 from router.loop_turns import LoopTurns
 from router.placement import Placement
+from router.policies.policy import Costs
 from router.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt, ValidRequest
 from router.scheduling import Scheduling
 from router.session_wire import Tag
 from router.timeline import Timeline
+from router.worker import WorkerRole
 from tests.router.tokenizers_for_tests import byte_level
 
 PROMPT = tuple(range(60, 71))
 PLACEMENT = Placement("p", "d", 0, 0, 0, 0, 1, 1)
+DECODE = WorkerView("d", WorkerRole.DECODE, b"f", 100, 8, 100, 8)
+DECISION = Decision((DECODE,), (DECODE,), None, Weighed((DECODE,), Costs((0.0,), {}), DECODE), None)
 BLOCK_TOKENS = 4
 STOP_TOKEN = 256
 TOKENIZER = byte_level()
@@ -125,7 +131,7 @@ class World:
     async def admit(self, attempt_id: int, *rest: Any) -> Admitted:
         self.admitted += 1
         await asyncio.sleep(0)
-        return Admitted(PLACEMENT, time.monotonic())
+        return Admitted(PLACEMENT, time.monotonic(), DECISION)
 
     def ended_(self, attempt_id: int, answered: bool) -> None:
         self.ended += 1

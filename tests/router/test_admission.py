@@ -108,7 +108,7 @@ async def test_a_full_queue_refuses() -> None:
     queue = AdmissionQueue(cluster_with(slots=0), LIMITS, POLICY)
     waiting = [asyncio.create_task(queue.admit(attempt_id, REQUEST, ())) for attempt_id in range(3)]
     await settled()
-    with pytest.raises(ResourceExhausted, match="waiting already"):
+    with pytest.raises(ResourceExhausted, match="pending already"):
         await queue.admit(4, REQUEST, ())
     queue.close()
     assert all(isinstance(error, Unavailable) for error in await asyncio.gather(*waiting, return_exceptions=True))
@@ -116,7 +116,7 @@ async def test_a_full_queue_refuses() -> None:
 
 async def test_waiting_for_room_is_bounded() -> None:
     queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_wait_s=0.01), POLICY)
-    with pytest.raises(ResourceExhausted, match="no room"):
+    with pytest.raises(ResourceExhausted, match="no worker had room"):
         await queue.admit(1, REQUEST, ())
     assert queue.waiting == 0
 
@@ -188,7 +188,7 @@ async def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_
     waiting = asyncio.create_task(queue.admit(3, REQUEST, ()))
     await settled()
     # One of 8 tokens goes before it, and 8 tokens take 2 s: 4 s until it has its room, 2 s more until it has ended.
-    with pytest.raises(ResourceExhausted, match=r"the wait for room would be 4\.0 s") as caught:
+    with pytest.raises(ResourceExhausted, match=r"the request would be pending for 4\.0 s") as caught:
         await queue.admit(4, REQUEST, (), Standing(deadline_s=clock.now + 5.9 / PLANNED_SHARE))
     assert caught.value.retry_after_s == pytest.approx(4.0)
     in_time = asyncio.create_task(queue.admit(5, REQUEST, (), Standing(deadline_s=clock.now + 6.1 / PLANNED_SHARE)))
@@ -225,7 +225,7 @@ async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> No
     small = asyncio.create_task(queue.admit(9, REQUEST, (), Standing("small")))
     await settled()
     assert [task.done() for task in (*noisy, small)] == [False, False, True, False]
-    with pytest.raises(ResourceExhausted, match="waiting already"):
+    with pytest.raises(ResourceExhausted, match="pending already"):
         await noisy[2]
     with pytest.raises(ResourceExhausted):  # they have one more than it has, and not two: it would be taking turns
         await queue.admit(10, REQUEST, (), Standing("small"))

@@ -19,7 +19,7 @@ from router.placement import (
 )
 from router.worker import WorkerRole
 from tests.router.plain_placement import is_idle, prompt_rate
-from tests.router.test_plain_placement import F, random_request, random_worker
+from tests.router.random_clusters import F, random_request, random_worker
 
 CASES = 3000
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
+from router.answer_ids import AnswerId
+from router.cluster import KEPT_NAMES, Cluster
+from router.decision import Decision
 from router.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings
 from router.explaining import Explainer
-from router.explanation import KEPT_CANDIDATES, AttemptNote, Explanation, Explanations, Outcome, candidates_of
-from router.placement import Placement, PlacementPolicy, PlacementRequest, WorkerView, place
+from router.explanation import AttemptNote, Explanation, Explanations, Outcome
+from router.placement import PlacementPolicy, PlacementRequest, WorkerView, decide, placement_of
 from router.timeline import Timeline
-from router.worker import WorkerRole
+from router.worker import ModelDescription, WorkerDescription, WorkerRole
 from service.errors import NotFound
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
@@ -27,38 +30,59 @@ def workers(prefill: int = 2, decode: int = 2) -> tuple[WorkerView, ...]:
     )
 
 
-def note(views: tuple[WorkerView, ...], attempt_id: int = 1) -> AttemptNote:
-    placement = place(REQUEST, views, PlacementPolicy())
-    assert isinstance(placement, Placement)
-    return AttemptNote(REQUEST, placement, candidates_of(placement, views), 1.0, 1.5, attempt_id=attempt_id)
+def note(views: tuple[WorkerView, ...], attempt_id: int = 1, request: PlacementRequest = REQUEST) -> AttemptNote:
+    policy = PlacementPolicy()
+    decision = decide(request, views, policy)
+    assert isinstance(decision, Decision)
+    return AttemptNote(request, placement_of(request, decision, policy), decision, 1.0, 1.5, attempt_id=attempt_id)
 
 
-def record(timeline: Timeline, error: str | None = None) -> Any:
-    prepared = SimpleNamespace(token_ids=tuple(range(18)), valid=SimpleNamespace(request_id="r"))
-    return SimpleNamespace(prepared=prepared, timeline=timeline, error=error)
+def record(timeline: Timeline, error: str | None = None, request_id: str = "r", trace_id: str = "0" * 32) -> Any:
+    prepared = SimpleNamespace(token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id))
+    identity = SimpleNamespace(trace_id=trace_id)
+    return SimpleNamespace(prepared=prepared, timeline=timeline, error=error, identity=identity)
 
 
 def test_a_ring_keeps_the_newest_and_of_one_id_the_newer() -> None:
     kept = Explanations(kept=3)
     for name in ("a", "b", "a", "c", "d"):
-        kept.add(Explanation(name, 0.0, OUTCOME, ()))
+        kept.add(Explanation(name, "", 0.0, OUTCOME, ()))
     assert [kept.find(name) is not None for name in "abcd"] == [True, False, True, True]
     assert len(kept) == 3
 
 
-def test_of_many_candidates_the_chosen_ones_are_kept() -> None:
-    many = tuple(reversed(workers(prefill=60, decode=60)))
-    kept = note(many)
-    assert len(kept.candidates) == KEPT_CANDIDATES
-    assert {view.endpoint for view in kept.candidates} >= set(kept.placement.endpoints)
+@pytest.mark.parametrize("prefix", ["", *AnswerId])
+def test_a_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) -> None:
+    kept = Explanations()
+    for name in ("mine", "cmpl-mine"):
+        kept.add(Explanation(f"{prefix}{name}", "", 0.0, OUTCOME, ()))
+        kept.add(Explanation(name, "", 0.0, OUTCOME, ()))
+    found = kept.find(f"{prefix}mine")
+    assert found is not None and found.request_id == f"{prefix}mine", "an id that a client chose so goes first"
+    alone = Explanations()
+    alone.add(Explanation("mine", "", 0.0, OUTCOME, ()))
+    found = alone.find(f"{prefix}mine")
+    assert found is not None and found.request_id == "mine"
+
+
+def test_a_request_is_found_by_its_trace_of_several_the_newest() -> None:
+    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline.begin_attempt(note(workers()), 1.4)
+    for name, trace_id in (("a", "1" * 32), ("b", "2" * 32), ("c", "1" * 32)):
+        explainer.observe(record(timeline, request_id=name, trace_id=trace_id))
+    assert [explainer.explain(digit * 32).request_id for digit in "12"] == ["c", "b"]
+    with pytest.raises(NotFound):
+        explainer.explain("3" * 32)
 
 
 def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_came_of_it() -> None:
     timeline, explainer = Timeline(0.0), Explainer(str.upper, clock=lambda: 9.0)
     timeline.begin_attempt(note(workers()), 1.4)
-    timeline.take_failure(Failed(1, "p0", FailureReason.WORKER_LOST, "it fell silent"))
+    timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=0)), 1.75)
+    timeline.take_failure(Failed(1, "p0", FailureReason.WORKER_LOST, "it fell silent"), 2.0)
     timeline.begin_attempt(note(workers(), attempt_id=2), 2.4)
-    timeline.take_first_step(FirstStep(2, (), PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=8)), 3.0)
+    timings = PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=12, fetched_tokens=4)
+    timeline.take_first_step(FirstStep(2, (), timings), 3.0)
     timeline.take_landed(Landed(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
     explainer.observe(record(timeline))
 
@@ -67,11 +91,12 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     first, second = told.attempts
     assert (first.failure, first.failed_endpoint) == ("WORKER_LOST: it fell silent", "p0")
     assert (second.failure, second.transport) == ("", "shared_memory")
+    assert (first.actual["ttft_ms"], second.actual["ttft_ms"]) == (250.0, 1500.0), "each attempt has its own"
     assert dict(second.actual) | {"cached_tokens": 8, "prefill_ms": 7, "transfer_bytes": 640} == dict(second.actual)
     candidates = {each.worker_id: each for each in second.candidates}
     assert [candidates[name].chosen for name in ("P0", "P1", "D0", "D1")] == [True, False, True, False]
     assert candidates["P1"].terms["tokens_in_flight"] == 100
-    assert candidates["D1"].excluded == "no place in its batch"
+    assert candidates["D1"].excluded == "no slot is free in its batch"
     assert candidates["P1"].excluded == ""
 
 
@@ -80,3 +105,37 @@ def test_who_was_never_placed_or_is_forgotten_is_not_found() -> None:
     explainer.observe(record(Timeline(0.0), error="UNAVAILABLE"))
     with pytest.raises(NotFound):
         explainer.explain("r")
+
+
+def test_a_worker_that_lends_all_of_itself_to_a_request_larger_than_its_pool_is_not_said_to_lack_credit() -> None:
+    large = PlacementRequest(b"f", block_tokens=4, prompt_tokens=80, max_tokens=300, choices=3, preferred_decode="d1")
+    whole = tuple(WorkerView(name, WorkerRole.DECODE, b"f", 100, 8, 100, 8) for name in ("d0", "d1"))
+    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline.begin_attempt(note(whole, request=large), 1.4)
+    explainer.observe(record(timeline))
+    other, taken = explainer.explain("r").attempts[0].candidates
+    assert large.charged_blocks > whole[0].limit_blocks
+    assert taken.chosen and taken.excluded == ""
+    assert other.excluded == "the request stays with the decode worker that it had"
+
+
+def test_of_a_prompt_that_decode_computed_the_cache_of_decode_is_compared() -> None:
+    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline.begin_attempt(note(workers(prefill=0)), 1.4)
+    timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=8)), 3.0)
+    explainer.observe(record(timeline))
+    actual = explainer.explain("r").attempts[0].actual
+    assert actual["decode_cached_tokens"] == 8 and "cached_tokens" not in actual
+
+
+def test_a_worker_that_is_gone_keeps_its_name_for_a_while() -> None:
+    model = ModelDescription("m", "", 128, 257, "float32", 4)
+    description = WorkerDescription("decode-7", WorkerRole.DECODE, 1, b"f", model, 100, 8)
+    cluster = Cluster()
+    for endpoint in ("h:1", *(f"h:{number}" for number in range(2, KEPT_NAMES + 2))):
+        assert cluster.name_of(endpoint) == endpoint
+        cluster.add(endpoint, WorkerRole.DECODE)
+        cluster.connected(endpoint, description, epoch=1)
+        cluster.remove(endpoint)
+        assert cluster.name_of(endpoint) == "decode-7"
+    assert (cluster.name_of("h:1"), cluster.name_of("h:2")) == ("h:1", "decode-7")

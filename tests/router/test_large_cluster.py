@@ -34,7 +34,7 @@ async def test_who_has_the_prefix_is_found_among_all() -> None:
     cluster.caches.assume("p177", HASHES, 1000)
     admitted = await queue_of(cluster).admit(1, REQUEST, HASHES)
     assert admitted.placement.prefill == "p177"
-    assert len(admitted.workers) <= 2 * (HOLDERS + OTHERS)
+    assert len(admitted.decision.workers) <= 2 * (HOLDERS + OTHERS)
 
 
 async def test_the_one_worker_with_room_is_found_though_it_was_not_looked_at() -> None:

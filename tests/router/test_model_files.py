@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template
+from router.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
 from router.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
 from router.request import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.tokenizer import TextTooLong, load_tokenizer
@@ -82,6 +82,17 @@ def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> Non
         template.render((Message("bad", "x"),))
     with pytest.raises(TemplateRefused):
         ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render(CONVERSATION)
+
+
+def test_an_option_that_a_template_does_not_read_is_refused() -> None:
+    source = "{% set style = style if style is defined else 'plain' %}{{ style }}{{ eos_token }}{{ messages|length }}"
+    template = ChatTemplate(source, {"eos_token": "</s>"})
+
+    assert template.variables == {"style", "eos_token", "messages"}
+    assert template.render(CONVERSATION, options={"style": "odd"}).startswith("odd</s>")
+    for name in ("stile", "eos_token", "messages", "tools", "add_generation_prompt"):
+        with pytest.raises(UnreadOption, match=name):
+            template.render(CONVERSATION, options={"style": "odd", name: "x"})
 
 
 def test_the_template_file_wins_over_the_config(tmp_path: Path) -> None:

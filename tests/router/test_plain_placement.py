@@ -4,57 +4,11 @@ from random import Random
 
 import pytest
 
-from router.candidates import WorkerRates
-from router.placement import NoPrefillWorker, Placement, PlacementPolicy, PlacementRequest, Strategy, WorkerView, place
-from router.worker import WorkerRole
+from router.placement import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from tests.router.plain_placement import chosen
+from tests.router.random_clusters import random_request, random_worker
 
-F, OTHER = b"f" * 32, b"g" * 32
 CASES = 800
-
-
-def random_worker(chance: Random, number: int) -> WorkerView:
-    pick = chance.choice
-    return WorkerView(
-        endpoint=str(number),
-        role=pick(list(WorkerRole)),
-        fingerprint=pick([F] * 15 + [OTHER]),
-        total_blocks=pick([1000, 1000, 60]),
-        total_slots=pick([1, 8, 8]),
-        limit_blocks=pick([500, 500, 200, 0]),
-        limit_slots=pick([1, 8]),
-        used_blocks=pick([0, 0, 100, 400]),
-        used_slots=pick([0, 0, 2]),
-        tokens_in_flight=pick([0, 1000, 50_000]),
-        hit_blocks=pick([0, 10, 30, 120]),
-        ready_blocks=pick([0, 10, 30, 120]),
-        pending_prompt_tokens=pick([0, 1000, 50_000]),
-        recent_tokens=pick([0.0, 1234.5, 1e5]),
-        rates=WorkerRates(
-            prefill_tokens_per_s=pick([1000.0, 10_000.0]),
-            beside_tokens_per_s=pick([None, 50.0, 2000.0]),
-            token_gap_ms=pick([5.0, 20.0]),
-            links_gb_per_s={str(chance.randrange(8)): pick([0.001, 1.0])},
-        ),
-        branches=chance.randrange(20),
-    )
-
-
-def random_request(chance: Random) -> PlacementRequest:
-    pick = chance.choice
-    some = [str(chance.randrange(12)) for _ in range(8)]
-    return PlacementRequest(
-        fingerprint=F,
-        block_tokens=32,
-        prompt_tokens=pick([1, 320, 321, 961, 3500]),
-        max_tokens=pick([1, 100, 500]),
-        choices=pick([1, 1, 2]),
-        turn=chance.randrange(1000),
-        avoided_prefill=frozenset(some[: pick([0, 0, 2])]),
-        apart=frozenset((a, b) for a in some for b in some) if chance.random() < 0.3 else frozenset(),
-        preferred_decode=pick([None, None, some[0]]),
-        session=pick([None, None, "one", "two"]),
-    )
 
 
 @pytest.mark.parametrize("without", NoPrefillWorker)

@@ -40,7 +40,7 @@ def test_the_busier_role_gets_a_worker_where_both_are_better_off_then(
 def test_a_role_keeps_its_last_worker(workers: tuple[int, int], prefill: float, decode: float) -> None:
     verdict = look(prefill, decode, workers)
     assert verdict.to is None
-    assert "no worker to spare" in verdict.why
+    assert "cannot give up a worker" in verdict.why
 
 
 def test_what_more_workers_would_not_shorten_is_no_reason() -> None:

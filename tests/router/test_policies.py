@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from router.candidates import WorkerRates
 from router.placement import (
-    POLICIES,
     LocalPrefill,
     NoPrefillWorker,
     Placement,
@@ -21,7 +20,6 @@ from router.placement import (
 )
 from router.policies.cache_aware import KEEP, PATIENCE_MS
 from router.policies.prefix_hash import early_block
-from router.weighing import weighed_terms
 from router.worker import WorkerRole
 
 F = b"f"
@@ -103,39 +101,6 @@ def test_the_same_snapshot_gives_the_same_placement_and_is_not_changed(
     policy = PlacementPolicy(strategy=strategy)
     assert place(request, workers, policy) == place(request, workers, policy)
     assert workers == before
-
-
-@settings(max_examples=60)
-@given(requests, clusters, STRATEGIES)
-def test_terms_add_up_to_the_costs_that_decide(
-    request: PlacementRequest, workers: list[WorkerView], strategy: Strategy
-) -> None:
-    """Costs are computed apart from their terms, for speed."""
-    policy = POLICIES[strategy]
-    computing = [worker for worker in workers if worker.role is WorkerRole.PREFILL]
-    answering = [worker for worker in workers if worker.role is WorkerRole.DECODE]
-    pairs = []
-    if computing:
-        pairs.append((policy.prefill_terms(request, computing), policy.prefill_costs(request, computing)))
-    for source in (None, *computing[:1]) if answering else ():
-        pairs.append((policy.decode_terms(request, answering, source), policy.decode_costs(request, answering, source)))
-    for terms, costs in pairs:
-        assert [sum(each.values()) for each in terms] == pytest.approx(list(costs), rel=1e-6, abs=1e-3)
-
-
-@settings(max_examples=60)
-@given(requests, clusters, STRATEGIES)
-def test_who_was_taken_had_the_lowest_of_the_costs_that_are_told(
-    request: PlacementRequest, workers: list[WorkerView], strategy: Strategy
-) -> None:
-    outcome = place(request, workers, PlacementPolicy(NoPrefillWorker.QUEUE, strategy=strategy))
-    if not isinstance(outcome, Placement):
-        return
-    told = weighed_terms(request, workers, outcome)
-    roles = {worker.endpoint: worker.role for worker in workers}
-    for endpoint in outcome.endpoints:
-        alike = [terms["cost"] for name, terms in told.items() if roles[name] is roles[endpoint]]
-        assert told[endpoint]["cost"] == pytest.approx(min(alike), rel=1e-6, abs=1e-3)
 
 
 @pytest.mark.parametrize("strategy", [each for each in Strategy if each is not Strategy.PREFIX_HASH])

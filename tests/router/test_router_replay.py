@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import baton_pb2, session_pb2
+from protos import admin_pb2, baton_pb2, session_pb2
+from tests.fixtures.traced_logs import traced_lines
 from tests.router.conftest import READY_S, Stack, echo, encode, text_of, tokens_of
 from tests.router.test_router_failures import begun
 from tests.router.test_router_refusals import refusal
@@ -166,11 +167,25 @@ async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unav
 
 
 async def test_the_trace_and_the_explanation_tell_of_every_attempt(stack: Stack) -> None:
-    answer, _ = await cut(stack, 5, max_tokens=9)
-    await restart(stack)
-    await answer
+    with traced_lines("router.recovery") as lines:
+        answer, _ = await cut(stack, 5, max_tokens=9)
+        await restart(stack)
+        await answer
     root = next(s for s in reversed(stack.telemetry.spans) if s.name == "generate tiny")
+    assert [trace for line, trace in lines if "another attempt" in line] == [root.identity]
     assert root.attributes["baton.attempts"] == 2
     assert root.attributes["baton.resumes"] == 1
     longest_ms = root.attributes["baton.longest_resume_ms"]
     assert isinstance(longest_ms, float) and longest_ms > 0.0
+    spans = [s for s in stack.telemetry.spans if s.name == "attempt" and s.parent == root.identity]
+    first, second = [{k.removeprefix("baton.attempt."): v for k, v in each.attributes.items()} for each in spans]
+    assert (first["number"], first["decode"], first["failed_worker"]) == (1, "decode-0", "decode-0")
+    assert first["failure"] in ("WORKER_LOST", "WORKER_DIED") and first["message"]
+    assert second["number"] == 2 and "failure" not in second and second["first_token"] == 5
+    assert second["stood_still_ms"] == longest_ms
+    request_id = root.attributes["gen_ai.response.id"]
+    assert root.identity is not None
+    for given in (request_id, f"cmpl-{request_id}", root.identity.trace_id):
+        told = await stack.admin.Explain(admin_pb2.ExplainRequest(request_id=given))
+        assert told.request_id == request_id and len(told.attempts) == 2
+        assert all(each.actual["ttft_ms"] > 0.0 for each in told.attempts)

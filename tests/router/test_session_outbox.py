@@ -15,11 +15,9 @@ def numbered(number: int, is_cancel: bool) -> session_pb2.ConnectRequest:
     return command
 
 
-async def written(
-    commands: Sequence[session_pb2.ConnectRequest], together: bool = True
-) -> list[list[session_pb2.ConnectRequest]]:
+async def written(commands: Sequence[session_pb2.ConnectRequest]) -> list[list[session_pb2.ConnectRequest]]:
     """By message."""
-    outbox = SessionOutbox(together)
+    outbox = SessionOutbox()
     for command in commands:
         outbox.put(command)
     messages: list[list[session_pb2.ConnectRequest]] = []
@@ -35,11 +33,6 @@ async def test_cancels_that_wait_in_a_row_are_one_message() -> None:
     assert [[each.number for each in message] for message in messages] == [[1, 2, 3], [4], [5], [6], [7], [8, 9]]
 
 
-async def test_a_worker_that_does_not_take_several_gets_them_one_by_one() -> None:
-    messages = await written([numbered(number, is_cancel=True) for number in range(1, 5)], together=False)
-    assert [[each.number for each in message] for message in messages] == [[1], [2], [3], [4]]
-
-
 async def test_a_message_is_bounded() -> None:
     commands = [numbered(number, is_cancel=True) for number in range(1, 2 * MOST_TOGETHER + 2)]
     assert [len(message) for message in await written(commands)] == [MOST_TOGETHER, MOST_TOGETHER, 1]
@@ -53,7 +46,7 @@ async def test_whatever_waits_is_written_once_in_order_and_as_it_was() -> None:
 
 
 async def test_whoever_comes_first_waits_for_the_next_command() -> None:
-    outbox = SessionOutbox(together=True)
+    outbox = SessionOutbox()
     waiting = asyncio.create_task(outbox.next())
     await asyncio.sleep(0)
     outbox.put(numbered(1, is_cancel=True))

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
 from protos import baton_pb2, session_pb2
@@ -73,7 +74,7 @@ async def test_the_time_to_the_first_token_is_the_sum_of_its_stages(stack: Stack
 async def test_refused_and_cancelled_requests_leave_a_trace_too(stack: Stack) -> None:
     await stack.ready()
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text=""), timeout=10)
-    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+    with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
         await call.read()
     assert (await spans_of(stack))["generate"].error == "INVALID_ARGUMENT"
     stack.pair.manual = True
@@ -118,7 +119,9 @@ def test_stages_add_up_by_construction() -> None:
 def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery() -> None:
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0, first_step_s=10.2, first_token_s=10.2)
-    timeline.begin_attempt(AttemptNote(nothing, nothing, (), 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=1), 10.5)
+    timeline.begin_attempt(
+        AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=1), 10.5
+    )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 10.9)
     timeline.take_landed(Landed(2, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0))  # fmt: skip  # noqa: E501
     timeline.take_decode_output(0, 0, 2, 11.0)
@@ -134,7 +137,9 @@ def test_later_resumes_leave_the_first_gap_as_it_was() -> None:
     timeline = Timeline(arrived_s=10.0, first_step_s=10.2, first_token_s=10.2)
     for offset, now in ((1, 10.3), (2, 10.4)):
         timeline.take_decode_output(0, offset, 1, now)
-    timeline.begin_attempt(AttemptNote(nothing, nothing, (), 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=3), 11.0)
+    timeline.begin_attempt(
+        AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=3), 11.0
+    )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 11.4)
     timeline.take_decode_output(0, 1, 1, 11.5)
     assert stages(timeline, now=12.0).token_gap_ms == pytest.approx(100.0)

@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 END = "<|end|>"
 TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'bad' %}"
+    "{{ raise_exception('no such role: ' ~ message['content']) }}{% endif %}"
     "[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )

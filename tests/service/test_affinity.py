@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.affinity import current_cores, parse_cores, pin_process
+from service.affinity import AUTOGROUP, current_cores, parse_cores, pin_process, stand_back
 
 
 def test_cores_are_read_as_taskset_writes_them() -> None:
@@ -46,11 +46,15 @@ def test_a_core_that_is_not_ours_is_refused() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-STAND_BACK = "from service.affinity import stand_back; stand_back(7); print(open('/proc/self/autogroup').read())"
+STAND_BACK = """
+from service.affinity import AUTOGROUP, stand_back
+stand_back(7)
+print(AUTOGROUP.read_text() if AUTOGROUP.exists() else "no groups")
+"""
 
 
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group by session")
 def test_a_session_of_its_own_stands_back_behind_others() -> None:
+    """Where the kernel does not group by session, nothing happens."""
     done = subprocess.run(
         [sys.executable, "-c", STAND_BACK],
         capture_output=True,
@@ -59,11 +63,30 @@ def test_a_session_of_its_own_stands_back_behind_others() -> None:
         check=True,
         start_new_session=True,
     )
-    assert done.stdout.endswith("nice 7\n\n")
+    assert done.stdout.endswith("nice 7\n\n" if AUTOGROUP.exists() else "no groups\n")
 
 
 def test_a_session_that_others_share_is_left_as_it_is() -> None:
     code = "import os; from service.affinity import stand_back; assert os.getsid(0) != os.getpid(); stand_back(7)"
-    before = Path("/proc/self/autogroup").read_text() if Path("/proc/self/autogroup").exists() else ""
+    before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
     subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
-    assert not before or Path("/proc/self/autogroup").read_text() == before
+    assert (AUTOGROUP.read_text() if AUTOGROUP.exists() else "") == before
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_what_is_written_is_a_niceness_and_to_a_session_of_its_own_alone(
+    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "autogroup"
+    group.touch()
+    monkeypatch.setattr("service.affinity.AUTOGROUP", group)
+    monkeypatch.setattr("service.affinity.os.getsid", lambda pid: os.getpid() if is_own else os.getpid() + 1)
+    stand_back(7)
+    assert group.read_text() == ("7" if is_own else "")
+
+
+def test_without_groups_of_sessions_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.affinity.AUTOGROUP", tmp_path / "none" / "autogroup")
+    monkeypatch.setattr("service.affinity.os.getsid", lambda pid: os.getpid())
+    stand_back(7)
+    assert list(tmp_path.iterdir()) == []

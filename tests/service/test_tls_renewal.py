@@ -96,7 +96,7 @@ async def test_files_that_are_no_pair_yet_change_nothing(
         else:
             (used / name).unlink()
         assert [await trusts(port, old) for _ in range(2)] == [True, True]
-        assert sum("stay as they were" in record.message for record in caplog.records) == 1
+        assert sum("were not reloaded" in record.message for record in caplog.records) == 1
         replace(used, new)
         assert await trusts(port, new)
 

@@ -87,6 +87,7 @@ async def test_a_lost_engine_ends_the_process_without_waiting_for_what_can_never
     assert running.stopping.is_set() and running.exit_code == 1
     async with asyncio.timeout(5):
         await process.drain()
+    assert not worker.draining, "routers would take its death for an end that was asked for"
     await process.stop()
 
 

@@ -1,4 +1,7 @@
-// Calls of this service. The key lives in this module's memory and nowhere else.
+// Calls of this service, each with a bound. The key lives in this module's memory and nowhere else.
+
+const ANSWER_MS = 4_000;
+const SILENCE_MS = 300_000; // of a stream: a long prompt may wait and be computed before its first token
 
 let key = "";
 
@@ -6,6 +9,7 @@ export function useKey(text) {
   key = text;
 }
 
+/** The server answered, with an error. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -13,33 +17,93 @@ export class Refused extends Error {
   }
 }
 
-/** The response, if it is a good one. Throws Refused with what the service says, TypeError where it does not answer. */
-export async function call(path, options = {}) {
-  const headers = { ...(options.body ? { "content-type": "application/json" } : {}), ...options.headers };
-  if (key) headers.authorization = `Bearer ${key}`;
-  const response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
-  if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  throw new Refused(response.status, told?.error?.message ?? `the service answered ${response.status}`);
+/** The server did not answer, or its answer stopped before its end. */
+export class Unreachable extends Error {}
+
+/** The JSON of an answer. Throws Refused or Unreachable; the reason of `signal` where that was aborted first. */
+export async function call(path, { body, signal, boundMs = ANSWER_MS } = {}) {
+  const bound = AbortSignal.timeout(boundMs);
+  const ended = signal ? AbortSignal.any([signal, bound]) : bound;
+  try {
+    return await (await send(path, body, ended)).json();
+  } catch (error) {
+    throw explained(error, signal, bound, `The server did not answer within ${boundMs / 1000} s.`);
+  }
 }
 
-/** The events of a streamed answer, parsed. Throws where the stream tells of an error, or ends before its time. */
-export async function* events(path, body, options) {
-  const response = await call(path, { ...options, method: "POST", body: JSON.stringify(body) });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) throw new Error("the connection ended before the answer did");
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      if (!part.startsWith("data: ")) continue; // a comment, which keeps the connection alive
-      const text = part.slice("data: ".length);
-      if (text === "[DONE]") return;
-      const event = JSON.parse(text);
-      if (event.error) throw new Error(event.error.message);
-      yield event;
+/**
+ * The events of a streamed answer, parsed. `heard` is called with all that comes, first when the server has accepted
+ * the request. Throws as `call` does, also where the stream ends before its time.
+ */
+export async function* events(path, body, { signal, headers, heard }) {
+  const silence = new Silence(SILENCE_MS);
+  try {
+    const response = await send(path, body, AbortSignal.any([signal, silence.signal]), headers);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      silence.restart();
+      heard();
+      const { done, value } = await reader.read();
+      if (done) throw new Unreachable("The connection ended before the answer did.");
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        if (!part.startsWith("data: ")) continue; // a comment, which keeps the connection alive
+        const text = part.slice("data: ".length);
+        if (text === "[DONE]") return;
+        const event = JSON.parse(text);
+        if (event.error) throw new Refused(response.status, event.error.message);
+        yield event;
+      }
     }
+  } catch (error) {
+    throw explained(error, signal, silence.signal, `The server sent nothing for ${SILENCE_MS / 1000} s.`);
+  } finally {
+    silence.end();
+  }
+}
+
+async function send(path, body, signal, headers = {}) {
+  const sent = { ...headers };
+  if (body) sent["content-type"] = "application/json";
+  if (key) sent.authorization = `Bearer ${key}`;
+  const options = { signal, headers: sent, cache: "no-store", credentials: "omit" };
+  const response = await fetch(path, body ? { ...options, method: "POST", body: JSON.stringify(body) } : options);
+  if (response.ok) return response;
+  const refusal = await response.json().catch(() => null);
+  throw new Refused(response.status, refusal?.error?.message ?? `The server answered ${response.status}.`);
+}
+
+function explained(error, signal, bound, tooLate) {
+  if (signal?.aborted) return signal.reason;
+  if (bound.aborted) return new Unreachable(tooLate);
+  if (error instanceof Refused || error instanceof Unreachable) return error;
+  if (error instanceof SyntaxError) return new Unreachable("The answer is not of the form that this server sends.");
+  if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // how fetch says it
+  return error;
+}
+
+/** Aborts its signal where it is not restarted in time. */
+class Silence {
+  #controller = new AbortController();
+  #timer = 0;
+
+  constructor(boundMs) {
+    this.boundMs = boundMs;
+    this.restart();
+  }
+
+  get signal() {
+    return this.#controller.signal;
+  }
+
+  restart() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#controller.abort(), this.boundMs);
+  }
+
+  end() {
+    clearTimeout(this.#timer);
   }
 }

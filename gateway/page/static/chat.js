@@ -1,104 +1,157 @@
 // The chat box: a conversation in memory, sent whole with every question; the answer streams in.
+//
+// A question stays in its box until the server has accepted it, and can be asked again where the answer failed.
 
-import { events } from "./api.js";
-import { byId, element, milliseconds } from "./dom.js";
+import { events, Unreachable } from "./api.js";
+import { byId, element, fill, say } from "./dom.js";
+import { EXAMPLES, TABLE } from "./examples.js";
+import { fitting } from "./fit.js";
+import { Markdown } from "./markdown.js";
+import { Turn } from "./turn.js";
 
-const [log, question, stop, send] = ["log", "question", "stop", "send"].map(byId);
+const USUAL_TOKENS = 256;
 
-let conversation = [];
-let running = null; // an AbortController while an answer streams
+const [log, greeting, question, system, problem, stop, send] = [
+  "log", "greeting", "question", "system", "ask-problem", "stop", "send",
+].map(byId);
 
-/** `chosenModel` gives {name, chat}, or nothing while there is none. */
-export function startChat(chosenModel) {
+let chosenModel = () => null;
+let turns = [];
+let running = null; // {own, heardMs} while a question is being answered
+
+/** `chosen` gives {name, chat, max_context}, or nothing while there is no model. */
+export function startChat(chosen) {
+  chosenModel = chosen;
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    const text = question.value.trim();
-    const model = chosenModel();
-    if (!text || running || !model) return;
-    question.value = "";
-    answer(model, text);
+    if (question.value.trim()) ask(question.value.trim());
   });
   question.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     byId("ask").requestSubmit();
   });
-  stop.addEventListener("click", () => running?.abort());
+  stop.addEventListener("click", () => running?.own.abort(new Stopped()));
   byId("clear").addEventListener("click", () => {
-    running?.abort();
-    conversation = [];
-    log.replaceChildren();
+    running?.own.abort(new Stopped());
+    turns = [];
+    log.replaceChildren(greeting);
     question.focus();
   });
+  fill(byId("examples"), EXAMPLES.map(exampleButton));
 }
 
-async function answer(model, text) {
-  byId("greeting")?.remove();
-  log.append(element("article", { class: "message user" }, text));
-  const spoken = document.createTextNode("");
-  const note = element("footer", { class: "faint" });
-  const message = element("article", { class: "message assistant waiting" }, spoken, note);
-  log.append(message);
-  follow();
-  const asked = { role: "user", content: text };
-  const own = new AbortController();
-  const clock = { began: performance.now(), first: 0 };
-  busy(own);
-  let usage = null;
+/** The server has not been reachable since then, a time of `performance.now()`: a silent answer is given up. */
+export function giveUp(sinceMs) {
+  if (running && running.heardMs < sinceMs) running.own.abort(new Unreachable("The server is not reachable."));
+}
+
+class Stopped extends Error {}
+
+function exampleButton(example) {
+  const button = element("button", { type: "button", class: "example" }, example.question);
+  if (example.table) button.append(element("span", { class: "faint" }, "with a table"));
+  button.addEventListener("click", () => {
+    system.value = example.table ? TABLE : "";
+    question.value = example.question;
+    log.focus(); // the button goes
+    ask(example.question);
+  });
+  return button;
+}
+
+async function ask(text) {
+  const model = chosenModel();
+  say(problem, model ? "" : "No model is ready yet.");
+  if (running || !model) return;
+  if (turns.length && !turns.at(-1).accepted) turns.pop().remove(); // this is asked instead
+  const earlier = turns;
+  const turn = new Turn(text);
+  turns = [...earlier, turn];
+  show(turn);
+  running = { own: new AbortController(), heardMs: performance.now() };
+  busy(true);
   try {
-    const [path, body] = request(model, [...conversation, asked]);
-    const headers = { "x-request-id": `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}` };
-    for await (const event of events(path, body, { signal: own.signal, headers })) {
-      usage = event.usage ?? usage;
-      const choice = event.choices?.[0];
-      const piece = choice?.delta?.content ?? choice?.text ?? "";
-      if (!piece) continue;
-      clock.first ||= performance.now();
-      message.classList.remove("waiting");
-      const followed = isAtEnd();
-      spoken.appendData(piece);
-      if (followed) follow();
-    }
-    note.textContent = summary(usage, clock);
+    await answer(model, turn, earlier);
   } catch (error) {
-    note.className = own.signal.aborted ? "faint" : "problem";
-    note.textContent = own.signal.aborted ? "stopped" : error.message;
+    turn.fail(error instanceof Stopped ? "stopped" : error.message, !(error instanceof Stopped), () => retry(turn));
   } finally {
-    // After "New" the conversation is another one.
-    if (message.isConnected && spoken.data) conversation.push(asked, { role: "assistant", content: spoken.data });
-    message.classList.remove("waiting");
-    busy(null);
+    running = null;
+    busy(false);
     follow();
   }
 }
 
-function request(model, messages) {
-  const body = {
-    model: model.name,
-    max_tokens: byId("max-tokens").valueAsNumber || 256,
-    stream: true,
-    stream_options: { include_usage: true },
+function retry(turn) {
+  if (running || turns.at(-1) !== turn) return;
+  turns.pop().remove();
+  ask(turn.question);
+}
+
+function show(turn) {
+  greeting.remove();
+  log.querySelector(".system")?.remove();
+  log.prepend(...systemCard());
+  log.append(turn.asked, turn.answer);
+  follow();
+}
+
+function systemCard() {
+  if (!system.value.trim()) return [];
+  const body = element("div", { class: "markdown" });
+  const shown = new Markdown(body);
+  shown.push(system.value);
+  shown.finish();
+  return [element("article", { class: "message system" }, element("p", { class: "faint" }, "System message"), body)];
+}
+
+async function answer(model, turn, earlier) {
+  const { own } = running;
+  const accept = () => {
+    running.heardMs = performance.now();
+    if (turn.accepted) return;
+    turn.accepted = true;
+    question.readOnly = false;
+    if (question.value.trim() === turn.question) question.value = "";
   };
+  const [path, prompt] = request(model, turn, earlier);
+  const { most, note } = await fitting(model, prompt, byId("max-tokens").valueAsNumber || USUAL_TOKENS, own.signal);
+  const headers = { "x-request-id": `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}` };
+  let [usage, reason] = [null, null];
+  turn.begin();
+  for await (const event of events(path, body(model, prompt, most), { signal: own.signal, headers, heard: accept })) {
+    usage = event.usage ?? usage;
+    const choice = event.choices?.[0];
+    reason = choice?.finish_reason ?? reason;
+    const piece = choice?.delta?.content ?? choice?.text ?? "";
+    if (!piece) continue;
+    const followed = isAtEnd();
+    turn.add(piece, () => followed && follow());
+  }
+  turn.end(usage, reason, note);
+}
+
+/** Where to, and the prompt: a model without a template for chats only continues a text. */
+function request(model, turn, earlier) {
+  const said = system.value.trim() ? system.value : "";
+  if (!model.chat) return ["v1/completions", { prompt: [said, turn.question].filter(Boolean).join("\n") }];
+  const messages = said ? [{ role: "system", content: said }] : [];
+  for (const { question: asked, text } of earlier) {
+    if (text) messages.push({ role: "user", content: asked }, { role: "assistant", content: text });
+  }
+  return ["v1/chat/completions", { messages: [...messages, { role: "user", content: turn.question }] }];
+}
+
+function body(model, prompt, most) {
+  const sent = { model: model.name, ...prompt, max_tokens: most, stream: true, stream_options: { include_usage: true } };
   const temperature = byId("temperature").valueAsNumber;
-  if (!Number.isNaN(temperature)) body.temperature = temperature;
-  if (model.chat) return ["v1/chat/completions", { ...body, messages }];
-  return ["v1/completions", { ...body, prompt: messages.at(-1).content }]; // it only continues texts
+  return Number.isNaN(temperature) ? sent : { ...sent, temperature };
 }
 
-function summary(usage, clock) {
-  if (!usage || !clock.first) return "an empty answer";
-  const seconds = (performance.now() - clock.first) / 1000;
-  const parts = [`${usage.completion_tokens} tokens`, `first after ${milliseconds(clock.first - clock.began)}`];
-  if (usage.completion_tokens > 1) parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
-  const cached = usage.prompt_tokens_details?.cached_tokens;
-  if (cached) parts.push(`${cached} of ${usage.prompt_tokens} prompt tokens from the cache`);
-  return parts.join(" · ");
-}
-
-function busy(controller) {
-  running = controller;
-  stop.hidden = !controller;
-  send.hidden = Boolean(controller);
+function busy(is) {
+  stop.hidden = !is;
+  send.hidden = is;
+  question.readOnly = is && question.value.trim() === turns.at(-1)?.question;
 }
 
 const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 40;

@@ -13,8 +13,13 @@ export function drawn(name, attributes = {}, ...children) {
 
 function filled(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  return fill(made, children);
+}
+
+/** Appends nodes or texts, however many. */
+export function fill(parent, children) {
+  for (const child of children) parent.append(child);
+  return parent;
 }
 
 export const byId = (id) => document.getElementById(id);
@@ -24,11 +29,20 @@ export function say(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
+/** Replaces children only where they are others, so that focus and open details stay. */
+export function arrange(place, wanted) {
+  const same = wanted.length === place.children.length && wanted.every((root, at) => root === place.children[at]);
+  if (!same) place.replaceChildren(...wanted);
+}
+
 export function milliseconds(value) {
   if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
   if (value >= 1_000) return `${(value / 1000).toFixed(2)} s`;
   return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 }
+
+/** For tooltips. */
+export const exactly = (value) => `${value.toFixed(2)} ms`;
 
 export function ago(seconds) {
   if (seconds < 1.5) return "now";
@@ -37,12 +51,17 @@ export function ago(seconds) {
   return `${Math.round(seconds / 3600)} h ago`;
 }
 
-/** Parts of a bar: [class, share of the whole, what it says]; those too small to see are left out. */
+/** A time of the day, hh:mm:ss. */
+export function clock(date) {
+  return [date.getHours(), date.getMinutes(), date.getSeconds()].map((part) => `${part}`.padStart(2, "0")).join(":");
+}
+
+/** Parts of a bar: [class, share of the whole]; those too small to see are left out. */
 export function bar(parts) {
   const track = element("div", { class: "bar" });
-  for (const [kind, share, title] of parts) {
+  for (const [kind, share] of parts) {
     if (!(share > 0.001)) continue;
-    const part = element("span", { class: kind, title });
+    const part = element("span", { class: kind });
     part.style.width = `${Math.min(100, share * 100)}%`;
     track.append(part);
   }

@@ -1,18 +1,22 @@
-// The page: asks each second how things are, and hands the parts their share.
+// The page: asks each second for the state of the service, and hands the parts their share.
 
-import { call, useKey } from "./api.js";
-import { startChat } from "./chat.js";
-import { byId, element, say } from "./dom.js";
+import { call, Refused, useKey } from "./api.js";
+import { giveUp, startChat } from "./chat.js";
+import { byId, clock, element, say } from "./dom.js";
 import { showRequests } from "./requests.js";
-import { showWorkers } from "./workers.js";
+import { renewTip } from "./tip.js";
+import { forgetWorkers, showWorkers } from "./workers.js";
 
-const EVERY_MS = 1000;
-const SLOWER_MS = 3000; // where the service does not answer
+const EVERY_MS = 1_000;
+const AGAIN_MS = 2_000; // where the server does not answer
 
-const [model, ready, keys] = ["model", "ready", "keys"].map(byId);
+const [model, ready, keys, outage, detail] = ["model", "ready", "keys", "outage", "detail"].map(byId);
 
 let models = [];
+let instance = null; // of the server: another one counts its requests from 1
 let timer = 0;
+let looks = 0;
+let lost = null; // {date, ms}: when the first of the looks began that failed
 
 startChat(() => models.find((each) => each.name === model.value) ?? models[0]);
 keys.addEventListener("submit", (event) => {
@@ -29,32 +33,51 @@ look();
 /** Looks now, and again while the page is seen and the service wants no key. */
 async function look() {
   clearTimeout(timer);
-  let again = EVERY_MS;
-  try {
-    const state = await (await call("page/state")).json();
-    keys.hidden = true;
-    say(byId("key-problem"), "");
-    showState(state);
-  } catch (error) {
-    if (error.status === 401) {
-      askForKey(error.message);
-      return;
-    }
-    say(ready, error.status === 429 ? "asked too often" : "no answer");
-    ready.className = "pill lost";
-    again = SLOWER_MS;
+  const own = ++looks;
+  const began = { date: new Date(), ms: performance.now() };
+  const [state, error] = await call("page/state").then((found) => [found, null], (failed) => [null, failed]);
+  if (own !== looks) return; // another look has begun meanwhile
+  if (error?.status === 401) {
+    askForKey(error.message);
+    return;
   }
-  clearTimeout(timer); // another look may have begun meanwhile
-  if (!document.hidden) timer = setTimeout(look, again);
+  if (!document.hidden) timer = setTimeout(look, error ? AGAIN_MS : EVERY_MS);
+  if (error) showOutage(error, began);
+  else showState(state);
 }
 
 function showState(state) {
+  lost = null;
+  keys.hidden = true;
+  outage.hidden = true;
+  say(byId("key-problem"), "");
+  document.body.classList.remove("stale");
   say(ready, state.ready ? (state.detail ? "degraded" : "ready") : "not ready");
   ready.className = `pill ${state.ready && !state.detail ? "connected" : "draining"}`;
-  ready.title = state.detail;
+  say(detail, state.detail);
+  detail.hidden = !state.detail;
+  const isOther = instance !== state.instance;
+  instance = state.instance;
   showModels(state.models);
-  showWorkers(state.cluster);
-  showRequests(state.requests);
+  showWorkers(state.cluster, isOther);
+  showRequests(state.requests, isOther);
+  renewTip();
+}
+
+/** All figures are of an earlier time, and look so. */
+function showOutage(error, began) {
+  const isThere = error instanceof Refused;
+  if (lost && !isThere) giveUp(lost.ms); // two looks in a row
+  lost ??= began;
+  const fault = isThere ? `Server answers with an error (${error.message})` : "Server not reachable";
+  say(outage, `${fault} since ${clock(lost.date)}, trying again. The figures are older.`);
+  outage.hidden = false;
+  document.body.classList.add("stale");
+  say(ready, isThere ? "error" : "not reachable");
+  ready.className = "pill lost";
+  detail.hidden = true;
+  forgetWorkers();
+  renewTip();
 }
 
 function showModels(found) {
@@ -71,6 +94,7 @@ function showModels(found) {
 function askForKey(message) {
   const first = keys.hidden;
   keys.hidden = false;
+  outage.hidden = true;
   say(ready, "locked");
   ready.className = "pill draining";
   say(byId("key-problem"), first ? "" : message);

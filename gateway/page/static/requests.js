@@ -1,6 +1,8 @@
-// The waterfall: a bar of stages for each of the last requests, newest first; opened, it says each of them in numbers.
+// The last requests, newest first: a bar of stages for each, and why it failed; opened, it has each stage in numbers.
 
-import { ago, bar, byId, element, legend, milliseconds, say } from "./dom.js";
+import { ago, arrange, bar, byId, element, exactly, legend, milliseconds, say } from "./dom.js";
+import { scaleEnd } from "./scale.js";
+import { tip } from "./tip.js";
 
 // In their order. What comes before the first token adds up to TTFT, the next four to the gap from token 1 to 2.
 const STAGES = [
@@ -15,7 +17,10 @@ const STAGES = [
   ["decode_admission", "admission"],
   ["first_step", "first step"],
   ["decode", "later tokens"],
+  ["unfinished", "unfinished"],
 ];
+const TO_FIRST_TOKEN = 6;
+const TO_SECOND_TOKEN = 10;
 
 const scale = byId("scale");
 const rows = new Map(); // by the router's number of the request
@@ -25,76 +30,118 @@ let last = [];
 legend(byId("stage-legend"), STAGES.map(([name, text]) => [`stage-${name}`, text]));
 scale.addEventListener("change", () => draw());
 
-export function showRequests(requests) {
+/** `isOther`: of another server than the requests before. */
+export function showRequests(requests, isOther) {
+  if (isOther) rows.clear();
   last = requests;
   draw();
 }
 
 function draw() {
-  const place = byId("requests");
   const there = new Set(last.map((request) => request.number));
   for (const id of rows.keys()) if (!there.has(id)) rows.delete(id);
-  const most = Math.max(1, ...last.map(shownMs));
+  const end = scaleEnd(last.map(shownMs));
+  say(byId("scale-end"), last.length ? `end at ${milliseconds(end)}` : "");
   const wanted = last.map((request) => {
     const row = rows.get(request.number) ?? makeRow(request);
     rows.set(request.number, row);
     say(row.age, [ago(request.age_s), ...remarks(request)].join(", "));
-    if (row.most !== most || row.scale !== scale.value) {
-      Object.assign(row, { most, scale: scale.value });
-      row.track.replaceChildren(bar(parts(request, most)));
+    if (row.end !== end || row.scale !== scale.value) {
+      Object.assign(row, { end, scale: scale.value });
+      row.track.replaceChildren(scaled(request, end));
     }
     return row.root;
   });
-  const same = wanted.length === place.children.length && wanted.every((root, at) => root === place.children[at]);
-  if (!same) place.replaceChildren(...(wanted.length ? wanted : [element("p", { class: "faint" }, "None yet.")]));
+  arrange(byId("requests"), wanted.length ? wanted : [element("p", { class: "faint" }, "None yet.")]);
 }
 
 function makeRow(request) {
   const [track, age] = [element("div", { class: "track" }), element("span", { class: "age faint" })];
-  const failed = request.status !== "OK";
-  const sizes = `${request.prompt_tokens} + ${request.completion_tokens} tokens`;
   const head = element(
     "summary",
     {},
-    element("span", { class: failed ? "problem what" : "what" }, failed ? request.status : sizes),
+    element("span", { class: "what" }, ...outcome(request), sizes(request)),
     age,
     track,
-    element("span", { class: "total" }, `TTFT ${milliseconds(request.stages.ttft_ms)} · ${milliseconds(request.stages.total_ms)}`),
+    element("span", { class: "total" }, `${ttft(request, milliseconds)} · ${milliseconds(request.stages.total_ms)}`),
   );
-  return { root: element("details", { class: "request", "data-request": request.request_id }, head, numbers(request)), track, age };
+  if (request.reason) head.append(element("span", { class: "why" }, request.reason));
+  tip(head, () => exactFigures(request), track);
+  const attributes = { class: "request", "data-request": request.request_id, "data-status": request.status };
+  return { root: element("details", attributes, head, numbers(request)), track, age };
 }
+
+/** A pill for a request that did not end well. */
+function outcome({ status, decode }) {
+  if (status === "OK") return [];
+  if (status === "CANCELLED") return [element("span", { class: "pill draining" }, "cancelled"), " "];
+  return [element("span", { class: "pill lost" }, decode ? "failed" : "refused"), " "];
+}
+
+/** Tokens of the prompt and of the answer; null where they were not counted. */
+function sizes({ prompt_tokens: prompt, completion_tokens: answer, status }) {
+  return prompt === null ? words(status) : `${prompt} + ${answer ?? "?"} tokens`;
+}
+
+const words = (status) => status.toLowerCase().replaceAll("_", " ");
+
+const ttft = ({ stages }, written) => (stages.ttft_ms ? `TTFT ${written(stages.ttft_ms)}` : "no token");
 
 function* remarks(request) {
   if (request.cached_tokens) yield `${request.cached_tokens} cached`;
   if (request.attempts > 1) yield `${request.attempts} attempts`;
 }
 
+function exactFigures(request) {
+  const spent = durations(request).filter(([, , ms]) => ms > 0);
+  return [
+    request.status === "OK" ? "answered" : words(request.status),
+    ...(isCut(request) ? ["longer than the scale: its bar is cut"] : []),
+    `${ttft(request, exactly)}, ${exactly(request.stages.total_ms)} in all`,
+    ...spent.map(([, text, ms]) => `${text}: ${exactly(ms)}`),
+  ];
+}
+
 function numbers(request) {
-  const way = request.prefill ? `${request.prefill} → ${request.decode}` : `${request.decode} alone`;
-  const told = durations(request).filter(([, , ms]) => ms > 0);
+  const { request_id: id, model, prefill, decode, status, reason } = request;
+  const way = decode ? (prefill ? `${prefill} → ${decode}` : `${decode} alone`) : "no worker";
+  const spent = durations(request).filter(([, , ms]) => ms > 0);
+  const failure = status === "OK" ? [] : [element("p", { class: "problem" }, [words(status), reason].filter(Boolean).join(": "))];
   return element(
     "div",
     { class: "numbers" },
-    element("p", { class: "faint" }, `${request.request_id} · ${request.model} · ${way}`),
-    element("dl", {}, ...told.map(([name, text, ms]) => element(
+    element("p", { class: "faint" }, [id, model, way].filter(Boolean).join(" · ")),
+    ...failure,
+    element("dl", {}, ...spent.map(([name, text, ms]) => element(
       "div", {}, element("dt", {}, element("i", { class: `stage-${name}` }), text), element("dd", {}, milliseconds(ms)),
     ))),
   );
 }
 
-/** [name, text, milliseconds] of every stage; what is left after token 2 is the last of them. */
+/** [name, text, milliseconds] of every stage. The last two have the time that the others leave. */
 function durations(request) {
   const { stages } = request;
-  const later = Math.max(0, stages.total_ms - stages.ttft_ms - startMs(request, 6));
-  return STAGES.map(([name, text]) => [name, text, name === "decode" ? later : stages[`${name}_ms`] ?? 0]);
+  const later = stages.total_ms - stages.ttft_ms - sum(request, TO_FIRST_TOKEN, TO_SECOND_TOKEN);
+  const rest = { decode: stages.ttft_ms ? Math.max(0, later) : 0, unfinished: unfinishedMs(request) };
+  return STAGES.map(([name, text]) => [name, text, rest[name] ?? stages[`${name}_ms`]]);
 }
 
-const startMs = (request, from) =>
-  STAGES.slice(from, -1).reduce((sum, [name]) => sum + (request.stages[`${name}_ms`] ?? 0), 0);
+const sum = (request, from, to) => STAGES.slice(from, to).reduce((total, [name]) => total + request.stages[`${name}_ms`], 0);
 
-const shownMs = (request) => (scale.value === "whole" ? request.stages.total_ms : startMs(request, 0));
+/** The time of a request without a token in the stage that it did not finish. */
+const unfinishedMs = (request) =>
+  request.stages.ttft_ms ? 0 : Math.max(0, request.stages.total_ms - sum(request, 0, TO_SECOND_TOKEN));
 
-function parts(request, most) {
-  const shown = scale.value === "whole" ? durations(request) : durations(request).slice(0, -1);
-  return shown.map(([name, text, ms]) => [`stage-${name}`, ms / most, `${text}: ${milliseconds(ms)}`]);
+const shownMs = (request) =>
+  scale.value === "whole" ? request.stages.total_ms : sum(request, 0, TO_SECOND_TOKEN) + unfinishedMs(request);
+
+const isCut = (request) => shownMs(request) > scaleEnd(last.map(shownMs));
+
+/** A bar that is longer than the scale shows its own proportions, and a cut. */
+function scaled(request, end) {
+  const own = shownMs(request);
+  const shown = durations(request).filter(([name]) => name !== "decode" || scale.value === "whole");
+  const made = bar(shown.map(([name, , ms]) => [`stage-${name}`, ms / Math.max(own, end)]));
+  made.classList.toggle("cut", own > end);
+  return made;
 }

@@ -1,25 +1,27 @@
-// A card for each worker, renewed in place: queue, batch, pages by owner, hit rate, time between tokens.
+// A card for each worker, renewed in place: queue, batch, blocks by owner, hit rate, time between tokens.
 
-import { bar, byId, drawn, element, legend, milliseconds, say } from "./dom.js";
+import { arrange, bar, byId, drawn, element, exactly, legend, milliseconds, say } from "./dom.js";
+import { scaleEnd } from "./scale.js";
+import { tip } from "./tip.js";
 
-const PAGES = [
-  ["held_by_sequences", "page-computing", "computing"],
-  ["held_by_transfers", "page-transfer", "in transfer"],
-  ["cached", "page-cached", "cached"],
-  ["free", "page-free", "free"],
+const BLOCKS = [
+  ["held_by_sequences", "block-computing", "computing"],
+  ["held_by_transfers", "block-transfer", "in transfer"],
+  ["cached", "block-cached", "cached"],
+  ["free", "block-free", "free"],
 ];
 const SAMPLES = 60; // of the small curve: a minute
 
 const cards = new Map(); // by endpoint
 const order = (one, other) => other.role.localeCompare(one.role) || one.name.localeCompare(other.name, "en", { numeric: true });
 
-legend(byId("page-legend"), PAGES.map(([, kind, text]) => [kind, `pages ${text}`]));
+legend(byId("block-legend"), BLOCKS.map(([, kind, text]) => [kind, `blocks ${text}`]));
 
-/** `cluster` is null where the key may not see it. */
-export function showWorkers(cluster) {
+/** `cluster` is null where the key may not see it. `isOther`: of another server than before. */
+export function showWorkers(cluster, isOther) {
   const place = byId("workers");
+  if (isOther || !cluster) cards.clear();
   if (!cluster) {
-    cards.clear();
     say(byId("cluster"), "");
     place.replaceChildren(element("p", { class: "faint" }, "Workers are shown to the key of an administrator."));
     return;
@@ -32,71 +34,107 @@ export function showWorkers(cluster) {
     if (!cards.has(worker.endpoint)) cards.set(worker.endpoint, makeCard());
     renew(cards.get(worker.endpoint), worker);
   }
-  const wanted = workers.map((worker) => cards.get(worker.endpoint).root);
-  const same = wanted.length === place.children.length && wanted.every((root, at) => root === place.children[at]);
-  if (!same) place.replaceChildren(...wanted);
+  arrange(place, workers.map((worker) => cards.get(worker.endpoint).root));
+}
+
+/** How they are is not known while the server does not say it. */
+export function forgetWorkers() {
+  for (const card of cards.values()) showState(card, "unknown");
 }
 
 function makeCard() {
-  const [name, role, state, facts, pages, owners] = ["b", "span", "span", "dl", "div", "p"].map((tag) => element(tag));
+  const [name, role, state, facts, blocks, owners] = ["b", "span", "span", "dl", "div", "p"].map((tag) => element(tag));
   const line = drawn("polyline", { points: "" });
   const curve = drawn("svg", { viewBox: `0 0 ${SAMPLES - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, line);
-  const root = element("article", { class: "worker" }, element("header", {}, name, role, state), facts, curve, pages, owners);
+  const head = element("header", {}, name, role, state);
+  const root = element("article", { class: "worker", tabindex: "0" }, head, facts, curve, blocks, owners);
   owners.className = "owners faint";
-  return { root, name, role, state, facts, pages, owners, line, samples: [] };
+  blocks.tabIndex = 0;
+  blocks.setAttribute("role", "img");
+  const card = { root, name, role, state, facts, blocks, owners, line, samples: [], worker: null };
+  tip(root, () => exactFigures(card));
+  tip(blocks, () => blockFigures(card.worker));
+  return card;
 }
 
 function renew(card, worker) {
   const load = worker.load;
+  card.worker = worker;
   card.root.dataset.worker = worker.name;
+  card.root.setAttribute("aria-label", `${worker.role} worker ${worker.name}`);
   say(card.name, worker.name);
   say(card.role, worker.role);
   card.role.className = `pill ${worker.role}`;
-  say(card.state, worker.state);
-  card.state.className = `pill ${worker.state}`;
-  card.root.title = worker.endpoint;
+  showState(card, worker.state);
   renewFacts(card, facts(worker, load));
   card.samples = [...card.samples, worker.role === "decode" ? load?.batch ?? 0 : load?.pending_tokens ?? 0].slice(-SAMPLES);
   draw(card);
-  const pages = load?.pages;
-  const shares = PAGES.map(([field, kind, text]) => [kind, pages ? pages[field] / pages.total : 0, text]);
-  card.pages.replaceChildren(bar(shares));
-  const counted = PAGES.map(([field, , text]) => `${pages?.[field]} ${text}`);
-  say(card.owners, pages ? counted.filter((text) => !text.startsWith("0 ")).join(" · ") : "");
+  const held = load?.pages;
+  card.blocks.replaceChildren(bar(BLOCKS.map(([field, kind]) => [kind, held ? held[field] / held.total : 0])));
+  const counted = held ? BLOCKS.filter(([field]) => held[field]).map(([field, , text]) => `${held[field]} ${text}`) : [];
+  say(card.owners, counted.join(" · "));
+  card.blocks.setAttribute("aria-label", `blocks: ${counted.join(", ")}`);
 }
 
-/** [what, value] of each cell. */
+function showState(card, state) {
+  say(card.state, state);
+  card.state.className = `pill ${state}`;
+}
+
+/** [name, value] of each cell. */
 function facts(worker, load) {
   if (!load) return [["requests", `${worker.requests}`]];
-  const found = load.cache_query_tokens ? `${Math.round((100 * load.cache_hit_tokens) / load.cache_query_tokens)} %` : "–";
   const common = [
     ["queue", `${load.queue}`],
     ["batch", load.slots ? `${load.batch} / ${load.slots}` : `${load.batch}`],
-    ["to prefill", `${load.pending_tokens}`],
-    ["hit rate", found],
+    ["pending", `${load.pending_tokens}`],
+    ["hit rate", load.cache_query_tokens ? `${Math.round(hitRate(load))} %` : "–"],
   ];
   if (worker.role !== "decode") return common;
   const { p50_ms: p50, p99_ms: p99 } = worker.tbt ?? {};
   return [...common, ["TBT p50", p50 ? milliseconds(p50) : "–"], ["TBT p99", p99 ? milliseconds(p99) : "–"]];
 }
 
+const hitRate = (load) => (100 * load.cache_hit_tokens) / load.cache_query_tokens;
+
+function exactFigures({ worker, state }) {
+  const { load, tbt } = worker;
+  const lines = [`${worker.role} worker at ${worker.endpoint}, ${state.textContent}`, `${worker.requests} requests of this router`];
+  if (!load) return lines;
+  lines.push(
+    `queue: ${load.queue} requests wait in the worker`,
+    `batch: ${load.batch} sequences${load.slots ? ` in ${load.slots} slots` : ""}`,
+    `pending: ${load.pending_tokens} prompt tokens to compute`,
+    `prefix cache: ${load.cache_hit_tokens} of ${load.cache_query_tokens} prompt tokens hit`,
+    `${load.preemptions} preemptions, ${load.steps} steps`,
+  );
+  if (tbt) lines.push(`time between tokens: p50 ${exactly(tbt.p50_ms)}, p99 ${exactly(tbt.p99_ms)}`);
+  return lines;
+}
+
+function blockFigures({ load }) {
+  if (!load) return ["blocks: not known"];
+  const { pages } = load;
+  return [`${pages.total} blocks`, ...BLOCKS.map(([field, , text]) => `${pages[field]} ${text}`)];
+}
+
 function renewFacts(card, wanted) {
   if (card.facts.children.length !== wanted.length) {
-    const cells = wanted.map(([what]) => element("div", {}, element("dt", {}, what), element("dd", { "data-fact": what })));
+    const cells = wanted.map(([name]) => element("div", {}, element("dt", {}, name), element("dd", { "data-fact": name })));
     card.facts.replaceChildren(...cells);
   }
-  wanted.forEach(([what, value], at) => {
-    const [term, told] = card.facts.children[at].children;
-    say(term, what);
-    told.dataset.fact = what;
-    say(told, value);
+  wanted.forEach(([name, value], at) => {
+    const [term, shown] = card.facts.children[at].children;
+    say(term, name);
+    shown.dataset.fact = name;
+    say(shown, value);
   });
 }
 
-/** The batch of a decode worker, tokens to prefill of the others, over the last minute. */
+/** The batch of a decode worker, pending tokens of the others, over the last minute; an outlier is cut. */
 function draw(card) {
-  const most = Math.max(1, ...card.samples);
+  const end = Math.max(1, scaleEnd(card.samples));
   const from = SAMPLES - card.samples.length;
-  const points = card.samples.map((value, at) => `${from + at},${(19 - (18 * value) / most).toFixed(2)}`);
+  const points = card.samples.map((value, at) => `${from + at},${(19 - 18 * Math.min(1, value / end)).toFixed(2)}`);
   card.line.setAttribute("points", points.join(" "));
 }

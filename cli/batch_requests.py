@@ -1,0 +1,172 @@
+"""What a line of a batch asks for: read and checked as the server does, and made the engine's own request."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic_core import to_json
+
+from cli.batch_lines import CHAT, BatchRequest, LineRefused
+from gateway.call import Call
+from gateway.chat import RENAMED as CHAT_NAMES
+from gateway.completions import RENAMED as COMPLETION_NAMES
+from gateway.messages.base import Body, Unserved
+from gateway.messages.chat import ChatRequest
+from gateway.messages.completions import CompletionRequest
+from gateway.names import names_of
+from gateway.parsing import parse
+from gateway.problem import Problem, problem_of, refused
+from gateway.requests import chat_request, completion_requests
+from gateway.tool_choice import ToolUse
+from router.access import Caller
+from router.defaults import GenerationDefaults
+from router.request import GenerationRequest, RequestedSampling
+from router.tokenizer import TokenizerWorker, load_tokenizer
+from router.validation import Drawn, fit_to_context, validate
+from service.errors import BatonError
+
+if TYPE_CHECKING:
+    from engine import LLM, LoRARequest, SamplingParams
+    from engine.offline.prompts import Prompt
+
+_WHOLE = "a batch is answered whole"
+_CONTENT = "an answer of a batch is its text"
+_CALL = Call("", Caller(), "", None)
+_SAME = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "n", "best_of", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos",
+)  # fmt: skip
+"""Fields that the server's request and the engine's parameters call the same; None is a field left out."""
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias")
+
+
+class BatchFields(Body):
+    """Of both kinds, in place of the server's fields of these names."""
+
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stream: Annotated[Any, Unserved(_WHOLE, (False,))] = None
+    prompt_logprobs: Annotated[Any, Unserved(_CONTENT)] = None
+    return_token_ids: Annotated[Any, Unserved(_CONTENT, (False,))] = None
+
+
+class BatchChat(BatchFields, ChatRequest):
+    logprobs: Annotated[Any, Unserved(_CONTENT, (False,))] = None
+    tools: Annotated[Any, Unserved("the server has tools", ([],))] = None
+
+
+class BatchCompletion(BatchFields, CompletionRequest):
+    echo: Annotated[Any, Unserved(_CONTENT, (False,))] = None
+    logprobs: Annotated[Any, Unserved(_CONTENT)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request that can be answered. `model` is what the line calls it."""
+
+    request: BatchRequest
+    prompt: "Prompt"
+    params: "SamplingParams"
+    model: str
+    lora: "LoRARequest | None"
+
+
+class Validator:
+    """`models` are the names that a line may give, the first where it gives none. To be closed."""
+
+    def __init__(self, llm: "LLM", folder: Path, models: Mapping[str, "LoRARequest | None"]) -> None:
+        """Raises: ModelFolderError."""
+        self._llm = llm
+        self._models = models
+        self._tokenizer: TokenizerWorker = load_tokenizer(folder)
+        self._defaults = GenerationDefaults(temperature=1.0, eos_token_ids=llm.eos_token_ids)  # as SamplingParams
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        self._tokenizer.close()
+        self._runner.close()
+
+    def ready(self, request: BatchRequest) -> Ready:
+        """Raises: LineRefused, naming the field."""
+        if request.fault is not None:
+            raise request.fault
+        with _refusing():
+            return self._chat(request) if request.url == CHAT else self._completion(request)
+
+    def _chat(self, request: BatchRequest) -> Ready:
+        message = parse(BatchChat, _json(request.body))
+        try:
+            return self._made(request, message, chat_request(message, _CALL, ToolUse()))
+        except BatonError as error:
+            raise problem_of(error, names_of(message, CHAT_NAMES)) from error
+
+    def _completion(self, request: BatchRequest) -> Ready:
+        message = parse(BatchCompletion, _json(_with_prompt(request.body)))
+        try:
+            asked, *others = completion_requests(message, _CALL)
+            if others:
+                raise refused("prompt", "one prompt at most; give each a line")
+            return self._made(request, message, asked)
+        except BatonError as error:
+            raise problem_of(error, names_of(message, COMPLETION_NAMES)) from error
+
+    def _made(self, request: BatchRequest, message: BatchChat | BatchCompletion, asked: GenerationRequest) -> Ready:
+        """Raises: Problem, BatonError, ValueError."""
+        name = asked.model or next(iter(self._models))
+        if name not in self._models:
+            raise refused("model", f"{name!r} is not here, but {', '.join(self._models)}", "model_not_found")
+        llm, vocab_size, most = self._llm, self._llm.vocab_size, self._llm.max_model_len
+        valid = validate(asked, self._defaults, vocab_size, most, Drawn("", seed_of(request.custom_id)))
+        token_ids = self._runner.run(self._tokenizer.prompt_tokens(valid.prompt, None, vocab_size))
+        fit_to_context(len(token_ids), valid, most)
+        params = replace(
+            sampling_params(replace(asked.sampling, seed=valid.seed)),
+            skip_special_tokens=message.skip_special_tokens is not False,
+            include_stop_str_in_output=bool(message.include_stop_str_in_output),
+        )
+        prompt = llm.read({"prompt_token_ids": list(token_ids)})
+        llm.check(prompt, params)
+        return Ready(request, prompt, params, name, self._models[name])
+
+
+def seed_of(custom_id: str) -> int:
+    """Of a request without a seed: only its id decides it."""
+    return int.from_bytes(hashlib.sha256(custom_id.encode()).digest()[:8], "little")
+
+
+def sampling_params(asked: RequestedSampling) -> "SamplingParams":
+    """The same as the engine names it."""
+    from engine import SamplingParams, StructuredOutputsParams
+
+    given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(asked, name)) is not None}
+    given |= {name: value for name in _LISTS if (value := getattr(asked, name))}
+    form = StructuredOutputsParams.of(asked.structured) if asked.structured is not None else None
+    return SamplingParams(**given, max_tokens=asked.max_tokens, structured_outputs=form)
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    return to_json(body, inf_nan_mode="constants")  # null would be as if the field were not there
+
+
+def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Lines may call a prompt of token ids `prompt_token_ids`. Raises: Problem."""
+    if "prompt_token_ids" not in body:
+        return body
+    if "prompt" in body:
+        raise refused("prompt_token_ids", "is another name of prompt, which is there too")
+    return {"prompt" if name == "prompt_token_ids" else name: value for name, value in body.items()}
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raises: LineRefused for whatever is wrong with a request."""
+    try:
+        yield
+    except Problem as problem:
+        raise LineRefused(problem.message, problem.param) from problem
+    except ValueError as error:  # of the engine: what only it knows
+        raise LineRefused(str(error)) from error

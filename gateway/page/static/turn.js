@@ -1,0 +1,69 @@
+// One question and its answer in the log: streaming, ended, stopped or failed.
+
+import { element, milliseconds } from "./dom.js";
+import { Markdown } from "./markdown.js";
+
+export class Turn {
+  text = ""; // of the answer, as far as it has come
+  accepted = false; // by the server
+  #note = element("footer", { class: "faint" });
+  #body = element("div", { class: "markdown" });
+  #markdown = new Markdown(this.#body);
+  #began = performance.now();
+  #firstMs = null; // until the first token
+
+  constructor(question) {
+    this.question = question;
+    this.asked = element("article", { class: "message user" }, question);
+    this.answer = element("article", { class: "message assistant waiting", "aria-busy": "true" }, this.#body, this.#note);
+  }
+
+  /** Timed from here on. */
+  begin() {
+    this.#began = performance.now();
+  }
+
+  /** `shown` is called when it can be seen. */
+  add(piece, shown) {
+    this.#firstMs ??= performance.now() - this.#began;
+    this.answer.classList.remove("waiting");
+    this.text += piece;
+    this.#markdown.push(piece, shown);
+  }
+
+  /** `fit` says where fewer tokens were asked for; `reason` is why the answer ended. */
+  end(usage, reason, fit) {
+    this.#finish([this.#figures(usage), reason === "length" ? "ended at the limit of tokens" : "", fit]);
+  }
+
+  /** `why` it has no answer, or only a part of one; `retry` asks once more. */
+  fail(why, isProblem, retry) {
+    this.#finish([why]);
+    this.#note.className = isProblem ? "problem" : "faint";
+    const button = element("button", { type: "button", class: "retry" }, "Retry");
+    button.addEventListener("click", retry);
+    this.#note.append(" ", button);
+  }
+
+  remove() {
+    this.asked.remove();
+    this.answer.remove();
+  }
+
+  #finish(notes) {
+    this.#markdown.finish();
+    this.answer.classList.remove("waiting");
+    this.answer.removeAttribute("aria-busy");
+    this.#note.textContent = notes.filter(Boolean).join(" · ");
+  }
+
+  #figures(usage) {
+    if (!usage || this.#firstMs === null) return "an empty answer";
+    const seconds = (performance.now() - this.#began - this.#firstMs) / 1000;
+    const parts = [`${usage.completion_tokens} tokens`, `first after ${milliseconds(this.#firstMs)}`];
+    if (usage.completion_tokens > 1) parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    if (cached) parts.push(`${cached} of ${usage.prompt_tokens} prompt tokens from the cache`);
+    return parts.join(" · ");
+  }
+}

@@ -1,0 +1,66 @@
+"""`baton completion`: the script that it prints makes a shell list our commands."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.__main__ import app
+from cli.paths import ROOT
+
+
+def script(shell: str) -> str:
+    done = CliRunner().invoke(app, ["completion", shell])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def completed(shell: str, line: str) -> str:
+    """What the shell is told for this line, by the variables with which its script calls the command."""
+    words = line.split(" ")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "_BATON_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    command = [sys.executable, "-P", "-m", "cli"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_commands_and_flags_are_listed(shell: str) -> None:
+    commands = completed(shell, "baton ")
+    assert all(name in commands for name in ("up", "chat", "status", "completion", "bench"))
+    assert "status" in completed(shell, "baton st") and "chat" not in completed(shell, "baton st")
+    assert "--watch" in completed(shell, "baton status --w")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_script_calls_us_where_we_are(shell: str) -> None:
+    assert "_BATON_COMPLETE" in script(shell)
+    assert str(ROOT / "baton") in script(shell)
+
+
+def test_bash_completes_with_the_script(tmp_path: Path) -> None:
+    stub = tmp_path / "baton"
+    stub.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m cli "$@"\n')
+    stub.chmod(0o755)
+    lines = [
+        script("bash"),
+        f'COMP_WORDS=("{stub}" st); COMP_CWORD=1',
+        f'"$(complete -p baton | sed "s/.*-F \\([^ ]*\\).*/\\1/")" "{stub}"',
+        'printf "%s\\n" "${COMPREPLY[@]}"',
+    ]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("status\n", "")
+
+
+def test_another_shell_is_refused() -> None:
+    assert CliRunner().invoke(app, ["completion", "csh"]).exit_code == 2

@@ -1,0 +1,139 @@
+"""`baton chat` without a question: what goes to the model, and what ends what."""
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+import cli.conversation
+from cli.conversation import HELP, INTERRUPTED, chat_loop
+from client import BatonClientError, Busy, Delta, Event, Finished, FinishReason, Message, Timings, Usage
+
+TIMINGS = Timings(40.4, 1040.4, 0, 0, 0, 0, 0, 0, 0, 0, 0, "shared_memory", 1, 2)
+END = Finished(0, FinishReason.STOP, usage=Usage(96, 21, 64), timings=TIMINGS)
+Script = Sequence[Sequence[Event | BaseException]]
+
+
+class FakeClient:
+    """Answers by a script, and keeps what each question went with."""
+
+    def __init__(self, answers: Script) -> None:
+        self._answers = list(answers)
+        self.asked: list[list[tuple[str, str]]] = []
+        self.closed = 0
+
+    def __enter__(self) -> "FakeClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def chat(self, messages: Iterable[Message], **options: object) -> Generator[Event, None, None]:
+        self.asked.append([(message.role, message.content) for message in messages])
+        return self._events(self._answers.pop(0))
+
+    def _events(self, answer: Sequence[Event | BaseException]) -> Generator[Event, None, None]:
+        try:
+            for each in answer:
+                if isinstance(each, BaseException):
+                    raise each
+                yield each
+        finally:
+            self.closed += 1
+
+
+Talk = Callable[..., tuple[FakeClient, int]]
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch) -> Talk:
+    """Runs a conversation over these lines, at a terminal or not; an exception among them comes out of input()."""
+
+    def run(
+        lines: Sequence[str | BaseException], answers: Script, terminal: bool = True, **more: Any
+    ) -> tuple[FakeClient, int]:
+        coming = iter([*lines, EOFError()])
+
+        def read(prompt: str) -> str:
+            line = next(coming)
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        fake = FakeClient(answers)
+        monkeypatch.setattr(cli.conversation, "BatonClient", lambda *_, **__: fake)
+        monkeypatch.setattr("builtins.input", read)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
+        return fake, chat_loop("host:1", more.pop("system", None), {}, **more)
+
+    return run
+
+
+def said(text: str) -> list[Event]:
+    return [Delta(0, 0, (1,), text), END]
+
+
+def test_each_question_goes_with_the_whole_conversation(talk: Talk) -> None:
+    fake, code = talk(["one", "", "two"], [said("1"), said("2")], system="Be brief")
+    assert fake.asked == [
+        [("system", "Be brief"), ("user", "one")],
+        [("system", "Be brief"), ("user", "one"), ("assistant", "1"), ("user", "two")],
+    ]
+    assert code == 0
+
+
+def test_ctrl_c_cancels_the_answer_and_keeps_the_conversation(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    fake, code = talk(["one", "two"], [[Delta(0, 0, (1,), "half"), KeyboardInterrupt()], said("2")])
+    assert fake.asked[1] == [("user", "one"), ("assistant", "half"), ("user", "two")]
+    assert (fake.closed, code) == (2, 0)
+    assert capsys.readouterr().err == "(cancelled)\n"
+
+
+def test_an_answer_that_failed_or_never_began_is_forgotten_with_its_question(talk: Talk) -> None:
+    fake, code = talk(["one", "two", "three"], [[Busy("no room")], [KeyboardInterrupt()], said("3")])
+    assert fake.asked[2] == [("user", "three")]
+    assert code == 0
+
+
+def test_ctrl_c_at_the_prompt_takes_back_the_line_alone(talk: Talk) -> None:
+    fake, code = talk([KeyboardInterrupt(), "one"], [said("1")])
+    assert (len(fake.asked), code) == (1, 0)
+
+
+def test_reset_forgets_all_but_the_system_message(talk: Talk) -> None:
+    fake, _ = talk(["one", "/reset", "two"], [said("1"), said("2")], system="Be brief")
+    assert fake.asked[1] == [("system", "Be brief"), ("user", "two")]
+
+
+@pytest.mark.parametrize("line", ["/help", "/unknown"])
+def test_commands_are_explained_and_go_to_no_model(talk: Talk, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fake, _ = talk([line], [])
+    assert fake.asked == []
+    assert HELP in capsys.readouterr().out
+
+
+def test_a_path_is_a_question(talk: Talk) -> None:
+    fake, _ = talk(["/etc/hosts is what?"], [said("a file")])
+    assert fake.asked == [[("user", "/etc/hosts is what?")]]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_adds_the_timing_of_each_answer(talk: Talk, verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(["one", "two"], [said("1"), said("2")], verbose=verbose)
+    line = "TTFT 40 ms · 20.0 tokens/s · 21 tokens · 64 of 96 prompt tokens cached\n"
+    assert capsys.readouterr().err == line * 2 * verbose
+
+
+def test_lines_of_a_pipe_are_questions_without_a_prompt(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    _, code = talk(["one", "two"], [said("1"), said("2")], terminal=False)
+    assert capsys.readouterr().out == "1\n2\n"
+    assert code == 0
+
+
+def test_in_a_pipe_a_failure_is_the_exit_code_and_ctrl_c_the_end(talk: Talk) -> None:
+    answers: list[list[Event | BaseException]] = [[Busy("no room")], list(said("2"))]
+    fake, code = talk(["one", "two"], answers, terminal=False)
+    assert (len(fake.asked), code) == (2, 1)
+    assert isinstance(answers[0][0], BatonClientError)
+    assert talk([KeyboardInterrupt()], [], terminal=False)[1] == INTERRUPTED

@@ -1,0 +1,53 @@
+"""What a router that is ready lacks, as `baton status` says it."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cli.status_table import headline
+from client.responses import cluster_status_from
+from router.admin_service import AdminServicer
+from router.caches import Caches
+from router.cluster import Worker
+from router.departures import Departures
+from router.latency import RecentLatency
+from router.request_counts import RequestCounts
+from service.worker_record import WorkerRole
+
+
+@pytest.mark.parametrize(
+    ("connected", "registry", "detail"),
+    [
+        ((WorkerRole.PREFILL, WorkerRole.DECODE), True, ""),
+        ((WorkerRole.PREFILL,), True, "no decode worker is connected"),
+        ((), True, "no prefill worker is connected; no decode worker is connected"),
+        (
+            (WorkerRole.PREFILL, WorkerRole.DECODE),
+            False,
+            "the registry does not answer; the router keeps the workers it knows",
+        ),
+    ],
+)
+async def test_a_router_that_is_ready_says_what_it_lacks(
+    connected: tuple[WorkerRole, ...], registry: bool, detail: str
+) -> None:
+    workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
+    servicer: Any = AdminServicer(
+        SimpleNamespace(  # type: ignore[arg-type]
+            workers=workers, roles_seen=frozenset(), caches=Caches(), departures=defaultdict(Departures), name_of=str
+        ),
+        SimpleNamespace(waiting=0),  # type: ignore[arg-type]
+        SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
+        SimpleNamespace(active=0, accounts=SimpleNamespace(counts=RequestCounts())),  # type: ignore[arg-type]
+        lambda: registry,
+        SimpleNamespace(),  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        RecentLatency(),
+        replicas=None,
+        planning=None,
+    )
+    answer = cluster_status_from(await servicer.GetStatus(None, None))
+    assert (answer.ready, answer.detail) == (True, detail)
+    assert headline(answer).startswith("ready ·" if not detail else f"degraded: {detail} ·")

@@ -1,0 +1,102 @@
+"""Who goes first while a block that a waiting prompt needs is being computed: one rule for both schedulers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from engine.mixed_scheduler import MixedScheduler
+from engine.overtaking import LOOKAHEAD, admitted
+from engine.pages import BlockPool
+from engine.prefill_scheduler import PrefillScheduler
+from tests.engine.test_shared_prefixes import compute, prompt, spans
+
+BLOCK = 4
+Scheduler = PrefillScheduler | MixedScheduler
+
+
+def prefill(chunk_tokens: int) -> Scheduler:
+    return PrefillScheduler(BlockPool(64), BLOCK, chunk_tokens)
+
+
+def mixed(chunk_tokens: int) -> Scheduler:
+    return MixedScheduler(BlockPool(64), BLOCK, max_step_tokens=chunk_tokens, max_sequences=8)
+
+
+@dataclass
+class Waiter:
+    name: str
+    size_tokens: int
+    coming: bool = False
+    overtaken_tokens: int = 0
+
+
+class Line:
+    """Prompts that wait, and room for so many tokens."""
+
+    def __init__(self, *waiting: Waiter, room_tokens: int = 1 << 30) -> None:
+        self.waiting = list(waiting)
+        self._room_tokens = room_tokens
+
+    def admit(self, waiter: Waiter) -> str | None:
+        if waiter.size_tokens > self._room_tokens:
+            return None
+        self._room_tokens -= waiter.size_tokens
+        self.waiting.remove(waiter)
+        return waiter.name
+
+    def step(self) -> list[str]:
+        return list(admitted(self.waiting, lambda waiter: waiter.coming, self.admit))
+
+
+def test_others_go_first_until_they_have_as_many_tokens() -> None:
+    waits = Waiter("waits", 10, coming=True)
+    line = Line(waits, Waiter("a", 6), Waiter("b", 6), Waiter("c", 1))
+    assert line.step() == ["a", "b"], "the bound is looked at before each"
+    assert line.step() == []
+    waits.coming = False
+    assert line.step() == ["waits", "c"]
+
+
+def test_what_went_first_in_earlier_steps_counts() -> None:
+    waits = Waiter("waits", 10, coming=True)
+    line = Line(waits)
+    went = 0
+    for number in range(100):
+        line.waiting.append(Waiter(str(number), 3))
+        went += len(line.step())
+    assert went == 4
+
+
+def test_nothing_goes_before_one_that_has_no_room() -> None:
+    line = Line(Waiter("coming", 9, coming=True), Waiter("large", 9), Waiter("small", 1), room_tokens=5)
+    assert line.step() == []
+
+
+def test_a_step_looks_at_so_many_and_no_more() -> None:
+    coming = [Waiter(str(number), 10, coming=True) for number in range(LOOKAHEAD + 1)]
+    assert Line(*coming, Waiter("last", 1)).step() == []
+    assert Line(*coming[1:], Waiter("last", 1)).step() == ["last"]
+
+
+@pytest.mark.parametrize("make", [prefill, mixed])
+def test_both_schedulers_look_past_a_prompt_whose_block_is_coming(make: Callable[[int], Scheduler]) -> None:
+    scheduler = make(64)
+    scheduler.add(prompt(1, shared_blocks=4, own_tokens=3))
+    scheduler.add(prompt(2, shared_blocks=4, own_tokens=5))
+    scheduler.add(prompt(3, shared_blocks=0, own_tokens=6))
+    plan = scheduler.plan()
+    assert spans(plan) == [(1, 0, 19), (3, 0, 6)]
+    compute(scheduler, plan)
+    assert (2, 16, 21) in spans(scheduler.plan())
+
+
+@pytest.mark.parametrize("make", [prefill, mixed])
+def test_in_both_schedulers_it_is_overtaken_by_its_own_size_at_most(make: Callable[[int], Scheduler]) -> None:
+    scheduler = make(40)
+    scheduler.add(prompt(1, shared_blocks=4, own_tokens=40))
+    compute(scheduler, scheduler.plan())
+    scheduler.add(prompt(2, shared_blocks=1, own_tokens=3))
+    for number in range(3, 9):
+        scheduler.add(prompt(number, shared_blocks=0, own_tokens=4))
+    assert spans(scheduler.plan()) == [(1, 40, 56), (3, 0, 4), (4, 0, 4)], "7 tokens wait, 8 go first"

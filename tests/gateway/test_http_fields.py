@@ -1,0 +1,261 @@
+"""Fields of other servers over HTTP: served under their names, accepted where they do nothing, or refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from gateway.call import Call
+from gateway.messages.completions import CompletionRequest
+from gateway.messages.harmless import HarmlessChatFields, HarmlessFields, HarmlessResponseFields
+from gateway.requests import completion_requests
+from protos import sampling_pb2
+from router.access import Caller
+from router.chat_template import ChatTemplate
+from tests.gateway.conftest import Gateway
+
+CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HI = [{"role": "user", "content": "hi"}]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI, "max_tokens": 4},
+    TEXT: {"prompt": "hi", "max_tokens": 4},
+    RESPONSE: {"input": "hi", "max_output_tokens": 4},
+    "/generate": {"prompt": "hi", "max_tokens": 4},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+}
+HARMLESS: dict[str, Any] = {
+    "user": "me",
+    "safety_identifier": "me",
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "prediction": {"type": "content", "content": "x"},
+    "parallel_tool_calls": True,
+    "max_tool_calls": 3,
+}
+ROUTES: dict[str, list[type[BaseModel]]] = {
+    CHAT: [HarmlessFields, HarmlessChatFields],
+    TEXT: [HarmlessFields],
+    RESPONSE: [HarmlessFields, HarmlessResponseFields],
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMS: list[tuple[str, Any, int, str]] = [
+    ("json", SCHEMA, sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA)),
+    ("json", json.dumps(SCHEMA), sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA)),
+    ("regex", "[0-9]{4}", sampling_pb2.STRUCTURED_KIND_REGEX, "[0-9]{4}"),
+    ("choice", ["yes", "no"], sampling_pb2.STRUCTURED_KIND_CHOICE, '["yes", "no"]'),
+    ("grammar", 'start: "a"', sampling_pb2.STRUCTURED_KIND_GRAMMAR, 'start: "a"'),
+    ("json_object", True, sampling_pb2.STRUCTURED_KIND_JSON_OBJECT, ""),
+]
+
+
+def said(path: str, answer: Any) -> Any:
+    return answer["output"][0]["content"] if path == RESPONSE else answer["choices"]
+
+
+async def test_every_route_refuses_what_it_does_not_know(gateway: Gateway) -> None:
+    document = (await gateway.client.get("/openapi.json")).json()
+    posts = [path for path, operations in document["paths"].items() if "post" in operations]
+    assert sorted(posts) == sorted(ASKED)
+    for path, body in ASKED.items():
+        assert (await gateway.client.post(path, json=body)).status_code == 200
+        error = await gateway.refused(path, **body, no_such_field=1)
+        assert error["param"] == "no_such_field" and error["code"] == "unknown_field"
+
+
+async def test_a_large_body_is_refused_like_a_small_one(gateway: Gateway) -> None:
+    error = await gateway.refused(TEXT, prompt="x" * 100_000, temprature=0)
+
+    assert error["message"] == "temprature: unknown field; did you mean temperature?"
+    assert (await gateway.refused(TEXT, prompt="x" * 100_000, suffix="x"))["code"] == "not_served"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_what_is_listed_as_harmless_is_accepted_and_changes_nothing(gateway: Gateway, path: str) -> None:
+    plain = said(path, await gateway.post(path, **ASKED[path], seed=1))
+    for listed in ROUTES[path]:
+        for name in listed.model_fields:
+            assert said(path, await gateway.post(path, **ASKED[path], seed=1, **{name: HARMLESS[name]})) == plain, name
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"service_tier": "priority"}, "service_tier"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": "auto"}, "function_call"),
+    ({"logits_processors": ["x"]}, "logits_processors"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"prompt_embeds": "x"}, "prompt_embeds"),
+    ({"grammar": "x"}, "grammar"),
+    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+    ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages[0].refusal"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
+    ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
+    ({"session_id": "x" * 300}, "session_id"),
+]
+
+
+async def test_what_would_change_the_answer_is_refused(gateway: Gateway) -> None:
+    for fields, param in REFUSED:
+        error = await gateway.refused(CHAT, **(ASKED[CHAT] | fields))
+
+        assert error["param"] == param and param in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSE, "/generate"])
+async def test_vllms_older_names_of_forms_are_served(gateway: Gateway, path: str) -> None:
+    gateway.pair.script = lambda prompt, choice: [5]
+    for name, value, kind, text in FORMS:
+        for fields in ({f"guided_{name}": value}, {"structured_outputs": {name: value}}):
+            await gateway.post(path, **ASKED[path], **fields, guided_decoding_backend="outlines")
+            asked = gateway.prefill.sampling.structured
+            assert (asked.kind, asked.text) == (kind, text), fields
+
+
+WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
+    ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
+    ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "structured_outputs.choice"),
+    ({"guided_regex": "a", "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_grammar": ""}, "guided_grammar"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}}, "response_format"),
+    ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
+]
+
+
+async def test_forms_that_exclude_each_other_or_are_wrong_are_refused(gateway: Gateway) -> None:
+    for fields, param in WRONG_FORMS:
+        assert (await gateway.refused(CHAT, **ASKED[CHAT], **fields))["param"] == param, fields
+
+
+async def test_a_template_that_reads_an_option_gets_it(gateway: Gateway) -> None:
+    served = (await gateway.process.dispatcher.choose("")).served
+    served.tokenizer.chat_template = ChatTemplate("{{ messages[0].content }}{{ reasoning_effort }}{{ style }}", {})
+
+    await gateway.post(CHAT, **ASKED[CHAT], reasoning_effort="low", chat_template_kwargs={"style": "x"})
+    assert gateway.prompt() == "hilowx"
+    await gateway.post(RESPONSE, **ASKED[RESPONSE], reasoning={"effort": "high"})
+    assert gateway.prompt() == "hihigh"
+    error = await gateway.refused(CHAT, **ASKED[CHAT], tools=[TOOL])
+    assert error["param"] == "tools"
+
+
+def test_a_session_of_the_body_is_as_one_of_the_header() -> None:
+    for given, expected in (({}, "header"), ({"session_id": "body"}, "body")):
+        message = CompletionRequest(prompt="a", **given)
+        (request,) = completion_requests(message, Call("", Caller(), "header", None))
+        assert request.session == expected
+
+
+CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vllm bench serve": (
+        TEXT,
+        {"model": "tiny", "prompt": "a", "repetition_penalty": 1.0, "max_tokens": 4, "logprobs": None, "stream": True,
+         "stream_options": {"include_usage": True}, "ignore_eos": True},
+    ),
+    "vllm bench serve, chat": (
+        CHAT,
+        {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "stream": True,
+         "max_completion_tokens": 4, "stream_options": {"include_usage": True}, "ignore_eos": True},
+    ),
+    "guidellm": (
+        TEXT,
+        {"model": "tiny", "prompt": "a", "stream": True, "max_tokens": 4, "stop": None, "ignore_eos": True,
+         "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "guidellm, chat": (
+        CHAT,
+        {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "stream": True,
+         "max_completion_tokens": 4, "max_tokens": 4, "stop": None, "ignore_eos": True,
+         "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "aiperf": (
+        CHAT,
+        {"model": "tiny", "messages": HI, "stream": True, "max_completion_tokens": 4, "min_tokens": 4,
+         "ignore_eos": True, "stream_options": {"include_usage": True}},
+    ),
+    "lm-eval": (
+        CHAT,
+        {"model": "tiny", "messages": HI, "max_tokens": 4, "temperature": 0, "stop": ["\n\n"], "seed": 1234},
+    ),
+    "LangChain": (
+        CHAT,
+        {"model": "tiny", "stream": False, "temperature": 0.7, "n": 1, "parallel_tool_calls": True, "tools": [
+            {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}, "strict": True}}],
+         "messages": [{"content": "hi", "role": "user"}, {"content": None, "role": "assistant", "tool_calls": [
+             {"type": "function", "id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+             {"content": "sunny", "role": "tool", "tool_call_id": "c"}], "max_tokens": 4},
+    ),
+    "Open WebUI": (
+        CHAT,
+        {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 4, "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]},
+    ),
+    "an answer of OpenAI's client, repeated": (
+        CHAT,
+        {"max_tokens": 4, "messages": [*HI, {"role": "assistant", "content": "x", "refusal": None, "annotations": [],
+         "audio": None, "function_call": None, "parsed": {"a": 1}, "tool_calls": [{"id": "c", "type": "function",
+         "index": 0, "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}}]}]},
+    ),
+    "a response of OpenAI's client, repeated": (
+        RESPONSE,
+        {"max_output_tokens": 4, "store": False, "include": [], "tools": [], "truncation": "disabled", "input": [
+            {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [
+                {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}]},
+            {"role": "user", "content": "hi"}]},
+    ),
+    "vLLM's own defaults, all written out": (
+        CHAT,
+        {**ASKED[CHAT], "skip_special_tokens": True, "spaces_between_special_tokens": True, "echo": False,
+         "include_stop_str_in_output": False, "use_beam_search": False, "length_penalty": 1.0, "documents": None,
+         "add_special_tokens": False, "continue_final_message": False, "include_reasoning": True, "min_tokens": 0,
+         "truncate_prompt_tokens": None, "return_tokens_as_token_ids": False, "priority": 0, "bad_words": []},
+    ),
+}  # fmt: skip
+
+
+async def test_bodies_of_unmodified_clients_are_answered(gateway: Gateway) -> None:
+    for name, (path, body) in CLIENTS.items():
+        response = await gateway.client.post(path, json=body)
+
+        assert response.status_code == 200, (name, response.text)
+
+
+async def test_a_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
+    for path in ("/v1/models", "/v1/models/tiny", "/metrics", "/health", "/openapi.json", "/page/state", *ASKED):
+        body = ASKED.get(path)
+        response = await gateway.client.request("POST" if body else "GET", f"{path}?stream=true&x=", json=body)
+
+        assert response.status_code == 400 and response.json()["error"]["param"] == "stream", path
+    assert (await gateway.client.get("/?utm=x")).status_code == 200, "links to the page may carry anything"
+
+
+async def test_what_goes_with_the_other_kind_of_tokenizing_is_refused(gateway: Gateway) -> None:
+    others: tuple[dict[str, Any], ...] = ({"add_generation_prompt": True}, {"chat_template_kwargs": {}}, {"tools": []})
+    for fields in others:
+        assert (await gateway.refused("/tokenize", prompt="a", **fields))["param"] == next(iter(fields))
+    assert (await gateway.refused("/tokenize", messages=HI, add_special_tokens=True))["param"] == "add_special_tokens"
+    await gateway.post("/tokenize", messages=HI, add_special_tokens=False)
+
+
+async def test_the_document_says_that_there_are_no_other_fields(gateway: Gateway) -> None:
+    schemas = (await gateway.client.get("/openapi.json")).json()["components"]["schemas"]
+
+    assert {name for name, schema in schemas.items() if schema.get("additionalProperties") is not False} == {"Error"}
+    assert schemas["ChatRequest"]["properties"]["audio"]["enum"] == [None]

@@ -1,0 +1,119 @@
+"""How workers go, and what of it is a death: a crash and a restart that nobody announced."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from protos import session_pb2
+from router.charges import Charge
+from router.cluster import Cluster
+from router.departures import Departures, End
+from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from tests.router.conftest import Stack
+from tests.router.fake_worker import FakeWorker
+
+MODEL = ModelDescription("tiny", "/m", 128, 257, "float32", 4)
+DECODE = WorkerDescription("w", WorkerRole.DECODE, 1, b"f", MODEL, 10, 4, pool_id=b"first")
+PREFILL = replace(DECODE, role=WorkerRole.PREFILL)
+RESTARTED = replace(DECODE, pool_id=b"second")
+REPORT = WorkerReport(10, 4, PageCounts(10, 10, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
+WORKER = "127.0.0.1:1"
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """With one worker that is connected."""
+    cluster = Cluster()
+    cluster.add(WORKER, WorkerRole.DECODE)
+    cluster.connected(WORKER, DECODE, 1)
+    cluster.reported(WORKER, REPORT)
+    return cluster
+
+
+def drain(cluster: Cluster) -> None:
+    cluster.reported(WORKER, replace(REPORT, draining=True))
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_change_of_role_is_no_death_whether_or_not_the_session_was_lost_first(cluster: Cluster, drains: bool) -> None:
+    if drains:
+        drain(cluster)
+        cluster.lost(WORKER)
+    cluster.connected(WORKER, PREFILL, 2)
+    assert cluster.departures["w"] == Departures(role_changes=1)
+
+
+def test_a_process_that_is_gone_died(cluster: Cluster) -> None:
+    cluster.lost(WORKER, End.GONE, 5.0)
+    cluster.connected(WORKER, RESTARTED, 2)
+    assert cluster.departures["w"] == Departures(deaths=1)
+
+
+def test_a_process_that_had_drained_did_not_die(cluster: Cluster) -> None:
+    drain(cluster)
+    cluster.lost(WORKER, End.GONE, 5.0)
+    cluster.connected(WORKER, RESTARTED, 2)
+    assert cluster.departures["w"] == Departures(drains=1)
+
+
+def test_one_that_ends_before_all_is_done_has_not_drained(cluster: Cluster) -> None:
+    drain(cluster)
+    worker = cluster.find(WORKER)
+    assert worker is not None
+    worker.charges.add(1, Charge(tokens=1))
+    cluster.lost(WORKER, End.GONE, 5.0)
+    assert cluster.departures["w"] == Departures(deaths=1)
+
+
+def test_silence_is_no_death_until_another_process_comes(cluster: Cluster) -> None:
+    cluster.lost(WORKER)
+    assert cluster.departures["w"] == Departures(lost_sessions=1)
+    cluster.connected(WORKER, DECODE, 1)
+    assert cluster.departures["w"] == Departures(lost_sessions=1)
+    cluster.lost(WORKER)
+    cluster.connected(WORKER, RESTARTED, 2)
+    assert cluster.departures["w"] == Departures(lost_sessions=2, deaths=1)
+
+
+def test_a_drained_process_that_another_one_follows_did_not_die(cluster: Cluster) -> None:
+    drain(cluster)
+    cluster.lost(WORKER)
+    assert cluster.departures["w"] == Departures()
+    cluster.connected(WORKER, RESTARTED, 2)
+    assert cluster.departures["w"] == Departures(drains=1)
+
+
+def test_an_older_worker_that_does_not_tell_is_taken_for_restarted() -> None:
+    untold = replace(DECODE, pool_id=b"")
+    assert not untold.is_same_process(untold)
+
+
+async def seen(stack: Stack, **counts: int) -> None:
+    """By the operator, of the decode worker."""
+    await stack.until(
+        lambda status: any(
+            worker.worker.worker_id == "decode-0" and all(getattr(worker, name) == n for name, n in counts.items())
+            for worker in status.workers
+        )
+    )
+
+
+async def test_status_tells_changes_of_role_and_restarts_apart(stack: Stack) -> None:
+    await stack.ready()
+    stack.decode.begin_anew(role=session_pb2.ROLE_PREFILL)
+    await seen(stack, deaths=0, drains=0, role_changes=1, lost_sessions=0)
+    stack.decode.begin_anew(role=session_pb2.ROLE_DECODE)
+    await seen(stack, deaths=0, drains=0, role_changes=2, lost_sessions=0)
+    stack.decode.begin_anew(pool_id=b"another process.")
+    await seen(stack, deaths=1, drains=0, role_changes=2, lost_sessions=0)
+    stack.decode.report.draining = True
+    await stack.until(lambda status: any(worker.report.draining for worker in status.workers))
+    await stack.decode.stop()
+    await seen(stack, deaths=1, drains=1, role_changes=2, lost_sessions=0)
+    await restart(stack.decode)
+
+
+async def restart(worker: FakeWorker) -> None:
+    async with asyncio.timeout(5):
+        await worker.start(worker.port)

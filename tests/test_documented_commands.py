@@ -1,0 +1,40 @@
+"""Commands in the documents work when they are pasted: our modules need the python of `.venv`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ELSEWHERE = ("docker compose exec", "Health checks")
+"""Lines that speak of an image, whose python is ours."""
+BARE = re.compile(r"(?<![/\w])python3? (?:-\w+ )*-m (\w+)")
+
+
+def documents() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/*.md")))
+
+
+def bare(text: str) -> list[str]:
+    """Lines with a module of ours behind a bare `python -m`."""
+    return [
+        line
+        for line in text.splitlines()
+        for module in BARE.findall(line)
+        if (ROOT / module).is_dir() and not any(mark in line for mark in ELSEWHERE)
+    ]
+
+
+@pytest.mark.parametrize("name", documents())
+def test_our_modules_are_run_with_our_python(name: str) -> None:
+    assert bare((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_usage_of_the_processes_names_our_python() -> None:
+    for path in ROOT.glob("*/__main__.py"):
+        assert bare(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_a_bare_python_is_found() -> None:
+    assert bare("run `python -m router --help`") and bare("python3 -P -m gateway")
+    assert not bare("`.venv/bin/python -m router`, python -m pip, docker compose exec router python -m cli status")

@@ -35,7 +35,7 @@ def chat_once(
 
 
 def opening(system: str | None) -> list[Message]:
-    """What a conversation begins with."""
+    """The first messages of a conversation."""
     return [] if system is None else [Message("system", system)]
 
 

@@ -1,4 +1,4 @@
-"""`baton batch`: answers a file of requests, offline. Interrupted and run again, it goes on where it was.
+"""`baton batch`: answers a file of requests, offline. Interrupted and run again, it continues where it was.
 
 A request is done when its whole line is in the output; a line that was cut off is dropped and its request done again.
 """
@@ -75,7 +75,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def finished_ids(file: BinaryIO, path: Path) -> set[str]:
-    """Ids of the complete lines; what follows the last of them is cut off. Raises: CommandFailed."""
+    """Ids of the complete lines; bytes after the last of them are cut off. Raises: CommandFailed."""
     file.seek(0)
     whole = file.read()
     complete = whole.rfind(b"\n") + 1
@@ -130,7 +130,7 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
 
 
 def write(target: BinaryIO, line: dict[str, object]) -> None:
-    """In one piece, and out of this process at once: what was written outlives a kill."""
+    """In one piece, and out of this process at once: a written line outlives a kill."""
     target.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     target.flush()
 

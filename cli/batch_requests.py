@@ -1,4 +1,4 @@
-"""What a line of a batch asks for: read and checked as the server does, and made the engine's own request."""
+"""The request of a line of a batch: read and checked as the server does, and made the engine's own request."""
 
 import asyncio
 import hashlib
@@ -66,7 +66,7 @@ class BatchCompletion(BatchFields, CompletionRequest):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A request that can be answered. `model` is what the line calls it."""
+    """A request that can be answered. `model` is the line's name of it."""
 
     request: BatchRequest
     prompt: "Prompt"
@@ -163,10 +163,10 @@ def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Raises: LineRefused for whatever is wrong with a request."""
+    """Raises: LineRefused for any error of a request."""
     try:
         yield
     except Problem as problem:
         raise LineRefused(problem.message, problem.param) from problem
-    except ValueError as error:  # of the engine: what only it knows
+    except ValueError as error:  # of the engine: checks that only it can make
         raise LineRefused(str(error)) from error

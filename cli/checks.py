@@ -1,4 +1,4 @@
-"""`baton test`: style, types and tests; all of them run whatever the first says."""
+"""`baton test`: style, types and tests; all of them run even if the first fails."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ END_TO_END = "tests/e2e"
 SEEDS = "100"  # about 40 s of a core
 # In their order: by the number of tests, the longest of all, alone in its file, would come last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py says which
+BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py defines the groups
 TYPED = [
     "router",
     "gateway",
@@ -53,7 +53,7 @@ class Check:
 class Verdict:
     name: str
     took_s: float
-    output: str  # empty where it was shown as it came
+    output: str  # empty where it was shown while it was written
     status: int
     skips: Counter[str] = field(default_factory=Counter)  # tests by reason
 
@@ -94,7 +94,7 @@ def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
 
 
 def conclude(verdicts: Sequence[Verdict], no_skips: bool = False) -> int:
-    """Says what came out, with the number of skipped tests by reason; the exit status."""
+    """Prints the results, with the number of skipped tests by reason; returns the exit status."""
     failed = [verdict.name for verdict in verdicts if not verdict.passed]
     skips = sum((verdict.skips for verdict in verdicts), Counter[str]())
     if no_skips and avoidable(skips):

@@ -1,4 +1,4 @@
-"""How commands show who they are. A key never is a flag: all users of a machine can read the flags of a process."""
+"""How commands authenticate. A key never is a flag: all users of a machine can read the flags of a process."""
 
 import os
 from collections.abc import Callable

@@ -12,7 +12,7 @@ HELP = """/reset   forget the conversation and begin anew
 /help    show this
 Ctrl-C   cancel the answer; the conversation goes on
 Ctrl-D   end the conversation"""
-INTERRUPTED = 130  # what shells call a command that Ctrl-C ended
+INTERRUPTED = 130  # the status that shells give a command that Ctrl-C ended
 
 
 def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose: bool = False) -> int:
@@ -66,7 +66,7 @@ class Conversation:
             self._ask([*self.messages, Message("user", line)])
 
     def _ask(self, messages: list[Message]) -> None:
-        """What failed is forgotten with its question; what was cancelled stays as far as it came."""
+        """A failed answer is forgotten with its question; a cancelled one is kept as far as it came."""
         output = TextOutput(choices=1)
         try:
             is_answered = (

@@ -43,7 +43,7 @@ def _in_turn(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def _deal(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Consecutive runs of nearly equal length; the last groups, which are prefill's, take what does not divide."""
+    """Consecutive runs of nearly equal length; the last groups, which are prefill's, take the remainder."""
     each, extra = divmod(len(cores), workers)
     groups, start = [], 0
     for worker in range(workers):

@@ -1,4 +1,4 @@
-"""What this machine has to compute on, found out without keeping torch or a CUDA context in the `up` process."""
+"""The devices of this machine, found without keeping torch or a CUDA context in the `up` process."""
 
 import json
 import os
@@ -23,7 +23,7 @@ CPU_KV_BYTES = GIB
 CPU_KV_SHARE = 0.1
 # Of a GPU's free memory; the rest is for weights and activations.
 GPU_KV_SHARE = 0.4
-GPU_UTILIZATION = 0.9  # by all workers of a GPU, where they measure what is left for KV
+GPU_UTILIZATION = 0.9  # by all workers of a GPU, where they measure the memory left for KV
 
 
 class DeviceChoice(StrEnum):
@@ -33,7 +33,7 @@ class DeviceChoice(StrEnum):
 
 
 class DeviceError(CommandFailed):
-    """The device that was asked for is not there; the message says why."""
+    """The device that was asked for is not there; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

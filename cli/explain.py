@@ -1,4 +1,4 @@
-"""`baton explain`: why a request went where it went, and what came of it, from the router that served it."""
+"""`baton explain`: why a request was placed on its workers, and the result, from the router that served it."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ COMPARED = (
     ("cached on decode", "decode_hit_tokens", "decode_cached_tokens"),
     ("first token after the dispatch, ms", "expected_ttft_ms", "ttft_ms"),
 )
-"""What is shown side by side: its name, what the prediction is called, and what the outcome is called."""
+"""Values shown side by side: their name, the field of the prediction, and the field of the outcome."""
 
 
 def show_explanation(request_id: str, admin_targets: list[str], as_json: bool) -> int:
@@ -65,7 +65,7 @@ def _candidates(attempt: ExplainedAttempt) -> Iterator[str]:
 
 
 def _cost(candidate: Candidate) -> str:
-    """The cost and what it is the sum of; empty where nothing was weighed."""
+    """The cost and its terms; empty where nothing was weighed."""
     terms, names = candidate.terms, candidate.cost_terms
     if not names:
         return ""
@@ -75,7 +75,7 @@ def _cost(candidate: Candidate) -> str:
 
 
 def _seen(candidate: Candidate) -> str:
-    """What differs from worker to worker; sizes are the same everywhere and left to --json."""
+    """The values that differ from worker to worker; sizes are the same everywhere and left to --json."""
     apart = {"cost", *candidate.cost_terms}
     return ", ".join(
         f"{_words(name)} {_number(value)}"

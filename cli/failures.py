@@ -1,4 +1,4 @@
-"""What a failed call means to the person who made it, where gRPC speaks instead of our server. Pure."""
+"""The meaning of a failed call for the user, where the error is gRPC's own and not our server's. Pure."""
 
 from collections.abc import Callable, Generator
 
@@ -10,7 +10,7 @@ from client import BatonClientError, Event, NotAllowed, ServerError, Unavailable
 
 GrpcPort = Callable[[str], int | None]
 
-# What gRPC says of a server that speaks another protocol, plain and over TLS.
+# Parts of gRPC's messages about a server of another protocol, plain and over TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 

@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder with a checkpoint: a folder, a hub id, or the demo model."""
+"""From the user's name of a model to a folder with a checkpoint: a folder, a hub id, or the demo model."""
 
 import json
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from pathlib import Path
 from cli.errors import CommandFailed
 from service.adapter_folder import AdapterFolder, parse_adapters
 
-# What a checkpoint is made of; weights in any other format would be code.
+# The files of a checkpoint; weights in any other format would be code.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 class ModelNotUsable(CommandFailed):
-    """No checkpoint can be had under that name; the message says why and what to do."""
+    """No checkpoint can be had under that name; the message names the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     folder: Path
-    # What requests call it.
+    # Its name in requests.
     name: str
     is_demo: bool = False
     # Random weights made on the spot: it answers nonsense.
@@ -63,7 +63,7 @@ def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder,
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether `chat` will work with this checkpoint. What is wrong with its files is for the router to say."""
+    """Whether `chat` will work with this checkpoint. The router reports errors in its files."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:

@@ -1,4 +1,4 @@
-"""A new API key: its hash into a file, the key itself to whoever asked."""
+"""A new API key: its hash into a file, the key itself to the caller."""
 
 import os
 from pathlib import Path

@@ -188,7 +188,7 @@ TbtSloMs = Annotated[
         min=1,
         help="Longest step of a decode worker with prompts in it, in milliseconds: how long running answers may wait "
         "for a token. Higher values give earlier first tokens and more throughput, lower ones smoother answers. "
-        "Default: 100 with --colocated; otherwise prompts make a step at most a tenth longer.",
+        "Default: 60 with --colocated; otherwise prompts make a step at most a tenth longer.",
     ),
 ]
 TensorParallel = Annotated[
@@ -218,7 +218,7 @@ def admin_target_of(target: str) -> str:
 
 
 def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
-    """Of a command's flags by name, those for the server, and only what was given: the rest is the model's to say."""
+    """Of a command's flags by name, those for the server, and only given ones: the model decides the rest."""
     given = {name: flags[name] for name in SAMPLING_FLAGS if flags[name] is not None}
     if flags["stop"]:
         given["stop"] = list(flags["stop"])

@@ -3,5 +3,5 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a run leaves behind for a person to look at; not under version control.
+# Files that a run leaves behind for a person to look at; not under version control.
 RUNTIME = ROOT / "runtime"

@@ -1,4 +1,4 @@
-"""`baton plan`: what a model needs and how much fits, before any weight is loaded."""
+"""`baton plan`: a model's need of memory and how much fits, before any weight is loaded."""
 
 import json
 import warnings

@@ -14,20 +14,20 @@ from service.adapter_folder import AdapterFolder
 # With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
 OUR_CODE = {"PYTHONPATH": str(ROOT)}
 LOOPBACK = "127.0.0.1"
-# Longer than the drain of each process itself, so that SIGKILL is for what hangs.
+# Longer than the drain of each process itself, so that SIGKILL is for processes that hang.
 ROUTER_GRACE_S = 40.0
 WORKER_GRACE_S = 35.0
 # Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
 PREFILL_NICE = 5
 # Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
 # tokens a second are still faster than people read.
-COLOCATED_TBT_SLO_MS = 100.0
+COLOCATED_TBT_SLO_MS = 60.0
 GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Who is served, and over what."""
+    """Which clients are served, and over which connections."""
 
     api_keys: Path | None = None
     insecure: bool = False
@@ -62,7 +62,7 @@ class UpSettings:
     quantize: str
     block_size: int
     max_model_len: int | None
-    kv_memory_bytes: int | None  # None: what weights and a step leave on the GPU
+    kv_memory_bytes: int | None  # None: the memory that weights and a step leave on the GPU
     swap_memory_bytes: int | None
     tbt_slo_ms: float | None
     transport: str
@@ -74,7 +74,7 @@ class UpSettings:
     namespace: str
     trace_file: Path
     collector: str | None  # where traces go instead
-    core_use: Path  # folder in which workers of a CPU say whether their cores compute
+    core_use: Path  # folder in which workers of a CPU mark whether their cores compute
     exposure: Exposure = Exposure()
 
 

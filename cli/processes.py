@@ -17,7 +17,7 @@ CHUNK_BYTES = 65536
 
 
 class Stage(IntEnum):
-    """The order of stopping: nobody loses what it still talks to."""
+    """The order of stopping: no process loses a process that it still talks to."""
 
     ROUTER = 0
     WORKER = 1
@@ -26,7 +26,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run. `grace_s` is how long it may take to end after SIGTERM."""
+    """A process to run. `grace_s` is how long it may take to end after SIGTERM."""
 
     name: str
     command: tuple[str, ...]
@@ -36,7 +36,7 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     # Cores to pin before it starts; empty: it pins itself, or nothing does.
     cores: tuple[int, ...] = ()
-    # Lines of its output that contain one of these say nothing and are left out.
+    # Lines of its output that contain one of these are of no use and left out.
     noise: tuple[str, ...] = ()
 
 

@@ -42,7 +42,7 @@ async def wait_until_serving(
 ) -> None:
     """Until it serves and `explain` finds nothing more to wait for. Raises NotReady.
 
-    While it takes long, `report` gets what `explain` says, when that changes.
+    While it takes long, `report` gets the text of `explain`, when that changes.
     """
     loop = asyncio.get_running_loop()
     started, said, word, health = loop.time(), "", "", Health.UNREACHABLE
@@ -66,7 +66,7 @@ async def wait_until_serving(
 
 
 def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
-    """What a start waits for, given the ids of the workers that were started; empty when for nothing. Pure."""
+    """The reason why a start waits, given the ids of the workers that were started; empty when there is none. Pure."""
     connected = {worker.worker_id for worker in status.workers if worker.connected}
     missing = [worker for worker in workers if worker not in connected]
     if not missing:

@@ -1,4 +1,4 @@
-"""What `baton up` prints when it is ready: its ports, and commands that work when they are pasted. Pure."""
+"""The lines that `baton up` prints when it is ready: its ports, and commands that work when pasted. Pure."""
 
 import shlex
 from pathlib import Path
@@ -9,7 +9,7 @@ from cli.process_plan import LOOPBACK, UpSettings, router_ports
 
 
 def ready_lines(settings: UpSettings, command: str, default_target: str, chats: bool) -> list[str]:
-    """`default_target`: what the other commands take without --target. `chats`: the model has a chat template."""
+    """`default_target`: the target of the other commands without --target. `chats`: the model has a chat template."""
     target, admin = router_target(settings), f"{LOOPBACK}:{settings.admin_port}"
     host = target.rpartition(":")[0]
     scheme = "http" if settings.exposure.tls_cert is None else "https"
@@ -45,7 +45,7 @@ def script_command(root: Path, current: Path) -> str:
 
 
 def _variables(settings: UpSettings) -> str:
-    """A key is only in the hands of its user. The certificate vouches for itself, whatever authority has signed it."""
+    """A key is only in the hands of its user. The certificate vouches for itself, under any authority."""
     given = [f"{API_KEY_VARIABLE}=..."] if settings.exposure.api_keys is not None else []
     if settings.exposure.tls_cert is not None:
         given.append(f"{TLS_CA_VARIABLE}={shlex.quote(str(settings.exposure.tls_cert.absolute()))}")

@@ -12,7 +12,7 @@ REDIS_GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RedisSource:
-    """`spec` is None where somebody else runs it."""
+    """`spec` is None where Redis is run elsewhere."""
 
     url: str
     spec: ProcessSpec | None

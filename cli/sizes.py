@@ -7,7 +7,7 @@ PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """`1.5GiB` -> 1610612736. Raises ValueError that says what is understood."""
+    """`1.5GiB` -> 1610612736. Raises ValueError that names the accepted forms."""
     match = PATTERN.fullmatch(text)
     unit = match[2].upper() if match else "?"
     unit = unit if unit in UNITS else f"{unit}B"

@@ -9,7 +9,7 @@ GPU_REASONS = frozenset({"needs a GPU", "needs two GPUs"})
 
 
 def noting_skips(report: Path) -> list[str]:
-    """Arguments that have pytest write what `read_skips` reads."""
+    """Arguments that have pytest write the file for `read_skips`."""
     return [f"--junit-xml={report}"]
 
 

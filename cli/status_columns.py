@@ -1,4 +1,4 @@
-"""What the columns of `baton status` mean, for its --help."""
+"""The meaning of the columns of `baton status`, for its --help."""
 
 MEANINGS = {
     "worker": "id of the worker",

@@ -1,4 +1,4 @@
-"""The lines of `baton status`: which columns fit a width, and what stands in them. Pure."""
+"""The lines of `baton status`: which columns fit a width, and their contents. Pure."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +76,7 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
 
 
 def headline(status: ClusterStatus) -> str:
-    """Ready or what is missing, the model, requests."""
+    """Ready or the missing part, the model, requests."""
     models = sorted({worker.model.name for worker in status.workers if worker.model.name})
     running = status.active_requests - status.queued_requests
     state = "not ready" if not status.ready else "degraded" if status.detail else "ready"
@@ -161,7 +161,7 @@ def cache_lines(status: ClusterStatus) -> list[str]:
 
 
 def cluster_lines(status: ClusterStatus) -> list[str]:
-    """Other routers, and what the planner of roles thinks."""
+    """Other routers, and the state of the planner of roles."""
     planner = status.planner
     lines = [_router_line(router) for router in status.routers]
     if planner is not None:

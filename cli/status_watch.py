@@ -16,7 +16,7 @@ from client import AdminClient, BatonClientError, ClusterStatus, RetryPolicy
 PERIOD_S = 1.0
 TIMEOUT_S = 2.0
 NOTICE_S = 5.0
-"""How long it says that the router is back."""
+"""How long it shows that the router is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def frames(
 
 
 def frame_lines(frame: Frame, width: int) -> list[str]:
-    """Figures that are not of now say so."""
+    """Old figures are marked as such."""
     lines = [frame.notice] if frame.notice else []
     if frame.status is not None:
         lines += [] if frame.is_current else ["The last figures:"]

@@ -1,4 +1,4 @@
-"""Keeps a set of processes running: restarts what dies, with back-off, and stops all in order."""
+"""Keeps a set of processes running: restarts those that die, with back-off, and stops all in order."""
 
 import asyncio
 import signal

@@ -1,6 +1,6 @@
 """The trace files of `baton up`: one per run, named by its port; a few old ones are kept.
 
-Where the traces of a run go to a collector, its file says so and nothing else.
+Where the traces of a run go to a collector, its file contains only that fact.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What one request's trace says about where its time went. Pure: spans in, numbers and lines out.
+"""Where the time of a request went, by its trace. Pure: spans in, numbers and lines out.
 
 Two sums are checked, each within 2 ms or 3 %:
 TTFT             = router queue + route + prefill fetch + prefill queue + prefill chunks + return
@@ -145,7 +145,7 @@ def report_lines(request: RequestTrace) -> list[str]:
 
 
 def _ids(root: Span) -> str:
-    """What the request is called: by its client or us, where it came that far, and by its trace."""
+    """The request's ids: from its client or from us, where it came that far, and of its trace."""
     request_id = root.attributes.get("gen_ai.response.id")
     return f"trace {root.trace_id}" if request_id is None else f"{request_id}, or its trace {root.trace_id}"
 

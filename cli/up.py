@@ -147,7 +147,7 @@ def _kv_bytes(machine: Machine, workers: int, tensor_parallel: int) -> int | Non
 
 
 class _Up:
-    """One run: start, wait until a canary request went all the way, say so, wait for the end, stop."""
+    """One run: start, wait until a canary request went all the way, print that, wait for the end, stop."""
 
     def __init__(self, settings: UpSettings, source: ModelSource, redis: RedisSource, startup_timeout_s: float) -> None:
         self._settings = settings
@@ -215,7 +215,7 @@ class _Up:
         return await ChildProcess.start(spec, self._output, self._errors)
 
     async def _explain(self) -> str:
-        """What the start waits for."""
+        """The reason why the start still waits."""
         once = RetryPolicy(attempts=1)
         async with AsyncAdminClient(self._admin_target, retry=once) as admin:
             try:

@@ -1,7 +1,7 @@
 """Variables in the environment of `baton up`: one that is set holds, or is refused. Pure.
 
 A process reads BATON_X where it is given no flag --x, and `up` gives its processes flags. So each option of `up` reads
-the variable of its name too (`options.VARIABLES_PREFIX`), and what `up` decides by itself may not be set.
+the variable of its name too (`options.VARIABLES_PREFIX`), and variables that `up` decides by itself may not be set.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -63,7 +63,7 @@ class AsyncBatonClient(_AsyncClient):
         """Continues a text, or token ids.
 
         The call begins with the first event that is awaited. `aclose()`, or cancelling the task that reads, cancels it;
-        who leaves the loop early should read under `contextlib.aclosing`.
+        a caller that leaves the loop early should read under `contextlib.aclosing`.
         """
         return self._events("Generate", requests.generate_request(prompt, options), options)
 

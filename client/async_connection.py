@@ -116,7 +116,7 @@ class AsyncConnection:
         return self._ways[number]
 
     def _leave(self, current: int, error: BatonClientError) -> None:
-        """Whoever is the first to find a router gone moves all on to the next."""
+        """The first call that finds a router gone moves all calls to the next."""
         if isinstance(error, Unavailable | Cancelled) and self._current == current:
             self._current = (current + 1) % len(self._targets)
 

@@ -12,9 +12,9 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
-# The ping interval stays above the server's limit of 10 s, past which it would drop the connection. Pings go on while
-# only the server speaks: a router that hangs is noticed, and its streams are resumed at another one. One that accepts
-# and then says nothing is given up after 4 s (`min_reconnect_backoff` bounds an attempt). A connection that was refused
+# The ping interval stays above the server's limit of 10 s, below which it would drop the connection. Pings are sent
+# also while only the server sends: a router that hangs is noticed, and its streams are resumed at another one. One that
+# accepts and then sends nothing is given up after 4 s (`min_reconnect_backoff` bounds an attempt). A refused connection
 # is tried again soon, so that the client's own retries find a server that has just come up.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -40,7 +40,7 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a client shows who it is, and makes sure whom it talks to.
+    """How a client authenticates itself and its server.
 
     `tls`: True trusts the certificate authorities that gRPC knows, a path those in that PEM file; False is no TLS. A
     key without TLS can be read by every host in between.
@@ -56,7 +56,7 @@ class Security:
         return grpc.ssl_channel_credentials(None if self.tls is True else Path(self.tls).read_bytes())
 
     def metadata(self, options: GenerateOptions | None = None) -> tuple[tuple[str, str], ...]:
-        """Of one call; what its options say goes before."""
+        """Of one call; its options take precedence."""
         given = options or {}
         traceparent, api_key = given.get("traceparent"), given.get("api_key", self.api_key)
         pairs = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))

@@ -1,4 +1,4 @@
-"""What an operator gets to see: workers, pages and load, as one router knows them."""
+"""The operator's view: workers, pages and load, as one router knows them."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -53,9 +53,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What a router knows of a worker's prefix cache, and how right it was about it."""
+    """A router's view of a worker's prefix cache, and how right it was."""
 
-    follows: bool  # the worker's own events; otherwise it is guessed from what the router sent there
+    follows: bool  # the worker's own events; otherwise it is guessed from the prompts that the router sent there
     exact: bool  # equal to the worker's own sum at its newest report
     blocks: int  # that the worker has, as far as known
     sequence: int  # of the newest events that are in it
@@ -92,7 +92,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PlannerStatus:
-    """What the planner of roles thinks. Pressures: 1 is as much as the SLOs allow."""
+    """The state of the planner of roles. Pressures: 1 is as much as the SLOs allow."""
 
     mode: str  # propose or act
     prefill_pressure: float
@@ -108,7 +108,7 @@ class RouterStatus:
     router_id: str  # hexadecimal
     address: str  # host:port of its public gRPC
     uptime_s: float
-    requests: int  # what it has on the workers
+    requests: int  # its requests on the workers
     tokens: int  # the same, counted from dispatch
 
 
@@ -136,7 +136,7 @@ class EndedRequests:
 
 @dataclass(frozen=True, slots=True)
 class RequestTotals:
-    """What the requests of a router have come to since it started, those that run included."""
+    """Counts of a router's requests since it started, running ones included."""
 
     started: int = 0
     ended: tuple[EndedRequests, ...] = ()
@@ -154,7 +154,7 @@ class ClusterStatus:
     workers: tuple[WorkerStatus, ...]
     other_routers: int = 0  # whose load this router knows
     planner: PlannerStatus | None = None  # None: there is none
-    indexed_blocks: int = 0  # different KV blocks that the router knows of, on whatever worker
+    indexed_blocks: int = 0  # different KV blocks that the router knows of, on any worker
     routers: tuple[RouterStatus, ...] = ()  # the other ones
     latency: Latency | None = None  # None: no request ended in the last minute
     requests: RequestTotals = RequestTotals()

@@ -1,10 +1,10 @@
-"""What can go wrong, as a caller sees it. Every failure of a call is one of these.
+"""The errors that a caller sees. Every failure of a call is one of these.
 
 BatonClientError
 ├── InvalidRequest      the request can never succeed as it is; names the field
 ├── ModelNotFound       the model is not served there
 ├── NotAllowed          no API key, one that is not known, or one that does not allow this
-├── Busy                no room at the moment; says when to come back
+├── Busy                no room at the moment; with the time to come back
 ├── Unavailable         no server, no workers, or the one that answered is gone
 ├── DeadlineExceeded    timeout_s, or the server's own limit, passed
 ├── Cancelled           the server, or closing the client, ended the call
@@ -20,10 +20,10 @@ import grpc
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """What is known beyond code and message; None where the server said nothing."""
+    """Details beyond code and message; None where the server sent none."""
 
     field: str | None = None  # path of the offending field
-    resource: str | None = None  # name of what was not found
+    resource: str | None = None  # name of the missing resource
     retry_after_s: float | None = None
     reason: str | None = None  # a short constant, for example "PROMPT_TOO_LONG"
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the reason, for example the limit
@@ -53,7 +53,7 @@ class InvalidRequest(BatonClientError):
 
     @property
     def field(self) -> str | None:
-        """Path of what is wrong, for example "sampling.temperature"."""
+        """Path of the wrong field, for example "sampling.temperature"."""
         return self.details.field
 
 
@@ -103,7 +103,7 @@ class ServerError(BatonClientError):
 
     @property
     def request_id(self) -> str | None:
-        """What to look for in the server's logs."""
+        """The id to look for in the server's logs."""
         return self.details.request_id
 
 

@@ -1,4 +1,4 @@
-"""Why a request went where it went, and what came of it, as the router that served it tells."""
+"""Why a request was placed on its workers, and the result, as reported by the router that served it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ROLES: Mapping[int, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.RO
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One worker that was looked at; `terms` is what was known and weighed, by name.
+    """One worker that was considered; `terms` are the known and weighed values, by name.
 
     Of the workers of a role that have a `cost` among their terms, the cheapest was taken, equal ones in turn.
     """

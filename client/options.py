@@ -1,4 +1,4 @@
-"""What a caller may say about one request. What is left out is decided by the server and the model's own defaults."""
+"""The options of one request. The server and the model's own defaults decide those that are left out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -27,7 +27,7 @@ class GenerateOptions(TypedDict, total=False):
     bad_words: Sequence[str | Sequence[int]]  # never generated; texts, or sequences of token ids
     logprobs: int  # log-probabilities of the tokens, and of so many likeliest in their place; from 0 to 20
     prompt_logprobs: int  # the same of the prompt; it takes nothing from a cache then
-    echo: bool  # tell the prompt back; with logprobs, theirs too. Not for chat
+    echo: bool  # send the prompt back; with logprobs, those of its tokens too. Not for chat
     best_of: int  # so many choices are made, from n to 16; the n likeliest per token are answered with, at the end
     beam_width: int  # beam search, from n to 16 wide; its n best sequences are the choices, at the end
     length_penalty: float  # of a beam search; above 0 favours long answers
@@ -35,12 +35,12 @@ class GenerateOptions(TypedDict, total=False):
     json_schema: str | Mapping[str, Any]  # the answer is JSON that meets it; one of these five at most
     json_object: bool  # the answer is a JSON object
     regex: str  # all of the answer matches it
-    grammar: str  # the answer is what its rule `start` makes; Lark, as llguidance reads it
+    grammar: str  # the answer matches its rule `start`; Lark, as llguidance reads it
     choice: Sequence[str]  # the answer is one of them
     model: str  # the model's name, or that of one of its adapters; default: the model
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower goes earlier where requests wait for room; from -100 to 100
     cache_salt: str  # prompts share cached blocks only under the same salt
-    api_key: str  # who asks, if not as the client was told
+    api_key: str  # of this request, if not the client's own
     timeout_s: float  # for the whole answer, retries included; default: the client's
     traceparent: str  # W3C trace context that the server's spans join

@@ -1,7 +1,7 @@
-"""One streamed answer, whatever breaks on its way: which call is to be made next, and when. Pure.
+"""One streamed answer across failures: which call is to be made next, and when. Pure.
 
 Before its first message a call is simply made again. After that the stream is resumed, at the same router or another
-one of its cluster, behind what has come. A router that does not know the stream is sent the request with it.
+one of its cluster, behind the received tokens. A router that does not know the stream is sent the request with it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class Recovery:
         return self._attempts.remaining_s(now)
 
     def take(self, response: Response) -> Event | None:
-        """What the caller gets; None for the repeated beginning of a resumed stream. Raises: ProtocolError."""
+        """The caller's event; None for the repeated beginning of a resumed stream. Raises: ProtocolError."""
         event = event_from(response)
         if self._started is not None and isinstance(event, Started):
             self._check_same(self._started, event)
@@ -69,7 +69,7 @@ class Recovery:
 
     @property
     def is_whole(self) -> bool:
-        """Every choice has ended: whatever breaks now, nothing is missing."""
+        """Every choice has ended: a later failure loses nothing."""
         return self._continuity.is_whole
 
     def end(self) -> None:

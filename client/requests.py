@@ -1,5 +1,5 @@
-"""From a caller's arguments to protobuf requests. What protobuf cannot carry is refused here, with the field's name;
-everything else is for the server to judge."""
+"""From a caller's arguments to protobuf requests. Values that protobuf cannot carry are refused here, with the field's
+name; the server judges everything else."""
 
 import json
 from collections.abc import Mapping, Sequence

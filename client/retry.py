@@ -58,7 +58,7 @@ def _asked_wait_s(error: BatonClientError) -> float | None:
     match error:
         case Unavailable(retry_after_s=after):
             return after or 0.0
-        case Cancelled():  # by a server that stops; who closes the client does not come here
+        case Cancelled():  # by a server that stops; closing the client does not come here
             return 0.0
         case Busy(retry_after_s=after):  # without a time to come back it is a limit, not a rush
             return after

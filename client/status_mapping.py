@@ -35,7 +35,7 @@ ERRORS: dict[grpc.StatusCode, type[BatonClientError]] = {
 """Every other code is a ServerError."""
 
 STOPPED = (grpc.StatusCode.CANCELLED, "CANCELLED")
-"""What gRPC itself tells of calls that a server lets go as it stops; who cancels a call here is told in other words."""
+"""gRPC's own status of calls that a stopping server drops; calls that are cancelled here have another message."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -49,7 +49,7 @@ def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Meta
 
 
 def read_details(trailing: Metadata) -> ErrorDetails:
-    """Reads what is there; details that do not parse are left out, since the code alone already says what happened."""
+    """Reads the details; those that do not parse are left out, since the code alone already shows what happened."""
     found: dict[str, Any] = {}
     for key, value in trailing:
         if key == DETAILS_KEY and isinstance(value, bytes):

@@ -101,7 +101,7 @@ class SyncConnection:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def _leave(self, current: int, error: BatonClientError) -> None:
-        """Whoever is the first to find a router gone moves all on to the next."""
+        """The first call that finds a router gone moves all calls to the next."""
         with self._lock:
             if isinstance(error, Unavailable | Cancelled) and self._current == current:
                 self._current = (current + 1) % len(self._ways)

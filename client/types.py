@@ -1,4 +1,4 @@
-"""What a client of Baton gets to see: plain frozen values, no protobuf."""
+"""The client's types: plain frozen values, no protobuf."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,7 +18,7 @@ class Started:
     model: str
     prompt_tokens: int
     seed: int  # in effect, given or drawn by the server
-    resume_token: str = field(default="", repr=False)  # with request_id: what another router goes on with the answer by
+    resume_token: str = field(default="", repr=False)  # with request_id: another router continues the answer by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToldPrompt:
-    """The prompt as the server told it back."""
+    """The prompt as the server sent it back."""
 
     token_ids: tuple[int, ...]
     text: str  # empty without `echo`

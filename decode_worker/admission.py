@@ -1,4 +1,4 @@
-"""Who gets pages next: first come, first served, all or nothing. Waiting is bounded by the caller's timeout."""
+"""Which request gets pages next: first come, first served, all or nothing. The caller's timeout bounds the wait."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ class Admission:
         """
         self.waiting += 1
         if self._turn.locked():
-            self._loop.touch(request.block_hashes)  # those before it take what nobody waits for
+            self._loop.touch(request.block_hashes)  # those before it take blocks that no request waits for
         try:
             async with self._turn:
                 while True:

@@ -1,4 +1,4 @@
-"""Answers that a router takes over from another one: it is told all of their tokens, in pieces. Does no I/O."""
+"""Answers that a router takes over from another one: it is sent all of their tokens, in pieces. Does no I/O."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ class Adoptions:
         self._send = send
 
     def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
-        """Moves an answer to `session`, which is told what there is of it. None where it is not open, or not here."""
+        """Moves an answer to `session`, which is sent its tokens so far. None where it is not open, or not here."""
         old = AttemptKey(command.router_id, command.attempt_id)
         new = AttemptKey(session.router_id, command.as_attempt_id)
         if self._book.of_attempt(new) is not None:

@@ -1,4 +1,4 @@
-"""One Start command on a decode worker, and the messages that tell a router of it. Does no I/O."""
+"""One Start command on a decode worker, and the messages to its router. Does no I/O."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ Session = RouterSession[session_pb2.ConnectResponse]
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A prompt's KV that came from a prefill worker, until the router is told."""
+    """A prompt's KV that came from a prefill worker, until it is reported to the router."""
 
     pull: Pull
     cached_tokens: int  # of the prompt, which were here already
@@ -30,13 +30,13 @@ class Landing:
 
 @dataclass(slots=True)
 class LocalPrefill:
-    """A prompt that is computed here, until the router is told of its first tokens."""
+    """A prompt that is computed here, until its first tokens are sent to the router."""
 
     arrived: float  # monotonic seconds
     queue_ms: float = 0.0  # until its first chunk began
     chunk_ms: list[float] = field(default_factory=list)
     cached_tokens: int = 0
-    scored_tokens: int = 0  # of the prompt, after its first: the router was told how likely they are
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
     ended: bool = False
     first: list[FirstToken] = field(default_factory=list)
 
@@ -57,15 +57,15 @@ class Answer:
     attempt_id: int
     kept: KeptAnswer
     running_choices: set[int]
-    searches: bool  # with beams: nothing is told before all is
-    charge: Charge  # what its router counts it for
+    searches: bool  # with beams: nothing is sent before all is
+    charge: Charge  # what its router charges for it
     last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
     task: "asyncio.Task[None] | None" = None
     deadline: asyncio.TimerHandle | None = None
     landing: Landing | None = None
     prefill: LocalPrefill | None = None
     adopted: bool = False  # its first router is gone
-    certain: Certain = field(default_factory=Certain)  # of what has landed, as long as not all has
+    certain: Certain = field(default_factory=Certain)  # of the landed blocks, as long as not all have landed
     keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
 
@@ -90,12 +90,12 @@ class Answer:
             self.kept.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
 
     def adopt(self, session: Session, attempt_id: int) -> None:
-        """Another router takes it over, and is told all that is kept."""
+        """Another router takes it over, and is sent all that is kept."""
         self.session, self.attempt_id, self.adopted = session, attempt_id, True
         self.first_tokens.clear()
 
     def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.PromptScores | None:
-        """What to tell of the prompt's own tokens, if anything."""
+        """The scores of the prompt's own tokens to send, if any."""
         prefill = self.prefill
         if prefill is None:
             return None
@@ -107,7 +107,7 @@ class Answer:
         return prompt_scores(self.attempt_id, offset, computed.prompt)
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
-        """What to tell of a token; None where it goes with FirstStep."""
+        """The output for a token; None where it goes with FirstStep."""
         self.kept.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)

@@ -50,7 +50,7 @@ class AnswerBook:
         return self._by_attempt.get(key)
 
     def forget(self, answer: Answer) -> None:
-        """Also what is not here any more."""
+        """Also an answer that is not here any more."""
         if self._answers.pop(answer.request_id, None) is not None:
             del self._by_attempt[key_of(answer)]
 

@@ -1,10 +1,10 @@
-"""How a decode worker deals itself out to routers: what each uses already, and an equal part of what nobody uses. Pure.
+"""How a decode worker is divided among routers: what each uses already, and an equal part of what is unused. Pure.
 
 One of them may be lent more, for a request that is larger than its part: then the others share what is left.
 
-What a router gets more than before it gets a report later: until then another router may still use what it has just
-been told it may no longer. So all that routers may have here together is never more than there is, as long as a command
-takes less than the time between two reports.
+An increase of a router's limit takes effect one report later: until then another router may still use what the current
+report takes from it. So the limits of all routers together never exceed the total, as long as a command takes less
+than the time between two reports.
 """
 
 from collections.abc import Hashable, Mapping
@@ -20,7 +20,7 @@ NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a router counts a request for: complete blocks of the prompt once, and what each answer adds to them."""
+    """What a router charges for a request: complete blocks of the prompt once, and what each answer adds to them."""
 
     blocks: int
     slots: int
@@ -35,16 +35,16 @@ class Credits(Generic[Router]):
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._told: dict[Router, int] = {}  # with the last report
+        self._told: dict[Router, int] = {}  # in the last report
 
     def deal(
         self, used: Mapping[Router, int], present: frozenset[Router], lent: Mapping[Router, int] = NOTHING
     ) -> dict[Router, int]:
         """The most that each router may have here; called once for each report.
 
-        `used`: by router, what it has here now; `present`: those that are told. One that is away for a moment keeps
-        what it uses and no more. `lent`: what one of those present is to have beside what it uses, at the cost of the
-        others' shares, though not of what they use.
+        `used`: by router, what it has here now; `present`: routers that receive the report. One that is away for a
+        moment keeps what it uses and no more. `lent`: what one of those present gets beside what it uses, at the cost
+        of the others' shares, though not of what they use.
         """
         parts = self._divide(used, present)
         for router, more in lent.items():
@@ -63,7 +63,7 @@ class Credits(Generic[Router]):
     def _divide(
         self, used: Mapping[Router, int], present: frozenset[Router], total: int | None = None
     ) -> dict[Router, int]:
-        """What is fair now, had nobody been told anything before. Who has least comes first."""
+        """The fair shares now, regardless of earlier reports. The router that has least comes first."""
         unused = max(0, (self._total if total is None else total) - sum(used.values()))
         each, extra = divmod(unused, max(1, len(present)))
         in_turn = sorted(present, key=lambda router: (used.get(router, 0), hash(router)))

@@ -1,6 +1,6 @@
 """Prompts that were given up half landed because their source was lost, and are to be tried again here.
 
-What is certain of them goes into the cache when the copy under way has ended. The next attempt at the same prompt waits
+Their certain blocks go into the cache when the copy under way has ended. The next attempt at the same prompt waits
 for that: it is sent right behind the command that gave the first one up, and begins with the same tokens.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable
 
 LONGEST_COPY_S = 2.0
-"""No request waits longer; what is not in the cache by then is pulled again."""
+"""No request waits longer; blocks that are not in the cache by then are pulled again."""
 
 
 class HandedOn:
@@ -31,7 +31,7 @@ class HandedOn:
             task.add_done_callback(lambda ended: self._forget(last_block, ended))
 
     async def settled(self, block_hashes: Iterable[bytes]) -> None:
-        """Waits for the prompts that the prompt of these blocks goes on from, if there are any."""
+        """Waits for the prompts that the prompt of these blocks continues, if there are any."""
         if self._ending:
             earlier = [task for each in block_hashes for task in self._ending.get(each, ())]
             if earlier:

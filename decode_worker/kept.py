@@ -1,6 +1,6 @@
-"""What was given out of answers, so that it can be told again to a router that takes one over. Pure.
+"""The tokens that were given out of answers, so that they can be sent again to a router that takes one over. Pure.
 
-Of an answer that is being made everything is kept; of one that has ended too, for a while, as far as there is room.
+All tokens of a running answer are kept; those of an ended one too, for a while, as far as there is room.
 """
 
 from array import array
@@ -29,16 +29,16 @@ class MadeToken(Protocol):
 @dataclass(slots=True)
 class KeptChoice:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
-    logged: list[MadeToken] = field(default_factory=list)  # the same tokens, where log-probabilities are told
+    logged: list[MadeToken] = field(default_factory=list)  # the same tokens, where log-probabilities are sent
     end: EndReason | None = None
 
 
 class KeptAnswer:
-    """One attempt's part of an answer. `answered` is what an earlier attempt made of it."""
+    """One attempt's part of an answer. `answered`: tokens that earlier attempts made of it."""
 
     def __init__(self, answered: Sequence[int] = (), with_logprobs: bool = False) -> None:
         self.answered = array("I", answered)
-        self.with_logprobs = with_logprobs  # whether a router wants to be told
+        self.with_logprobs = with_logprobs  # whether a router wants them
         self.choices: dict[int, KeptChoice] = {}
 
     def add(self, choice: int, token: MadeToken, end: EndReason | None) -> None:

@@ -1,8 +1,8 @@
 """Which router a decode worker lends more than its share to: one at a time, in the order in which they asked. Pure.
 
 A turn ends when the router wants no more, since its request has been placed or given up, and in any case after TURN_S:
-then the others have the same time without anything being lent, so that a request which nobody makes room for, however
-long it waits, keeps no other router from its share for more than half of the time.
+then the others have the same time in which nothing is lent. So a request that never gets room, however long it waits,
+keeps no other router from its share for more than half of the time.
 """
 
 from collections.abc import Collection, Hashable
@@ -17,7 +17,7 @@ TURN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Loan(Generic[Router]):
-    """What a router is to be let have beside what it has here already, as soon as others have left it."""
+    """The resources that a router gets beside its own here, as soon as others have released them."""
 
     router: Router
     wanted: Charge
@@ -44,9 +44,9 @@ class Lending(Generic[Router]):
             self._until = 0.0
 
     def loan(self, present: Collection[Router], now: float) -> Loan[Router] | None:
-        """To whom, if anyone; called for each report. `present`: routers that are told."""
+        """The loan, if any; called for each report. `present`: routers that receive the report."""
         if self._turn_of is not None and (now >= self._until or self._turn_of not in present):
-            self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # it goes to the end of the line
+            self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # it goes to the end of the queue
             self._turn_of = None
             self._until = now + TURN_S
         if self._turn_of is None:

@@ -64,7 +64,7 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
-        """Frees a request in whatever phase, before any later call is carried out; an unknown one is free already.
+        """Frees a request in any phase, before any later call is carried out; an unknown one is free already.
 
         No copy into its pages may be under way. `landed_blocks`: see `MixedScheduler.abort`.
         """
@@ -75,7 +75,7 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         self._thread.post(self._scheduler.pool.touch, hashes)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
+        """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def unwatch(self, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""How things stand on a decode worker, as its routers are told."""
+"""The state of a decode worker, as its routers receive it."""
 
 from dataclasses import asdict
 
@@ -17,7 +17,7 @@ def decode_report(
     draining: bool,
     cache: report_pb2.CacheSum,
 ) -> report_pb2.Report:
-    """`limit`: of the router that is told. `waiting_requests`: those that the engine does not know of yet."""
+    """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
     load = loop.load
     return report_pb2.Report(
         limit_blocks=limit.blocks,

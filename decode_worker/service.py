@@ -100,7 +100,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     async def close(self) -> None:
         """Ends all sessions, and with them every request that is left; waits for their copies, bounded.
 
-        What a drain has left over is for other workers to go on with: their routers are told so.
+        Answers that a drain left over are continued by other workers: each is reported to its router as failed.
         """
         if self.hands_over:
             self.draining = True
@@ -185,7 +185,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
-        """What nobody foresaw still ends the request, and is seen."""
+        """An unexpected exception still ends the request, and is logged."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("an answer failed", exc_info=error)
@@ -201,7 +201,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         cached_tokens = reservation.cached_blocks * self._worker.model.block_size
         answer.land(Landing(pull, cached_tokens, validated=time.monotonic()), request.params)
-        if answer.adopted:  # prefill has told another router of them
+        if answer.adopted:  # prefill has sent them to another router
             answer.first_tokens.clear()
             self._adoptions.tell_again(answer.session, answer.attempt_id, answer.kept)
         if not answer.running_choices:
@@ -232,7 +232,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                     touched[answer.request_id] = answer
             else:
                 touched[answer.request_id] = answer
-                ended |= outcome.end is not None  # a choice gives back its pages, even where others go on
+                ended |= outcome.end is not None  # a choice gives back its pages, even where others continue
                 output = answer.take(outcome)
                 if output is not None:
                     outputs[answer.session].append(output)
@@ -248,7 +248,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._admission.room_may_have_grown()
 
     def _abandon(self, answer: Answer) -> None:
-        """Ends a request in whatever phase. Its pages are freed only when no copy into them is under way."""
+        """Ends a request in any phase. Its pages are freed only when no copy into them is under way."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
             answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
@@ -260,7 +260,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
 
     def _free(self, answer: Answer) -> None:
         self._loop.abort(answer.request_id, answer.kept_blocks)
-        self._admission.room_may_have_grown()  # who asks now, asks after the abort
+        self._admission.room_may_have_grown()  # a request that asks now, asks after the abort
 
     def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
         if answer not in self._book:
@@ -289,7 +289,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                 self._abandon(answer)
 
     def report(self) -> None:
-        """Tells every router how things stand, and how much of this worker is its own."""
+        """Sends every router this worker's state, and the router's share of it."""
         now = time.monotonic()
         self._book.ended.expire(now)
         open_here = ((answer.session, answer.charge) for answer in self._book)

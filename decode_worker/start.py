@@ -1,4 +1,4 @@
-"""What a Start command asks of a decode worker, before anything is done. Does no I/O."""
+"""The contents of a Start command, read before anything is done. Does no I/O."""
 
 from decode_worker.answer import Answer, Session
 from decode_worker.credits import Charge

@@ -18,9 +18,10 @@ from engine.mixed_scheduler import MixedScheduler
 from engine.mixed_state import TokenMade
 from engine.model_config import ModelError
 from engine.parallel.collectives import RankLost
-from engine.prepare import PreparedModel, thread_preparation
+from engine.prepare import PreparedModel
 from engine.step_budget import StepBudget
 from engine.swap_space import SwapSpace
+from engine.thread_preparation import thread_preparation
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from protos import kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
@@ -65,8 +66,8 @@ class DecodeWorker(ServedWorker):
         pulls: PullThread | None = None,
         host: EngineHost | None = None,
     ) -> None:
-        """`pulls`: who copies KV; None: a thread on the configured cores. `host`: with whose weights and pool; it stays
-        its owner's.
+        """`pulls`: the thread that copies KV; None: one on the configured cores. `host`: the weights and pool to use;
+        its owner keeps it.
         """
         super().__init__(config, prepared)
         self._config = config
@@ -197,7 +198,7 @@ def worker_info(config: DecodeConfig, prepared: PreparedModel, pool_id: bytes) -
 
 
 def main(config: DecodeConfig) -> int:
-    """Returns the exit code: 2 for what another attempt would not change."""
+    """Returns the exit code: 2 for an error that a restart would not fix."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     try:
         require_own_kernels()

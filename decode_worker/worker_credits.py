@@ -1,4 +1,4 @@
-"""What each router may have on a decode worker, as it is told with every report: blocks, places in the batch. Pure."""
+"""What each router may have on a decode worker, sent with every report: blocks, places in the batch. Pure."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Limit:
 
 
 class WorkerCredits(Generic[Router]):
-    """Both kinds of credits. `lending`: where routers say what they want beyond their share."""
+    """Both kinds of credits. `lending`: takes the routers' requests beyond their shares."""
 
     def __init__(self, total_blocks: int, total_slots: int) -> None:
         self._blocks: Credits[Router] = Credits(total_blocks)
@@ -27,7 +27,7 @@ class WorkerCredits(Generic[Router]):
     def deal(
         self, open_here: Iterable[tuple[Router, Charge]], present: Iterable[Router], now: float
     ) -> dict[Router, Limit]:
-        """`open_here`: every request, with whose it is; `present`: those that are told. Called for each report."""
+        """`open_here`: every request with its router; `present`: routers that receive it. Called for each report."""
         blocks: dict[Router, int] = {}
         slots: dict[Router, int] = {}
         for router, charge in open_here:

@@ -9,14 +9,14 @@ import grpc
 class Door(grpc.GenericRpcHandler):
     """Stands in a server as a handler, and for each role as the server that its servicers are added to.
 
-    Calls that are under way stay with whom they came to.
+    Calls that are under way stay with the servicer that they reached.
     """
 
     def __init__(self) -> None:
         self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
 
     def clear(self) -> None:
-        """What comes in now is refused as unknown, which a router takes for a worker that is not there yet."""
+        """New calls are refused as unknown, which a router takes for a worker that is not there yet."""
         self._handlers = ()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:

@@ -24,7 +24,7 @@ MakeWorker = Callable[[ElasticConfig, PreparedModel, int, Callable[[], Awaitable
 
 
 def main(config: ElasticConfig, make_worker: MakeWorker = ElasticWorker) -> int:
-    """Returns the exit code: 2 for what another attempt would not change."""
+    """Returns the exit code: 2 for an error that a restart would not fix."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     try:
         require_own_kernels()

@@ -1,7 +1,7 @@
 """One worker process, two roles: drains the one and begins the other, over the same weights and the same pool.
 
-What is cached in the pool stays. To routers the change is a new epoch of the same name: the session of the old one
-ends when nothing is open in it, and the next one says the new role.
+Cached blocks stay in the pool. To routers the change is a new epoch of the same name: the session of the old one
+ends when nothing is open in it, and the next one announces the new role.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Beam search: which beams of one request go on, which have ended, and when it is over. Pure; knows no pages.
+"""Beam search: which beams of one request continue, which have ended, and when it is over. Pure; knows no pages.
 
 The rules are those of transformers' generate(num_beams=k): scores are sums of log-probabilities, divided by
 length ** length_penalty once a beam ends; an end token counts where it is among the k best of its step.
@@ -16,7 +16,7 @@ from engine.plan import TokenLogprob
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: the beam that it goes on from, and by which token."""
+    """A beam of the next step: the beam that it continues, and by which token."""
 
     parent: int  # index among the beams of the last step
     token: TokenLogprob
@@ -77,7 +77,7 @@ class BeamSearch:
         return running
 
     def _best(self, candidates: Sequence[Sequence[TokenLogprob]]) -> list[Continuation]:
-        """Enough for k that go on, however many of them end; the first of equal ones first."""
+        """Enough for k that continue, however many of them end; the first of equal ones first."""
         continuations = [
             Continuation(parent, token, score + token.logprob)
             for parent, (score, tokens) in enumerate(zip(self._scores, candidates, strict=True))

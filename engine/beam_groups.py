@@ -1,4 +1,4 @@
-"""Beam searches on pages: the beams of a request are sequences that step together and share what they have in common.
+"""Beam searches on pages: the beams of a request are sequences that step together and share their common blocks.
 
 A beam that was not preempted waits for those that were; a group advances when all its beams are computed.
 """
@@ -28,7 +28,7 @@ class BeamGroup:
 
 
 class BeamGroups:
-    """The groups of one batch; whoever ends a request's sequences forgets its group."""
+    """The groups of one batch; the caller that ends a request's sequences forgets its group."""
 
     def __init__(self, batch: MixedBatch) -> None:
         self._batch = batch

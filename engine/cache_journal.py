@@ -1,4 +1,4 @@
-"""What entered and left a prefix cache since somebody last asked. Knows hashes, not blocks."""
+"""The hashes that entered and left a prefix cache since the last read. Knows hashes, not blocks."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes that can be found now and could not before, and the other way round. No hash is in both."""
+    """Hashes that can be found now and could not before, and the reverse. No hash is in both."""
 
     stored: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
 
 
 class CacheJournal:
-    """Written by a BlockPool on its thread, read on any. What came and went between two reads is told of as gone.
+    """Written by a BlockPool on its thread, read on any. A hash that came and went between two reads counts as evicted.
 
-    `notify` is called on the writer's thread with the first change after a read, and must only pass the word on.
+    `notify` is called on the writer's thread at the first change after a read, and must only schedule the next read.
     """
 
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
@@ -31,8 +31,8 @@ class CacheJournal:
         self._write(block_hash, found=False)
 
     def take(self) -> CacheChanges | None:
-        """What changed since the last call; None where nothing did."""
-        self._notified = False  # first: what is written from now on is either read below or notified of
+        """The changes since the last call; None where there are none."""
+        self._notified = False  # first: a later write is either read below or notified of
         last: dict[bytes, bool] = {}
         while self._found:
             block_hash, found = self._found.popleft()

@@ -1,4 +1,4 @@
-"""Which files of a folder hold a model's weights, and what identifies them."""
+"""Which files of a folder hold a model's weights, and the digest that identifies them."""
 
 import hashlib
 import json

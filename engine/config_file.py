@@ -1,4 +1,4 @@
-"""config.json to what the engine needs to know, once and checked. What cannot be computed exactly is refused."""
+"""config.json to the engine's configuration, once and checked. A model that cannot be computed exactly is refused."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +13,7 @@ from engine.stated_config import stated_fields
 def read_model_config(folder: Path) -> ModelConfig:
     """The configuration of the checkpoint in `folder`: a DecoderConfig where our own decoder computes the model.
 
-    Raises: ModelError for what is missing, and for what neither the decoder nor transformers' code can serve.
+    Raises: ModelError for missing fields, and for a model that neither the decoder nor transformers' code can serve.
     """
     raw = read_json(folder / CONFIG_FILE)
     packed = packed_format(raw)

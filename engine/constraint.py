@@ -1,6 +1,6 @@
 """Which tokens may come next in an answer that is held to a form. Masks are made on threads, beside the forward pass.
 
-A choice's matcher only follows its tokens: what it knows can be found again from them. So it does not matter where they
+A choice's matcher only follows its tokens: its state can be computed again from them. So it does not matter where they
 were made, nor how often their KV was given up in between.
 """
 
@@ -22,7 +22,7 @@ PATIENCE_S = 30.0  # of a step that has nothing else to draw
 
 
 class Threads(Protocol):
-    """What MaskThreads are to a constraint."""
+    """The interface of MaskThreads for a constraint."""
 
     def submit(self, mask: Mask) -> None: ...
 
@@ -71,7 +71,7 @@ class Grammar:
         return room.allowed
 
     def allow(self, matcher: Matcher, ends: Words, room: Room) -> list[int]:
-        """Fills in what goes on with the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
+        """Fills in tokens that continue the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
 
         Returns tokens that are bound to come next, where only one may; else none.
         """
@@ -116,11 +116,11 @@ class Follower:
         self._matcher: Matcher | None = None
         self._room = grammar.room()
         self._forced: list[int] = []  # tokens that are bound to come next
-        self.tokens = 0  # of the answer, that it was told of
+        self.tokens = 0  # of the answer, that it has seen
         self.mask = Mask.of(self._room.allowed)  # of the token after those; of none, never asked for
 
     def follow(self, token_ids: Sequence[int], threads: Threads) -> Mask:
-        """Of no tokens, what was asked for last and is late. The mask is good until the next one is asked for."""
+        """Of no tokens: the mask that was asked for last and is late. A mask is good until the next is asked for."""
         if token_ids:
             self.tokens += len(token_ids)
             self.mask = Mask(self._next, token_ids)
@@ -177,7 +177,8 @@ class Constraint:
 def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> None:
     """Gives masks that are not ready a little longer; until one is, where a step has nothing else to draw.
 
-    What is not ready then does not hold up the rest: it is drawn in a later step. `began_s`: monotonic, of the step.
+    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step. `began_s`: monotonic, of
+    the step.
     """
     late = [mask for mask in masks if not mask.is_ready]
     if not late:

@@ -1,4 +1,4 @@
-"""Rows of a step whose answers have a form: which of them can be drawn from now, and what is left of their logits."""
+"""Rows of a step whose answers have a form: which of them can be drawn from now, and their masked logits."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,7 @@
-"""Whether the cores of a worker compute now, as workers of one machine tell each other: a byte in a file that both map.
+"""Whether the cores of a worker compute now, shared by the workers of one machine: a byte in a file that both map.
 
-A worker writes its own byte alone. Who reads it may use those cores meanwhile, behind whatever else runs there
-(kernels/native/threads.py).
+A worker writes its own byte alone. A worker that reads it may use those cores meanwhile, behind whatever else runs
+there (kernels/native/threads.py).
 """
 
 import mmap
@@ -34,7 +34,7 @@ class SpareCores:
 
     @classmethod
     def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
-        """Raises: OSError. Whoever comes first makes the file."""
+        """Raises: OSError. The first process makes the file."""
         return cls(cores, np.frombuffer(_mapped(file, mmap.ACCESS_READ), np.uint8))
 
 

@@ -32,7 +32,7 @@ class Recorder(Protocol):
     """Where graphs are made; on a GPU that is GraphRecorder."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """What repeats `compute` on the same memory, and where its result then is."""
+        """A function that repeats `compute` on the same memory, and the place of its result."""
 
 
 class GraphRecorder:
@@ -48,7 +48,7 @@ class GraphRecorder:
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile: what they do is not recorded and does no harm.
+        # Other threads may use the GPU meanwhile: their work is not recorded and does no harm.
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             result = compute()
         return graph.replay, result
@@ -91,7 +91,7 @@ class RecordedStep:
 
 
 class GraphedModel:
-    """A model whose decode steps are replayed; whatever else is asked of it, it computes as it is. Over one pool."""
+    """A model whose decode steps are replayed; all other steps are computed as usual. Over one pool."""
 
     def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes) -> None:
         """Records at once. Block 0 of the pool is not touched: there are only rows of padding."""
@@ -165,7 +165,7 @@ class GraphedModel:
 
 
 def why_not_recorded(model: Model) -> str | None:
-    """What in a decode step waits for the host, or is not ours to know; None where nothing does."""
+    """The part of a decode step that waits for the host, or is unknown to us; None where there is none."""
     if isinstance(model, ParallelModel):
         if not model.collectives.can_be_recorded:
             return f"sums over {model.collectives.backend} are no part of a graph"

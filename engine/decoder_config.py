@@ -1,4 +1,4 @@
-"""What engine/models/decoder.py needs to know of a checkpoint of its families."""
+"""The configuration that engine/models/decoder.py needs of a checkpoint of its families."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ class NotInDecoderError(ModelError):
 
 
 def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> DecoderConfig:
-    """`fields` as transformers names them. Raises: NotInDecoderError; ModelError for what no model can be."""
+    """`fields` as transformers names them. Raises: NotInDecoderError; ModelError for an impossible configuration."""
     family = fields["model_type"]
     _check(fields, "hidden_act", supported=("silu",))
     _check(fields, "mlp_bias", supported=(None, False))
@@ -87,7 +87,7 @@ def _sliding_window(family: str, fields: Mapping[str, Any]) -> tuple[int | None,
 
 
 def _experts(family: str, fields: Mapping[str, Any]) -> ExpertsConfig | None:
-    """transformers' modeling_mixtral.py and modeling_qwen3_moe.py say which layers, and how weights are normalised."""
+    """transformers' modeling_mixtral.py and modeling_qwen3_moe.py define the layers, and how weights are normalised."""
     if family == "mixtral":
         inner, layers, normalised = fields["intermediate_size"], frozenset(range(fields["num_hidden_layers"])), True
     elif family == "qwen3_moe" and fields["num_local_experts"]:

@@ -1,4 +1,4 @@
-"""How much of a GPU prefill takes where decode workers run beside it, by what they say of their steps. Pure.
+"""How much of a GPU prefill takes where decode workers run beside it, by their reports of their steps. Pure.
 
 Two processes take turns on a GPU: a step of decode waits while prefill's kernels run. Smaller chunks leave more gaps,
 in which the host prepares the next one; where that is not enough prefill rests after each.
@@ -9,7 +9,7 @@ MOST_REST = 1.0  # times the chunk before it
 REST_STEP = 0.25
 GROWTH = 1.25
 COMFORT = 0.9  # below this share of the target there is room for more
-SILENCE_S = 2.0  # after which nobody decodes here any more
+SILENCE_S = 2.0  # after which no worker decodes here any more
 
 
 class DeviceShare:
@@ -27,7 +27,7 @@ class DeviceShare:
         self._heard_at: float | None = None
 
     def hear(self, slow_down: float, now: float) -> None:
-        """A decode worker on this GPU says how much longer its steps take; `now`: monotonic seconds."""
+        """A decode worker on this GPU reports how much longer its steps take; `now`: monotonic seconds."""
         self._heard_at = now
         if slow_down > self._target:
             if self._tokens > self._least_tokens:

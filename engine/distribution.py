@@ -1,4 +1,4 @@
-"""What one or several samples of a row are drawn from."""
+"""The distribution that one or several samples of a row are drawn from."""
 
 from dataclasses import dataclass, field
 

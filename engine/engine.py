@@ -33,13 +33,13 @@ class Engine(Generic[Outcome]):
         scheduler: Scheduler[Outcome],
         on_computed: Callable[[Plan, float], None] = lambda plan, seconds: None,
     ) -> None:
-        """`on_computed` is told how long the runner took for each plan, before the plan is committed."""
+        """`on_computed` is called with the runner's time for each plan, before the plan is committed."""
         self._runner = runner
         self._scheduler = scheduler
         self._on_computed = on_computed
 
     def step(self) -> Sequence[Outcome] | None:
-        """Computes one plan and returns what came of it; None, without computing, when nothing can run."""
+        """Computes one plan and returns its outcomes; None, without computing, when nothing can run."""
         plan = self._scheduler.plan()
         if plan is None:
             return None

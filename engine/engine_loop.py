@@ -19,8 +19,8 @@ class EngineLoop(Generic[Outcome, Load]):
     """Base of the workers' loops, which add the calls of their scheduler.
 
     `on_outcomes` and `on_fault` are called on the event loop that builds this object, and so is `on_cache`, if given:
-    of what a step did to the prefix cache it is told before the step's outcomes. `observe` makes, on the engine's
-    thread, what `load` then shows.
+    a step's changes of the prefix cache come before the step's outcomes. `observe` makes, on the engine's thread, the
+    value that `load` then shows.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class EngineLoop(Generic[Outcome, Load]):
         on_cache: CacheHandler | None = None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`pool`: the one whose cache `on_cache` is told of. `on_busy`: see `EngineThread`."""
+        """`pool`: the one whose cache `on_cache` follows. `on_busy`: see `EngineThread`."""
         events = asyncio.get_running_loop()
 
         def hand_over(outcomes: Sequence[Outcome], timing: StepTiming) -> None:
@@ -80,7 +80,7 @@ class EngineLoop(Generic[Outcome, Load]):
 
 
 def _tell_of_cache(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
-    """At once, not after the step: whoever places prompts by it should know of an eviction before it is filled anew."""
+    """At once, not after the step: routers should know of an eviction before the block is filled anew."""
 
     def tell() -> None:
         changes = journal.take()

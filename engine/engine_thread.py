@@ -23,7 +23,7 @@ IDLE_WAIT_S = 0.5  # how often an idle thread looks whether it should stop; call
 
 
 class Steps(Protocol[Computed]):
-    """What the thread drives: `step` computes one plan, or returns None when nothing can run."""
+    """The engine that the thread drives: `step` computes one plan, or returns None when nothing can run."""
 
     def step(self) -> Sequence[Computed] | None: ...
 
@@ -44,7 +44,7 @@ class StepTiming:
 class Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: "Future[Any] | None"  # None: nobody waits for it, and it may not fail
+    future: "Future[Any] | None"  # None: no caller waits for it, and it may not fail
 
 
 class EngineStopped(RuntimeError):
@@ -54,8 +54,8 @@ class EngineStopped(RuntimeError):
 class EngineThread(Generic[Outcome, Observation]):
     """Runs an engine on a thread of its own.
 
-    `on_step` is called on the engine's thread after every step that computed something, and must only pass on what it
-    is given. `on_fault` is called once if a step or a posted call raises: the process cannot go on and should end
+    `on_step` is called on the engine's thread after every step that computed something, and must only pass on its
+    arguments. `on_fault` is called once if a step or a posted call raises: the process cannot continue and should end
     loudly. `observe` makes, on the thread, the picture of the engine that others may read at any time as `observed`.
     """
 
@@ -68,7 +68,7 @@ class EngineThread(Generic[Outcome, Observation]):
         prepare: Callable[[], None] = lambda: None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`on_busy` is told, on this thread, whenever work begins or there is none any more."""
+        """`on_busy` is called, on this thread, whenever work begins or there is none any more."""
         self._engine = engine
         self._on_busy = on_busy
         self._on_step = on_step
@@ -108,7 +108,7 @@ class EngineThread(Generic[Outcome, Observation]):
         return future
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """As `call`, for what cannot fail and has no answer: should it raise, the engine is at fault.
+        """As `call`, for a function that cannot fail and has no result: should it raise, the engine is at fault.
 
         Does nothing once the engine has stopped.
         """
@@ -136,7 +136,7 @@ class EngineThread(Generic[Outcome, Observation]):
             self._refuse_calls()
 
     def _carry_out_calls(self, wait: bool) -> bool:
-        """Carries out what is queued; waits for the first call if there is nothing to compute. False: stop."""
+        """Carries out queued calls; waits for the first call if there is nothing to compute. False: stop."""
         while True:
             try:
                 call = self._calls.get(block=wait, timeout=IDLE_WAIT_S if wait else None)
@@ -154,7 +154,7 @@ class EngineThread(Generic[Outcome, Observation]):
     def _carry_out(call: Call, future: "Future[Any]") -> None:
         try:
             result = call.function(*call.arguments)
-        except Exception as error:  # noqa: BLE001 -- it belongs to the caller, who gets it through the future
+        except Exception as error:  # noqa: BLE001 -- it belongs to the caller, which gets it through the future
             future.set_exception(error)
         else:
             future.set_result(result)

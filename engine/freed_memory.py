@@ -1,4 +1,4 @@
-"""What a process no longer uses, back to the system."""
+"""Returns memory that a process no longer uses to the system."""
 
 import ctypes
 

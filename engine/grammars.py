@@ -16,7 +16,7 @@ MASK_THREADS = 2
 
 
 class Grammars:
-    """Any thread may ask. To be closed, after whatever engine its constraints were given to."""
+    """Any thread may ask. To be closed, after any engine that its constraints were given to."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """`folder`: of the checkpoint, whose tokenizer is read by `prepare`, else when the first form is asked for."""
@@ -32,7 +32,7 @@ class Grammars:
     def prepare(self) -> None:
         """Reads the tokenizer: a second for 128 000 tokens, in which no other thread of Python runs.
 
-        Where that cannot be done, those who ask for a form will hear why.
+        Where that cannot be done, requests for a form fail with the reason.
         """
         with contextlib.suppress(FormRefused, LibraryMissing), self._lock:
             self._read()

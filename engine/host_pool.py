@@ -11,7 +11,7 @@ class HostPool:
     """`total_slots` slots of one block each, for the pool that `blocks` is: uint8 `[blocks, block_bytes]`, borrowed.
 
     The memory is taken with the first swap, pinned where the pool is a GPU's: copies then run on its stream, in order
-    with what computes on the blocks.
+    with the kernels that compute on the blocks.
     """
 
     def __init__(self, blocks: torch.Tensor, total_slots: int) -> None:

@@ -1,4 +1,4 @@
-"""How the KV of tokens lies in a pool of bytes. Allocates nothing: whoever owns the memory hands it in."""
+"""How the KV of tokens lies in a pool of bytes. Allocates nothing: the owner of the memory passes it in."""
 
 from dataclasses import dataclass
 

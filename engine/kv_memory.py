@@ -1,4 +1,4 @@
-"""How large the KV pool is where nobody said: on a GPU what the largest step leaves, which is found by computing it."""
+"""The default size of the KV pool: on a GPU, the memory that the largest step leaves, found by computing that step."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -39,10 +39,10 @@ def cpu_kv_bytes() -> int:
 
 
 class MemoryMeter(Protocol):
-    """Reads what a device's memory is used for."""
+    """Reads the use of a device's memory."""
 
     def begin(self) -> None:
-        """Forgets what was used at most before."""
+        """Forgets the earlier peak."""
 
     def read(self, pool_bytes: int) -> StepMemory:
         """Since `begin`; so much of it is a pool."""
@@ -75,11 +75,13 @@ def prepare_with_spare_memory(
     ranks: RankOptions | None = None,
     meter: Callable[[torch.device], MemoryMeter] = CudaMeter,
 ) -> PreparedModel:
-    """On a GPU: with the weights loaded, and a pool of what they and a step leave. `asked.kv_memory_bytes` is not read.
+    """On a GPU: with the weights loaded, and a pool of the memory that they and a step leave.
+
+    `asked.kv_memory_bytes` is not read.
 
     `utilization`: share of the GPU's memory for this process; `adapters`, `set_aside_bytes`: may be loaded into it
     later. With several ranks, each computes the step over its part, and the one with least left decides for all;
-    `ranks` says how the others run. Raises: ModelError, naming the amounts, where nothing is left; RankLost.
+    `ranks`: how the others run. Raises: ModelError, naming the amounts, where nothing is left; RankLost.
     """
     roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
     if asked.tensor_parallel > 1:
@@ -116,7 +118,7 @@ def _prepare_ranks(
 
 
 class StepTrial:
-    """A step over blocks of its own, to find out what it takes; those are given back with it."""
+    """A step over blocks of its own, to measure its memory; the blocks are given back with it."""
 
     def __init__(self, model: Model, layout: KvLayout, plan: Plan, meter: MemoryMeter) -> None:
         blocks = 1 + max(block for chunk in plan.chunks for block in chunk.block_table)
@@ -133,7 +135,7 @@ class StepTrial:
 def kv_bytes_left(
     memories: Sequence[StepMemory], utilization: float, block_bytes: int, set_aside_bytes: int = 0
 ) -> int:
-    """For the part of the pool of every rank: what the one with least left has. Raises: ModelError."""
+    """For the part of the pool of every rank: the bytes left at the rank with least. Raises: ModelError."""
     left, rank = min((spare_kv_bytes(each, utilization, set_aside_bytes), rank) for rank, each in enumerate(memories))
     if left < block_bytes:
         memory, where = memories[rank], f" (rank {rank})" if len(memories) > 1 else ""
@@ -147,7 +149,7 @@ def kv_bytes_left(
 def largest_plan(step: LargestStep, block_tokens: int, longest: int) -> Plan:
     """A step of so many tokens: one drawn for each sequence but some prompts, which have the rest of the tokens.
 
-    `longest`: tokens of one sequence. All of them have the same few blocks: nobody looks at what comes of it.
+    `longest`: tokens of one sequence. All of them have the same few blocks: the result is not used.
     """
     sample = (Sample(0, DRAWN),)
     answers = min(step.sequences, step.tokens) - 1

@@ -1,4 +1,4 @@
-"""A step whose device may still be at work: what it draws, for the next step at once, for the host when it is asked."""
+"""A step whose device may still be at work: its tokens, for the next step at once, for the host when it asks."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from kernels.sample_tokens import sample_tokens
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """`tokens`: int64 `[chunks]` on the device, what each chunk drew; means something for chunks with one sample."""
+    """`tokens`: int64 `[chunks]` on the device, drawn by each chunk; meaningful for chunks with one sample."""
 
     tokens: torch.Tensor
     results: Callable[[], tuple[ChunkResult, ...]]
@@ -32,8 +32,8 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device) -> Lau
 def launched_moves(device: torch.device) -> Launched:
     """Of a step that only moves blocks, on the current stream, and computes nothing.
 
-    It too ends when its moves have: what it has carried out is given to others then, and a pull, which comes by another
-    stream, waits for no event of this one.
+    It too ends when its moves have: the blocks that it has moved are given to others then, and a pull, which comes by
+    another stream, waits for no event of this one.
     """
     done = torch.cuda.Event() if device.type == "cuda" else None
     if done is not None:
@@ -74,14 +74,14 @@ def launch_draws(
         return Launched(firsts, _Fetched(wanted.counts, rows, temperature, spoilt == 0).results)
     logits = head(hidden[rows])
     token_ids, logprobs = sample_tokens(logits, temperature, top_k, top_p, numbers)
-    # What a kernel samples from may have -inf for tokens that are banned; a model's own logits may not.
+    # The logits that a kernel samples from may have -inf for banned tokens; a model's own logits may not.
     sound = logprobs.isfinite() & (logits.amin(-1) > -torch.inf)
     spoilt.index_add_(0, owners[rows], (~sound).int())
     return Launched(token_ids[firsts], _Fetched(wanted.counts, token_ids, logprobs, spoilt == 0).results)
 
 
 class _Wanted:
-    """What to draw in a step, as numbers for a device."""
+    """The samples to draw in a step, as numbers for a device."""
 
     def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
         self.counts = [len(chunk.samples) for chunk in chunks]
@@ -120,5 +120,5 @@ class _Fetched:
         tokens, logprobs, sound = (part.tolist() for part in self._parts)
         draws = (Drawn(*pair) for pair in zip(tokens, logprobs, strict=True))
         of_chunks = [tuple(islice(draws, count)) for count in self._counts]
-        spoilt = NonFinite(kv_suspect=True)  # there are no masks in what is drawn on a device
+        spoilt = NonFinite(kv_suspect=True)  # samples drawn on a device have no masks
         return tuple(Computed(drawn) if good else spoilt for drawn, good in zip(of_chunks, sound, strict=True))

@@ -1,4 +1,4 @@
-"""Sequences in order of their turn, whatever order they came in."""
+"""Sequences in order of their turn, not of their arrival here."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What requests change about logits before temperature: bias, penalties, bans. Rows that ask for nothing stay as is."""
+"""Requests' changes of logits before temperature: bias, penalties, bans. Rows that ask for nothing stay as is."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

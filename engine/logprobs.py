@@ -1,4 +1,4 @@
-"""What the model itself made of tokens: log-probabilities before penalties, temperature and filters."""
+"""The model's own log-probabilities of tokens: before penalties, temperature and filters."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def described(
 
 
 def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -> list[tuple[TokenLogprob, ...]]:
-    """The likeliest tokens of some rows, by logit and then by id, as many as `most` says for each."""
+    """The likeliest tokens of some rows, by logit and then by id, `most` of each."""
     rows = list(most)
     found = likeliest(logits[rows], list(most.values()))
     width = min(max(most.values()), logits.shape[-1])

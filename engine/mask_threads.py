@@ -36,14 +36,14 @@ class Mask:
     def make(self) -> None:
         try:
             self._made = self._work(self._token_ids)
-        except BaseException as failure:  # noqa: BLE001, whoever asks for the result is told whatever it was
+        except BaseException as failure:  # noqa: BLE001, raised again where the result is asked for
             self._made = failure
         self.is_ready = True
         if self._news is not None:
             self._news.put(None)
 
     def result(self) -> Allowed:
-        """Of a mask that is ready. Raises what making it raised, such as GrammarFailed."""
+        """Of a mask that is ready. Raises the exception that making it raised, such as GrammarFailed."""
         if isinstance(self._made, BaseException):
             raise self._made
         if self._made is None:
@@ -58,7 +58,7 @@ class Mask:
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
     """Until all of them are ready, or the `first` one is. Returns those that are not.
 
-    Masks are mostly made in their order: who waits for all of them waits for the last, and is woken once.
+    Masks are mostly made in their order: a caller that waits for all of them waits for the last, and is woken once.
     """
     until_s = time.monotonic() + timeout_s
     news: SimpleQueue[None] = SimpleQueue()
@@ -79,9 +79,9 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 class MaskThreads:
     """Started for the first mask, on other cores than the thread that asks for it, where there are others.
 
-    Masks are begun in the order they come. What is submitted wakes one thread, if one sleeps that has looked for work
+    Masks are begun in the order they come. A submitted mask wakes one thread, if one sleeps that has looked for work
     since the last was woken: so the many masks of a step wake one, and those behind one that takes long are made when
-    something else is submitted.
+    another mask is submitted.
     """
 
     def __init__(self, count: int) -> None:
@@ -89,7 +89,7 @@ class MaskThreads:
         self._threads: list[threading.Thread] = []
         self._masks: SimpleQueue[Mask | None] = SimpleQueue()
         self.close = weakref.finalize(self, _end, self._masks, self._threads)
-        """Ends the threads, which leave undone what they have not begun. At the latest when the interpreter ends."""
+        """Ends the threads; masks that are not begun are not made. At the latest when the interpreter ends."""
 
     def submit(self, mask: Mask) -> None:
         """One thread at a time may."""
@@ -105,7 +105,7 @@ def _work(masks: SimpleQueue[Mask | None]) -> None:
     _leave_core()
     while (mask := masks.get()) is not None:
         mask.make()
-        del mask  # what it refers to may be let go while this thread sleeps
+        del mask  # its objects may be freed while this thread sleeps
 
 
 def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:
@@ -122,7 +122,7 @@ def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -
 
 
 def _leave_core() -> None:
-    """A thread starts on the cores of who started it, the engine's: the others of the process are meant."""
+    """A thread starts on its creator's cores, the engine's: it moves to the other cores of the process."""
     if hasattr(os, "sched_setaffinity"):
         engines, all_cores = os.sched_getaffinity(0), os.sched_getaffinity(os.getpid())
         os.sched_setaffinity(0, (all_cores - engines) or all_cores)

@@ -1,6 +1,6 @@
 """The step after one that is still computed, so that a device need not wait for the host between two steps.
 
-Pure. Its chunks follow chunks of the step before, whose tokens nobody knows yet.
+Pure. Its chunks follow chunks of the step before, whose tokens are not known yet.
 """
 
 from engine.mixed_batch import MixedBatch

@@ -1,4 +1,4 @@
-"""The sequences of a mixed scheduler: who runs, who waits, what each holds, and how it goes from one to the other.
+"""The sequences of a mixed scheduler: which run, which wait, what each holds, and how it changes between them.
 
 Pure. A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is
 being copied into its blocks.
@@ -37,7 +37,7 @@ class MixedBatch:
         self.waiting: Line[MixedSequence] = Line()
         self.running: Line[MixedSequence] = Line()
         self.reserved: dict[int, MixedSequence] = {}  # by request
-        self.requests: dict[int, dict[int, MixedSequence]] = {}  # by request and choice, in whatever phase
+        self.requests: dict[int, dict[int, MixedSequence]] = {}  # by request and choice, in any phase
         self._block_tokens = block_tokens
         self._swap = swap
         self._arrivals = 0
@@ -49,7 +49,7 @@ class MixedBatch:
 
     @property
     def claimed_blocks(self) -> int:
-        """What those who wait need at once, as if nothing of it were cached."""
+        """Blocks that waiting sequences need at once, as if none of them were cached."""
         return sum(blocks_for(len(sequence.token_ids), self._block_tokens) for sequence in self.waiting)
 
     @property
@@ -68,7 +68,7 @@ class MixedBatch:
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to be computed before the next one is drawn; all of whom waits, since hits are not known yet."""
+        """Tokens to compute before the next one is drawn; all tokens of waiting ones, since hits are not known yet."""
         running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.uncomputed_tokens > 1)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 
@@ -90,7 +90,7 @@ class MixedBatch:
         return unfilled_slots(self.running, self._block_tokens)
 
     def blocks_at_once(self, sequences: int, blocks: int) -> int:
-        """What so many sequences of `blocks` each take where the last is to be admitted beside the others."""
+        """Blocks that so many sequences of `blocks` each take where the last is to be admitted beside the others."""
         return sequences * blocks + headroom_blocks(sequences - 1)
 
     def make(self, request: Request, cache_root: bytes | None) -> MixedSequence:
@@ -103,7 +103,7 @@ class MixedBatch:
 
     def wait(self, sequence: MixedSequence) -> None:
         self.waiting.add(sequence)
-        self.pool.touch(sequence.reusable_hashes(self._block_tokens))  # what it will be given: others go first
+        self.pool.touch(sequence.reusable_hashes(self._block_tokens))  # others are evicted before those
         self.requests.setdefault(sequence.request.request_id, {})[sequence.turn.choice] = sequence
 
     def reserve(self, sequence: MixedSequence, blocks: int) -> bool:
@@ -133,7 +133,7 @@ class MixedBatch:
         return is_coming(self.pool, hashes, lambda *block: any(other.makes(*block) for other in self.running))
 
     def admit(self, sequence: MixedSequence, most_slots: int) -> list[BlockSwap] | None:
-        """Lets a waiting sequence run. Returns what to bring back from host memory; None: no room, nothing is taken."""
+        """Lets a waiting sequence run. Returns the swaps back from host memory; None: no room, nothing is taken."""
         if self.used_slots + sequence.choices > most_slots:
             return None
         if not self._hold(sequence, blocks_for(len(sequence.token_ids), self._block_tokens), beside=0):
@@ -146,7 +146,7 @@ class MixedBatch:
         return swaps
 
     def preempt(self, sequence: MixedSequence) -> list[BlockSwap]:
-        """Makes a running sequence wait. Returns what to carry to host memory before its blocks are written again."""
+        """Makes a running sequence wait. Returns the swaps to host memory, due before its blocks are written again."""
         # The newest token is computed again where that was done: the logits after it are needed.
         lost_tokens = min(sequence.computed_tokens, len(sequence.token_ids) - 1)
         self.counters.preemptions += 1
@@ -188,7 +188,7 @@ class MixedBatch:
         return children
 
     def end(self, sequence: MixedSequence) -> None:
-        """Forgets a sequence in whatever phase and gives back what it holds."""
+        """Forgets a sequence in any phase and gives back its blocks."""
         request_id = sequence.request.request_id
         if sequence in self.running:
             self.running.remove(sequence)
@@ -203,7 +203,7 @@ class MixedBatch:
             del self.requests[request_id]
 
     def _hold(self, sequence: MixedSequence, blocks: int, beside: int) -> bool:
-        """Gives a sequence its first table: what is cached, then fresh blocks. `beside` so many stay available."""
+        """Gives a sequence its first table: cached blocks, then fresh ones. `beside` so many stay available."""
         cached = self.pool.lookup(sequence.reusable_hashes(self._block_tokens))
         table = BlockTable(self.pool, cached)
         if blocks - len(cached) + self._headroom_blocks + beside > self.available_blocks:
@@ -233,7 +233,7 @@ class MixedBatch:
         return headroom_blocks(len(self.running) + len(self.reserved))
 
     def _swap_in(self, sequence: MixedSequence) -> list[BlockSwap]:
-        """What is cached need not be brought back. The slots are free at once: none is taken before the next plan."""
+        """Cached blocks need not be brought back. The slots are free at once: none is taken before the next plan."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:
             return []

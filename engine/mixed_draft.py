@@ -31,7 +31,7 @@ class Draft:
             self.copies.append(copy)
 
     def finish(self) -> Plan | None:
-        """None where there is nothing to do. Who swaps in is computed too, so that is no case of its own."""
+        """None where there is nothing to do. Sequences that swap in are computed too, so that is no case of its own."""
         if not self.chunks and not self.swaps_out:
             return None
         return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))

@@ -1,6 +1,6 @@
 """Steps that are planned and not committed yet, and the sequences that ended while such a step still writes their KV.
 
-Pure. Their blocks may not be anybody else's before that step is done.
+Pure. No other sequence may get their blocks before that step is done.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class Flights:
         self._steps.append(tuple(sequences))
 
     def finish(self) -> tuple[MixedSequence, ...]:
-        """The oldest step is done: its sequences, after giving back what was only kept for it."""
+        """The oldest step is done: its sequences, after giving back the blocks that were only kept for it."""
         done = self._steps.popleft()
         kept = [sequence for sequence in self._ended if self._writes(sequence)]
         for sequence in self._ended:
@@ -41,7 +41,7 @@ class Flights:
         return done
 
     def end(self, sequence: MixedSequence) -> None:
-        """Gives back what an ended sequence holds, now or when nothing writes to it any more."""
+        """Gives back an ended sequence's blocks, now or when nothing writes to them any more."""
         if self._writes(sequence):
             self._ended.append(sequence)
         else:

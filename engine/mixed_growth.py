@@ -32,7 +32,7 @@ def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int)
             new += 1
         else:
             writers[blocks[index]] += 1
-    # The last one to write a block that nobody else reads keeps it.
+    # The last writer of a block without other readers keeps it.
     return new + sum(min(count, pool.references(block) - 1) for block, count in writers.items())
 
 

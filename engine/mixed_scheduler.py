@@ -4,7 +4,7 @@ A prompt is either computed here or it lands: its blocks are reserved, KV comput
 joins with its first tokens. From then on the two are alike.
 
 Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
-it releases its blocks and waits in line by its age. Resumed, its KV comes back from host memory, or its tokens are fed
+it releases its blocks and waits in order of age. Resumed, its KV comes back from host memory, or its tokens are fed
 again, never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
 request that does not fit into the empty pool is refused: so there is always progress.
 """
@@ -48,7 +48,7 @@ SMALLER_FOR_LANDING = 8  # times: steps of prompts while the KV of an answer is 
 class MixedScheduler:
     """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
 
-    With a `budget` the prompts' share of a step beside running answers is what that allows. With a `swap` space a
+    With a `budget` that limits the prompts' share of a step beside running answers. With a `swap` space a
     preempted sequence's KV waits there, where there is room for all of it.
     """
 
@@ -78,10 +78,11 @@ class MixedScheduler:
         self.batch.wait(self.batch.make(request, cache_root))
 
     def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
-        """Takes the blocks of a prompt that is to land, and one more to go on in: all of them or none.
+        """Takes the blocks of a prompt that is to land, and one more to continue in: all of them or none.
 
-        None when there is no room now, or only such as those who wait have a claim to: the caller asks again, in its
-        order of arrival, once something has ended. Raises: RequestTooLong when there can never be room; RequestRefused.
+        None when there is no room now, or only room that waiting requests have a claim to: the caller asks again, in
+        its order of arrival, once something has ended. Raises: RequestTooLong when there can never be room;
+        RequestRefused.
         """
         self._check(request)
         batch, prompt_blocks = self.batch, blocks_for(len(request.token_ids), self._block_tokens)
@@ -96,7 +97,7 @@ class MixedScheduler:
         """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
 
         `first` has the first token of every choice; one that ended there never runs. Of a beam search it has one token,
-        whose `top` are the candidates, and what is returned are its answers, if one token was all. Raises:
+        whose `top` are the candidates, and the result has its answers, if one token was all. Raises:
         UnknownRequest, ValueError.
         """
         prompt = self.batch.reserved.get(request_id)
@@ -135,7 +136,7 @@ class MixedScheduler:
         return None if draft is None or not draft.chunks else self._begin(draft)
 
     def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[MixedOutcome]:
-        """Takes in what the oldest step under way computed, `results` parallel to its plan's chunks."""
+        """Takes in the results of the oldest step under way, `results` parallel to its plan's chunks."""
         outcomes: list[MixedOutcome] = []
         flights = self.batch.flights
         for sequence, chunk, result in zip(flights.finish(), plan.chunks, results, strict=True):
@@ -177,7 +178,7 @@ class MixedScheduler:
         return True
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> bool:
-        """Forgets a request in whatever phase and frees what it holds. Returns whether it was here.
+        """Forgets a request in any phase and frees its blocks. Returns whether it was here.
 
         Of a reserved request no copy into its blocks may be under way: end it first. The KV of the first
         `landed_blocks` of them is there, valid: those that are complete stay in the cache.
@@ -267,7 +268,7 @@ class MixedScheduler:
         return len(running) > available and wanted_blocks(running, self.pool, self._block_tokens) > available
 
     def _prompts(self, draft: Draft) -> Iterator[MixedSequence]:
-        """What is to be computed in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
+        """Sequences to compute in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
         yield from [sequence for sequence in self.batch.running if sequence.uncomputed_tokens > 1]
         yield from admitted(self.batch.waiting, self.batch.is_coming, partial(self._admit, draft))
 

@@ -1,4 +1,4 @@
-"""What the mixed scheduler keeps of a sequence, what it tells of a step, and what it counts."""
+"""The mixed scheduler's state of a sequence, its outcomes of a step, and its counts."""
 
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ class MixedSequence:
 
     request: Request
     turn: Turn
-    token_ids: list[int]  # of the request, and what was made since
+    token_ids: list[int]  # of the request, and those made since
     hashes: HashChain | None  # None: keeps out of the cache
     choices: int  # it stands for
     table: BlockTable | None = None  # None: waits, or has ended
@@ -83,7 +83,7 @@ class MixedSequence:
     cached_tokens: int | None = None  # of the prompt; None until first admitted
     lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
     swapped: Swapped | None = None  # only while it waits
-    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were told
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
     overtaken_tokens: int = 0  # see engine/overtaking.py
 
     @property
@@ -96,12 +96,12 @@ class MixedSequence:
 
     @property
     def made_tokens(self) -> int:
-        """What was made here, or by a prefill worker for it: none as long as it is a prompt."""
+        """Tokens that were made here, or by a prefill worker for it: none as long as it is a prompt."""
         return len(self.token_ids) - len(self.request.token_ids)
 
     @property
     def answer_tokens(self) -> int:
-        """The answer so far, with what an earlier attempt made of it: the offset of the next token."""
+        """The answer so far, with an earlier attempt's tokens: the offset of the next token."""
         return len(self.token_ids) - self.request.prompt_tokens
 
     @property
@@ -116,7 +116,7 @@ class MixedSequence:
         return self.table
 
     def release(self) -> None:
-        """Gives back whatever it holds, if anything; what is not in the cache then must be computed again."""
+        """Gives back its blocks, if any; KV that is not in the cache then must be computed again."""
         if self.table is not None:
             self.table.release()
         if self.swapped is not None:
@@ -156,11 +156,11 @@ class MixedSequence:
         )
 
     def scores(self, start: int, end: int) -> Scored | None:
-        """What a chunk over [start, end) tells of the prompt."""
+        """The prompt tokens that a chunk over [start, end) scores."""
         return scored(self.request.token_ids, start, end, self.request.params.prompt_logprobs)
 
     def prompt_computed(self, chunk: Chunk, computed: Computed) -> PromptComputed:
-        """What to tell of a chunk of the prompt; of log-probabilities those that nobody heard before a preemption."""
+        """The outcome of a chunk of the prompt; without log-probabilities that were reported before a preemption."""
         new = computed.prompt[self.scored_tokens - chunk.start :]
         self.scored_tokens += len(new)
         cached_tokens, ended = self.cached_tokens or 0, chunk.end == len(self.request.token_ids)
@@ -199,7 +199,7 @@ def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
 
 
 def following_chunk(sequence: MixedSequence, place: int) -> Chunk:
-    """The token after the newest one, not known yet: what chunk `place` of the step before draws."""
+    """The token after the newest one, not known yet: chunk `place` of the step before draws it."""
     return Chunk(
         sequence.request.request_id,
         [UNKNOWN],

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model. Where it comes from is engine/config_file.py."""
+"""The engine's configuration of a model. engine/config_file.py reads it."""
 
 import json
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ CONFIG_FILE = "config.json"
 
 
 class ModelError(Exception):
-    """This checkpoint cannot be served; the message names the file, field or tensor, and what is supported."""
+    """This checkpoint cannot be served; the message names the file, field or tensor, and the supported values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Of any architecture: what sizes its KV and bounds its requests."""
+    """Of any architecture: the size of its KV and the bounds of its requests."""
 
     family: str
     vocab_size: int

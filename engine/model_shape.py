@@ -1,4 +1,4 @@
-"""What can be said of a model from its config.json alone, of any architecture that can be served."""
+"""A model's sizes from its config.json alone, for any architecture that can be served."""
 
 from dataclasses import dataclass
 from pathlib import Path

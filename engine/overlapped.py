@@ -1,4 +1,4 @@
-"""Steps that overlap: the next one is planned and launched before the host knows what this one has drawn."""
+"""Steps that overlap: the next one is planned and launched before the host knows the tokens of this one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class OverlappedEngine(Generic[Outcome]):
         scheduler: AheadScheduler[Outcome],
         on_computed: Callable[[Plan, float], None] = lambda plan, seconds: None,
     ) -> None:
-        """`on_computed` is told how long each plan took, from when nothing was before it on the device."""
+        """`on_computed` is called with the time of each plan, from when nothing was before it on the device."""
         self._runner = runner
         self._scheduler = scheduler
         self._on_computed = on_computed
@@ -51,7 +51,7 @@ class OverlappedEngine(Generic[Outcome]):
         self._free_since = 0.0  # when the device had finished the step before
 
     def step(self) -> Sequence[Outcome] | None:
-        """What came of the oldest step under way; None when nothing can run."""
+        """The outcomes of the oldest step under way; None when nothing can run."""
         flight = self._flight or self._launch(self._scheduler.plan(), None)
         if flight is None:
             return None

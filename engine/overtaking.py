@@ -58,7 +58,7 @@ def admitted(
 def is_coming(pool: BlockPool, hashes: Sequence[bytes], makes: Callable[[int, bytes], bool]) -> bool:
     """Whether the first block of `hashes` that the cache lacks is about to be published.
 
-    `makes`, given its number and its hash, says whether a running prompt computes it.
+    `makes`, given its number and its hash, returns whether a running prompt computes it.
     """
     known = len(pool.touch(hashes))
     return known < len(hashes) and makes(known, hashes[known])

@@ -1,4 +1,4 @@
-"""What steps without prompt tokens take, by how many answers are in them: learned from the steps of late. Pure.
+"""The time of steps without prompt tokens, by how many answers are in them: learned from recent steps. Pure.
 
 Other numbers of answers than those that were measured lately are bounded by their neighbours: more answers never take
 less time, and never more than in proportion.
@@ -50,7 +50,7 @@ class OwnCost:
 
     @property
     def in_doubt(self) -> bool:
-        """The last measurement was odd: another one will say whether steps have changed."""
+        """The last measurement was odd: another one will show whether steps have changed."""
         return self._odd_ratio != 1.0
 
     def known(self, answers: int) -> Known | None:

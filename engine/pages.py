@@ -45,9 +45,9 @@ class Published:
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """Blocks that someone reads without holding them: room for work is never kept back for a reader.
+    """Blocks that a reader reads without holding them: room for work is never kept back for a reader.
 
-    `broken` turns true, for good, before the first of them is given to anyone else; any thread may look.
+    `broken` turns true, for good, before the first of them is given to another owner; any thread may look.
     """
 
     blocks: tuple[int, ...]
@@ -65,7 +65,7 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         self._children: Counter[bytes] = Counter()  # published blocks by the hash of their parent
         self._watches: dict[int, set[Watch]] = {}  # by block
-        self._journal: CacheJournal | None = None  # nobody wants to know
+        self._journal: CacheJournal | None = None  # None: no reader follows the cache
 
     @property
     def total_blocks(self) -> int:
@@ -150,7 +150,7 @@ class BlockPool:
     def keep_journal(self, notify: Callable[[], None] = lambda: None) -> CacheJournal:
         """Notes down from now on which hashes can be found and which no longer, beginning with those that can be now.
 
-        There is one journal at a time: an earlier one hears no more. For `notify` see there.
+        There is one journal at a time: an earlier one gets no more changes. For `notify` see there.
         """
         journal = self._journal = CacheJournal(notify)
         for block_hash in self._by_hash:
@@ -167,7 +167,7 @@ class BlockPool:
         return blocks
 
     def unwatch(self, watch: Watch) -> None:
-        """Nobody reads these blocks any more. A second time it changes nothing."""
+        """These blocks have no reader any more. A second call changes nothing."""
         for block in watch.blocks:
             watches = self._watches.get(block, set())
             watches.discard(watch)
@@ -175,7 +175,7 @@ class BlockPool:
                 self._watches.pop(block, None)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Their KV may be wrong: neither they nor what was computed after them can be found any more."""
+        """Their KV may be wrong: neither they nor blocks computed after them can be found any more."""
         for block in blocks:
             if block in self._published:
                 self._forget_below(block)
@@ -209,7 +209,7 @@ class BlockPool:
 
         Tables are released from their end, so the oldest block is nearly always such a leaf; it is not where two
         sequences computed the same parent and only one copy was published. Watched blocks go only where nothing else is
-        left, and who watches them knows it first.
+        left, and their watches are marked broken first.
         """
         leaves = filter(self._is_leaf, self._cached)
         block = next((leaf for leaf in leaves if leaf not in self._watches), None)
@@ -224,7 +224,7 @@ class BlockPool:
         return self._published[block].block_hash not in self._children
 
     def _forget_below(self, block: int) -> None:
-        """Every cached block has a child that is held, in a table with a copy of its own of what is cached. Rare."""
+        """Every cached block has a child that is held, in a table with its own copy of the cached block. Rare."""
         below: dict[bytes | None, list[int]] = {}
         for other, published in self._published.items():
             below.setdefault(published.parent_hash, []).append(other)

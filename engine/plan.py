@@ -1,4 +1,4 @@
-"""What one engine step computes: decided by a scheduler, carried out by the runner.
+"""The work of one engine step: decided by a scheduler, carried out by the runner.
 
 A prefill chunk and a decode step are the same thing, tokens of one sequence at known positions; they differ in how
 many tokens there are and how many samples are drawn from the last one's logits.
@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Tokens of the prompt whose log-probabilities are told: those one place after a chunk's own, in order.
+    """Tokens of the prompt whose log-probabilities are reported: those one place after a chunk's own, in order.
 
     As many as the chunk has, or one fewer where it ends the prompt. Each comes with the `top` likeliest in its place.
     """
@@ -120,22 +120,22 @@ class NonFinite:
 
     cause: str = ""  # where it was not the model: why the form of the answer could not be followed
     kv_suspect: bool = field(default=False, compare=False)
-    """What the model computed was so before any mask or bias: of the KV that it read some may be spoilt."""
+    """The model's values were so before any mask or bias: some of the KV that it read may be spoilt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a chunk came to."""
+    """The result of a chunk."""
 
     drawn: tuple[Drawn, ...] = ()  # one per sample of the chunk, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
-    late: bool = False  # it was not known in time what may be drawn: nothing was, and its last token is computed again
+    late: bool = False  # its mask was not ready in time: nothing was drawn, and its last token is computed again
 
 
 ChunkResult = Computed | NonFinite
 
 
 def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> Scored | None:
-    """What a chunk over [start, end) of the prompt `token_ids` is to tell of it; `top` is the request's wish."""
+    """The tokens of the prompt `token_ids` that a chunk over [start, end) scores; `top` as the request asks."""
     following = token_ids[start + 1 : end + 1]
     return None if top is None or not following else Scored(following, top)

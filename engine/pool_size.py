@@ -5,7 +5,7 @@ from typing import NamedTuple
 from engine.kv_layout import KvLayout
 from engine.model_config import ModelError
 
-LEAST_BLOCKS = 2  # one for a prompt, one to go on
+LEAST_BLOCKS = 2  # one for a prompt, one to continue
 
 
 class PoolSize(NamedTuple):
@@ -14,7 +14,7 @@ class PoolSize(NamedTuple):
 
 
 def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """`max_model_len`: as asked for; None: what model and memory allow. Raises: ModelError, naming what would fit."""
+    """`max_model_len`: None: as model and memory allow. Raises: ModelError, naming the size that would fit."""
     blocks = kv_memory_bytes // layout.block_bytes
     room_tokens = blocks * layout.block_tokens
     wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len

@@ -1,4 +1,4 @@
-"""A prompt while it is computed: its next chunk, and what is drawn after its last one. Pure."""
+"""A prompt while it is computed: its next chunk, and the samples after its last one. Pure."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Prompt:
     table: BlockTable  # of the whole prompt
     cached_tokens: int
     computed_tokens: int
-    readable_blocks: int = 0  # told in progress so far
+    readable_blocks: int = 0  # reported in progress so far
 
     def makes(self, number: int, block_hash: bytes) -> bool:
         """Whether it computes this block, or read it from the cache."""

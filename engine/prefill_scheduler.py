@@ -28,7 +28,7 @@ PrefillRequest = Request
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """What one step did for one prompt.
+    """The progress of one prompt in one step.
 
     With the last chunk `first` is set and the prompt is pinned. Where `failed`, the logits were not finite, or for
     `cause`: the request is forgotten, its blocks are no longer held and none was published.
@@ -60,8 +60,8 @@ class Landing:
 class PrefillScheduler:
     """Fills steps of at most `chunk_tokens` tokens with the oldest prompts.
 
-    The last step of a prompt that takes several computes at most `tail_tokens` of it, where that is not 0: what was
-    computed before is carried away meanwhile, and little is left to wait for.
+    The last step of a prompt that takes several computes at most `tail_tokens` of it, where that is not 0: the blocks
+    computed before are transferred meanwhile, and little is left to wait for.
     """
 
     def __init__(self, pool: BlockPool, block_tokens: int, chunk_tokens: int, tail_tokens: int = 0) -> None:
@@ -74,7 +74,7 @@ class PrefillScheduler:
         self._pinned: dict[int, BlockTable] = {}
         self._landings: set[Landing] = set()
         self.cache_query_tokens = 0  # of prompts that could be looked up, since the start
-        self.cache_hit_tokens = 0  # of those, what was here
+        self.cache_hit_tokens = 0  # of those, tokens that were here
 
     def add(self, request: Request) -> None:
         """Queues a prompt. Raises: RequestTooLong, RequestRefused."""
@@ -85,7 +85,7 @@ class PrefillScheduler:
         if needed > self.pool.total_blocks:
             raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {self.pool.total_blocks}")
         self._waiting[request.request_id] = WaitingPrompt(request)
-        self.pool.touch(self._cacheable(request))  # what it will be given: others go first while it waits
+        self.pool.touch(self._cacheable(request))  # others are evicted before those while it waits
 
     def plan(self) -> Plan | None:
         """The next step, or None when nothing can run now: no work, or no room until something is released."""
@@ -100,7 +100,7 @@ class PrefillScheduler:
         return Plan(tuple(chunks)) if chunks else None
 
     def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[PrefillProgress]:
-        """Takes in what a step computed, `results` parallel to the plan's chunks."""
+        """Takes in the results of a step, `results` parallel to the plan's chunks."""
         progress: list[PrefillProgress] = []
         for chunk, result in zip(plan.chunks, results, strict=True):
             prompt = self._computing.get(chunk.request_id)
@@ -122,7 +122,7 @@ class PrefillScheduler:
         table.release()
 
     def abort(self, request_id: int) -> bool:
-        """Forgets a prompt in whatever phase and gives its blocks back at once. Returns whether it was here."""
+        """Forgets a prompt in any phase and gives its blocks back at once. Returns whether it was here."""
         if self._waiting.pop(request_id, None) is not None:
             return True
         prompt = self._computing.pop(request_id, None)

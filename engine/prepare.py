@@ -1,12 +1,10 @@
-"""From a checkpoint folder and a budget of bytes to a runner: what fits, and the error that says what would.
+"""From a checkpoint folder and a budget of bytes to a runner: the sizes, and the error that names those that would fit.
 
-The storage of the pool comes from outside, since who may map it is not the engine's affair.
+The storage of the pool comes from outside, since the engine does not decide which processes may map it.
 """
 
 import hashlib
 import json
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +13,6 @@ import torch
 
 from engine.checkpoint_files import model_fingerprint
 from engine.config_file import read_model_config
-from engine.core_use import SpareCores
 from engine.cuda_graphs import GraphSizes
 from engine.host_pool import HostPool
 from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
@@ -23,18 +20,15 @@ from engine.lora.adapters import AdapterSet
 from engine.model_config import DecoderConfig, ModelConfig, ModelError
 from engine.models.model import Model
 from engine.models.packed import packs
-from engine.parallel.followers import cores_of, threads_of
 from engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
 from engine.parallel.load import check_gpus, check_parallel
 from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
-from engine.parallel.shard import Shard
 from engine.pool_size import size_pool
 from engine.quantization.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
 from engine.quantization.sizes import loaded_bytes
 from engine.runner import Runner
 from engine.weights import load_model
 from kernels.kv_pages import QUANTISED
-from kernels.native.library import native_library
 
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,8 +36,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What a process was asked to serve. `dtype` is "auto" or a key of DTYPES, `kv_cache_dtype` what resolve_kv_dtype
-    knows, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
+    """The model that a process serves. `dtype` is "auto" or a key of DTYPES, `kv_cache_dtype` a value of
+    resolve_kv_dtype, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
 
     folder: Path
     device: torch.device
@@ -81,7 +75,7 @@ class PreparedModel:
 
     @property
     def storage_bytes(self) -> int:
-        """What `load` is given: of several ranks, the first one's part of the pool."""
+        """The size of `load`'s storage: of several ranks, the first one's part of the pool."""
         return self.pool_bytes // self.options.tensor_parallel
 
     @property
@@ -137,7 +131,7 @@ class PreparedModel:
         """Loads the weights and lays the pool over `storage` (uint8, [storage_bytes], on the options' device).
 
         `host_slots`: blocks of host memory that plans may swap to; taken with the first swap. With several ranks, each
-        has an equal part of the pool, [rank][block], and of each slot; `ranks` says how the others run.
+        has an equal part of the pool, [rank][block], and of each slot; `ranks`: how the others run.
         `decode_rows`: sequences of a decode step at most; on a GPU the runner's warm-up records steps of so many.
         Raises: ModelError, RankLost.
         """
@@ -179,7 +173,7 @@ class PreparedModel:
 
 
 def prepare_model(options: ModelOptions) -> PreparedModel:
-    """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming what would fit."""
+    """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming the size that would fit."""
     config = read_model_config(options.folder)
     if options.tensor_parallel > 1:
         check_parallel(options.folder, options.quantize, options.tensor_parallel)
@@ -192,7 +186,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     digest = hashlib.sha256(model_fingerprint(options.folder))
     digest.update(layout.describe().encode())
     if layout.is_quantised:
-        digest.update(f" computed_in={dtype}".encode())  # else the layout says it
+        digest.update(f" computed_in={dtype}".encode())  # else the layout contains it
     if format in MADE_WHILE_LOADING:
         digest.update(f" weights={format}".encode())
     weights = _weights(options, config, format, dtype)
@@ -260,41 +254,3 @@ def resolve_kv_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
 def has_bf16_arithmetic() -> bool:
     """Whether this CPU multiplies bf16 natively; without it, float32 is both faster and more exact."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def thread_preparation(
-    cores: frozenset[int] | None,
-    device: torch.device,
-    runner: Runner,
-    nice: int = 0,
-    priority: int = 0,
-    warm: bool = False,
-    spare: SpareCores | None = None,
-) -> Callable[[], None]:
-    """What the engine's thread does first: stay on its cores, use as many threads as there are, warm the model.
-
-    `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
-    it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
-    `warm`: another thread has warmed this model up before, and blocks are owned by now. `spare`: see SpareCores.
-    """
-    first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
-    dealt = None if cores is None else tuple(sorted(cores))
-    own = cores_of(first, dealt)
-
-    def prepare() -> None:
-        if own is not None or (first.degree > 1 and device.type == "cpu"):
-            torch.set_num_threads(threads_of(first, dealt))
-        if own is not None:
-            os.sched_setaffinity(0, own)
-        if spare is not None and (native := native_library()) is not None:
-            native.threads.borrow(spare.cores, spare.in_use)
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # kernels are launched on the thread's current device
-            torch.cuda.synchronize(device)  # weights and pool were made on another stream
-            torch.cuda.set_stream(torch.cuda.Stream(device, priority=priority))
-        if not warm:
-            runner.warm_up()
-
-    return prepare

@@ -1,4 +1,4 @@
-"""What the model gave the tokens of a prompt, a few rows of logits at a time."""
+"""The log-probabilities of a prompt's tokens, a few rows of logits at a time."""
 
 from collections.abc import Callable
 

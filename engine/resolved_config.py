@@ -23,7 +23,7 @@ def read_transformers_config(folder: Path) -> PretrainedConfig:
 
 
 def fields_of(config: PretrainedConfig) -> dict[str, Any]:
-    """All fields by name; the number of experts under one name, whatever the family calls it."""
+    """All fields by name; the number of experts under one name for all families."""
     return {**config.to_dict(), "num_local_experts": getattr(config, "num_local_experts", None)}
 
 

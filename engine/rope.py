@@ -41,6 +41,6 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def rotation(frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """Angles in float32 whatever the model's dtype: bfloat16 cannot tell position 256 from 257."""
+    """Angles in float32 for any dtype of the model: bfloat16 cannot distinguish position 256 from 257."""
     angles = positions.to(torch.float32)[:, None] * frequencies[None, :]
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))

@@ -70,7 +70,7 @@ class Runner:
     def launches_ahead(self) -> bool:
         """Whether a step gains from being launched before the one before is known.
 
-        Not with followers: a plan tells them the very tokens, and those of the step before are not known then.
+        Not with followers: a plan contains the very tokens, and those of the step before are not known then.
         """
         return self._model.device.type == "cuda" and self.followers is None
 
@@ -136,7 +136,7 @@ class Runner:
                 self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
 
     def settle(self) -> None:
-        """Waits until the device has done what it was told."""
+        """Waits until the device has done all launched moves of blocks."""
         launched_moves(self._model.device).results()
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Runner:
     def warm_up(self) -> None:
         """Runs a few steps, so that the first requests do not pay for lazy set-up; records graphs.
 
-        Writes to block 0: call it before anyone owns blocks.
+        Writes to block 0: call it before any sequence owns blocks.
         """
         is_cuda = self._model.device.type == "cuda"
         for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):
@@ -178,7 +178,7 @@ class Runner:
         if not copies:
             return
         columns = (array("q", [copy.source for copy in copies]), array("q", [copy.destination for copy in copies]))
-        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for what is under way
+        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
         copy_blocks(self._kv, sources, destinations)
 
     def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:

@@ -24,14 +24,14 @@ DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little beside the
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What to draw from one row of logits; `position` is the absolute position of the drawn token."""
+    """The samples to draw from one row of logits; `position` is the absolute position of the drawn token."""
 
     samples: tuple[Sample, ...]
     position: int
 
 
 RowResult = tuple[Drawn, ...] | NonFinite | None
-"""One entry per sample of the row, in order; None where it was not known in time what may be drawn."""
+"""One entry per sample of the row, in order; None where its mask was not ready in time."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf) -> list[RowResult]:

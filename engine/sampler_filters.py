@@ -1,6 +1,6 @@
 """Temperature, top-k, top-p, min-p, typical-p, over a batch. Order and meaning are those of transformers.
 
-In float64, with sums taken one by one in order of id or of likelihood: what fills up a row changes nothing.
+In float64, with sums taken one by one in order of id or of likelihood: padding of a row changes nothing.
 """
 
 import math

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class SamplingParams:
     """Parameters of one request; the same for all its choices.
 
-    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to go on past them. Token ids
+    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to continue past them. Token ids
     that the model does not have are of no effect. With a `beam` search the answers are its `n` best sequences, and
-    `logprobs` is at least what it needs. Raises ValueError, naming the field, for a value without meaning; `n` and
-    `max_tokens` are the scheduler's to refuse.
+    `logprobs` is at least as many as it needs. Raises ValueError, naming the field, for a value without meaning; the
+    scheduler refuses wrong `n` and `max_tokens`.
     """
 
     max_tokens: int
@@ -37,10 +37,10 @@ class SamplingParams:
     min_tokens: int = 0  # no stop token before so many
     allowed_token_ids: frozenset[int] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never completed
-    logprobs: int = 0  # likeliest tokens told with each token of the answer
-    prompt_logprobs: int | None = None  # the same of the prompt; 0 tells only the prompt's own tokens
+    logprobs: int = 0  # likeliest tokens reported with each token of the answer
+    prompt_logprobs: int | None = None  # the same of the prompt; 0 reports only the prompt's own tokens
     beam: BeamParams | None = None  # None: each choice is drawn on its own
-    constraint: "Constraint | None" = field(default=None, compare=False)  # what the answers must look like; not shared
+    constraint: "Constraint | None" = field(default=None, compare=False)  # the form of the answers; not shared
     adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature; forms are not meant
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
 
@@ -56,7 +56,7 @@ class SamplingParams:
 
     @property
     def drawn_alone(self) -> bool:
-        """Whether a token of it needs nothing but its own logits and number, and nothing else is told of it."""
+        """Whether a token of it needs nothing but its own logits and number, and nothing else is reported of it."""
         return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property

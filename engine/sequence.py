@@ -1,4 +1,4 @@
-"""What a scheduler is asked for, what it answers, and when an answer ends. The same words on both kinds of worker."""
+"""A scheduler's requests and outcomes, and when an answer ends. The same types on both kinds of worker."""
 
 import enum
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class UnknownRequest(KeyError):
 class Request:
     """A prompt and how to answer it. `request_id` is the caller's, unique among the requests of one scheduler.
 
-    With `answered_tokens` it goes on with an answer that was begun elsewhere, of which one choice is made: what comes
-    is what would have come there. They count in `max_tokens` and `min_tokens`; offsets begin after them.
+    With `answered_tokens` it continues an answer that was begun elsewhere, of which one choice is made: the tokens are
+    those that would have come there. They count in `max_tokens` and `min_tokens`; offsets begin after them.
     """
 
     request_id: int
@@ -75,7 +75,7 @@ class Reservation:
 
 
 def end_reason(params: SamplingParams, token_id: int, offset: int) -> EndReason | None:
-    """Why an answer ends with the token at `offset` (from 0), or None if it goes on."""
+    """Why an answer ends with the token at `offset` (from 0), or None if it continues."""
     if token_id in params.stop_token_ids:
         return EndReason.STOP
     return EndReason.LENGTH if offset + 1 >= params.max_tokens else None
@@ -92,7 +92,7 @@ def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
 
 
 def check_request(request: Request, block_tokens: int) -> None:
-    """Raises: RequestRefused for what no scheduler can make sense of."""
+    """Raises: RequestRefused for a request that no scheduler can compute."""
     complete_blocks = len(request.token_ids) // block_tokens
     if not request.token_ids:
         raise RequestRefused("the prompt has no tokens")

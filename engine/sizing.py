@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """What one number of KV takes, and the scale that the numbers of one token and head share."""
+    """The bytes of one number of KV, and the scale that the numbers of one token and head share."""
 
     number_bytes: int
     scale_bytes: int = 0
@@ -27,7 +27,7 @@ KV_FORMATS["fp8"] = KV_FORMATS["fp8_e4m3"]  # its name in vLLM
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What of a model determines the size of its KV."""
+    """The values of a model that determine the size of its KV."""
 
     num_layers: int
     num_kv_heads: int
@@ -75,7 +75,7 @@ class KvSizing:
         return f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"
 
 
-GPU_RESERVE_BYTES = 1 << 30  # what PyTorch does not count: a context, loaded kernels, recorded graphs, fragments
+GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: a context, loaded kernels, recorded graphs, fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class StepMemory:
 
 
 def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
-    """What is left for KV of `utilization` of all memory, and of what is free; not positive where nothing is left.
+    """The bytes left for KV of `utilization` of all memory, and of free memory; not positive where none are left.
 
-    `utilization` is this process's share: what others use counts only where it leaves less than that. `set_aside` is
-    for what is loaded later.
+    `utilization` is this process's share: memory used by others counts only where it leaves less than that.
+    `set_aside` is for adapters and the like that are loaded later.
     """
     needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES
     of_share = int(memory.total * utilization) - needed

@@ -2,7 +2,7 @@
 
 FADING = 1.001  # a best time is believed a little less with every step, since contexts grow
 WEIGHT = 0.05  # of a step in the mean: about the last 20 count
-FEWEST_STEPS = 16  # before anything is said
+FEWEST_STEPS = 16  # before anything is reported
 
 
 class SlowDown:
@@ -23,5 +23,5 @@ class SlowDown:
 
     @property
     def ratio(self) -> float:
-        """At least 1; 0 while there is nothing to tell."""
+        """At least 1; 0 while too few steps were measured."""
         return max(1.0, self._mean) if self._steps >= FEWEST_STEPS else 0.0

@@ -1,7 +1,7 @@
 """A config.json of a common family that states all that our decoder asks for, as nearly every published one does.
 
 Reading it needs nothing of transformers, whose import costs a starting process as much CPU time as that of torch.
-Whatever is left out, spelled in another way or of another type is not guessed here: transformers resolves it.
+A field that is left out, spelled in another way or of another type is not guessed here: transformers resolves it.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def stated_fields(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     fields = {name: value for name, value in raw.items() if name not in ROPE_SPELLINGS}
     if raw["model_type"].startswith("qwen"):
-        fields["sliding_window"] = None  # _has_window: they say that they use none
+        fields["sliding_window"] = None  # _has_window: they state that they use none
     return {**fields, "rope_parameters": rope}
 
 

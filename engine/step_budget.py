@@ -1,7 +1,7 @@
-"""How many prompt tokens a step may compute beside running answers, by what steps took. Pure, without a clock.
+"""How many prompt tokens a step may compute beside running answers, by the times of steps. Pure, without a clock.
 
 A step with prompt tokens takes at most a tenth longer than it would without them, however many wait; or, where there is
-a target, as long as that says. What it would take without them is measured: every few steps has none of them.
+a target, at most that long. Its time without them is measured: one step in every few has none of them.
 """
 
 import math
@@ -11,10 +11,10 @@ from engine.own_cost import Bounds, OwnCost
 from engine.token_cost import TokenCost
 
 PROMISED_SHARE = 0.10  # of a step without prompt tokens: no step takes longer by more
-SHARE = 0.05  # that is aimed at: where a token costs twice what was learned the promise still holds
-AIM = 0.95  # of a given target, since what is learned is wrong by some hundredths
+SHARE = 0.05  # that is aimed at: where a token costs twice the learned cost the promise still holds
+AIM = 0.95  # of a given target, since learned costs are wrong by some hundredths
 PROBE_EVERY = 8  # steps, one has no prompt token: answers grow, come and go, and so do other processes
-LEAST_TOKENS = 1  # of other steps: a prompt goes on at least as an answer would, lest it never ends
+LEAST_TOKENS = 1  # of other steps: a prompt advances at least as an answer would, lest it never ends
 BELIEVED = 2.0  # times the largest chunk of late
 FADING = 0.98  # of that, per step
 ALONE_FADING = 0.9
@@ -29,7 +29,7 @@ class PromptRates(NamedTuple):
 
 
 class StepBudget:
-    """`target_s`: what a step with prompt tokens may take, seconds. None: SHARE more than without them."""
+    """`target_s`: the time that a step with prompt tokens may take, seconds. None: SHARE more than without them."""
 
     def __init__(self, target_s: float | None = None) -> None:
         if target_s is not None and target_s <= 0:
@@ -96,10 +96,10 @@ class StepBudget:
         return extra_s / cost
 
     def _settle(self) -> None:
-        """Compares the steps with prompt tokens with what is known now: measurements from before and after them."""
+        """Compares the steps with prompt tokens with the known costs: measurements from before and after them."""
         for answers, tokens, seconds in self._unsettled:
             own = self._own.known(answers)
             if own is not None:
-                # What all of them are compared with is wrong for all of them alike: it does not average out.
+                # The cost that they are compared with is wrong for all of them alike: its error does not average out.
                 error = math.sqrt(self._own.noise**2 + (PROBE_EVERY - 1) * own.error**2)
                 self._token.observe(tokens, seconds - own.seconds, own.seconds, error)

@@ -1,4 +1,4 @@
-"""Who owns which slot of host memory: where the KV of preempted sequences waits. Knows numbers, not memory."""
+"""The owners of slots of host memory, where the KV of preempted sequences waits. Knows numbers, not memory."""
 
 from engine.pages import PageError
 

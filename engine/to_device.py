@@ -11,7 +11,7 @@ DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by the ty
 def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tensor]:  # type: ignore[type-arg]
     """One tensor each; wider numbers come first, so that all are aligned.
 
-    On a GPU the bytes wait in pinned memory until they are copied: PyTorch's allocator gives it to nobody before that.
+    On a GPU the bytes wait in pinned memory until they are copied: PyTorch's allocator does not reuse it before.
     """
     whole = torch.frombuffer(bytearray().join(arrays), dtype=torch.uint8)
     if device.type == "cuda":

@@ -1,7 +1,7 @@
-"""What a prompt token adds to a step: fitted to what steps with prompt tokens took beyond their own cost. Pure.
+"""The time that a prompt token adds to a step: fitted to the times of such steps beyond their own cost. Pure.
 
 Two fits through the origin, of long and of short memory. The long one is believed, as far as the short one does not
-contradict it: so the cost is steady under noise, and follows a machine that has changed. Both tell how sure they are.
+contradict it: so the cost is steady under noise, and follows a machine that has changed. Both have a standard error.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 LONG, SHORT = 0.99, 0.85  # weight of a step against the one after it: about the last 100, or 7, count
 CARE = 1.0  # standard errors on the safe side of the long fit
 CONTRADICTION = 3.0  # standard errors of the short fit
-CAP = 0.25  # of a step's own cost: so much more than twice what was expected is a disturbance, at most so much is taken
+CAP = 0.25  # of a step's own cost: so much more than twice the expected time is a disturbance, at most so much is taken
 SURE = 16.0  # steps
 EXPECTED_FROM, EXPECTED_ERROR = 16, 0.25  # tokens of a step without answers, and the share by which they may mislead
 
@@ -43,7 +43,7 @@ class TokenCost:
 
     @property
     def is_sure(self) -> bool:
-        """Enough steps were measured for others to be told."""
+        """Enough steps were measured to report the cost."""
         return self._steps >= SURE
 
     def observe(self, tokens: int, extra_s: float, own_s: float, error: float) -> None:
@@ -58,7 +58,7 @@ class TokenCost:
         self._steps = LONG * self._steps + 1.0
 
     def expect(self, tokens: int, seconds: float) -> None:
-        """So many prompt tokens took so long where no answer ran: about what they will add to a step with answers."""
+        """So many prompt tokens took so long where no answer ran: about their time in a step with answers too."""
         if self.is_sure or tokens < EXPECTED_FROM:
             return
         for fit in (self._long, self._short):

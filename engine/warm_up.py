@@ -1,6 +1,6 @@
-"""Plans that have a device set up all that its first requests would otherwise wait for: kernels are compiled by shape.
+"""Plans that make a device set up all that its first requests would otherwise wait for: kernels are compiled by shape.
 
-Pure. All of them use block 0 alone, over and over: nobody looks at what comes of it.
+Pure. All of them use block 0 alone, over and over: the results are not used.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 
 
 def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[Plan]:
-    """One prompt and one answer; where the device `compiles` its kernels at first use, of every size that it tells.
+    """One prompt and one answer; where the device `compiles` kernels at first use, of every size that it distinguishes.
 
     `longest`: positions of the model, in tokens.
     """

@@ -43,9 +43,9 @@ def load_model(
     quantize: str = WeightFormat.PLAIN,
     packed: bool = False,
 ) -> Model:
-    """Reads the checkpoint in `folder`; raises ModelError for what it lacks or has too much of.
+    """Reads the checkpoint in `folder`; raises ModelError for missing or surplus tensors.
 
-    `packed`: projections as the CPU's native kernels want them, where those are there.
+    `packed`: projections in the layout of the CPU's native kernels, where those are there.
     With `adapters`, those that are added there later may change the model's projections. `quantize` is a WeightFormat.
 
     A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
@@ -85,7 +85,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class KeptAs:
-    """In what form the weights of a checkpoint are to be in memory."""
+    """The form of a checkpoint's weights in memory."""
 
     folder: Path
     format: WeightFormat
@@ -101,7 +101,7 @@ def read_decoder(
     adapters: AdapterSet | None = None,
     head_rows: range | None = None,
 ) -> DecoderModel:
-    """One rank's model, or the whole of it: what differs is what `stored` cuts, and `head_rows`, see read_ends."""
+    """One rank's model, or the whole of it: they differ in the cuts of `stored`, and in `head_rows`, see read_ends."""
     device, format = kept_as.device, kept_as.format
     packing = kept_as.packed and packs(device)
     # Packed weights of 4 bits take activations of any dtype; those for torch's kernel could not be packed any more.
@@ -194,7 +194,7 @@ class CheckpointTensors:
         return file
 
     def check_all_taken(self, ignore: set[str]) -> None:
-        """A tensor that nobody asked for means another architecture: refuse rather than compute something else."""
+        """An unused tensor means another architecture: refuse rather than compute something else."""
         left = sorted(name for name in self._files.keys() - ignore if not name.endswith("rotary_emb.inv_freq"))
         if left:
             raise ModelError(f"the checkpoint has {len(left)} tensors this model does not use, among them {left[0]}")

@@ -39,7 +39,7 @@ STREAMED = {
     "/v1/responses": EVENT_STREAM,
     "/generate": "application/octet-stream",
 }
-"""Routes whose calls are requests, and what their streams are."""
+"""Routes whose calls are requests, and the media types of their streams."""
 
 
 def make_app(
@@ -50,7 +50,7 @@ def make_app(
     transport: Transport,
     grpc_port: Callable[[], int],
 ) -> Router:
-    """`metrics` is what /metrics exposes; `grpc_port` the bound public port, once there is one.
+    """`metrics` is exposed at /metrics; `grpc_port` is the bound public port, once there is one.
 
     Raises: OSError where files of the page are missing.
     """

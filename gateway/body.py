@@ -19,7 +19,7 @@ class ClientGone(Exception):
 
 
 class Body:
-    """What was read, in the pieces that it came in; it counts against the reader's budget until it is released."""
+    """The bytes read, in the pieces that they came in; they count against the reader's budget until released."""
 
     def __init__(self, reader: "BodyReader") -> None:
         self._reader = reader
@@ -32,7 +32,7 @@ class Body:
         self._reader.held_bytes += len(part)
 
     def release(self) -> None:
-        """Once is enough; all that remains of it is what was parsed."""
+        """May be called more than once; only the parsed message remains."""
         self._reader.held_bytes -= self.size
         self.parts, self.size = [], 0
 

@@ -1,4 +1,4 @@
-"""One HTTP request, as far as its headers tell."""
+"""One HTTP request, as far as its headers show."""
 
 import secrets
 from contextvars import ContextVar

@@ -1,4 +1,4 @@
-"""The workers as this router sees them, at the moment somebody asks. Names are vLLM's where it has one."""
+"""The workers as this router sees them, at the moment of the scrape. Names are vLLM's where it has one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

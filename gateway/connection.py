@@ -75,7 +75,7 @@ def connection_type(head_s: float, max_connections: int) -> type[HttpToolsProtoc
 
 
 def abort_of(scope: Any) -> Callable[[], None]:
-    """What ends the connection of a request at once; nothing, where another server carries it."""
+    """A function that ends the connection of a request at once; it does nothing where another server carries it."""
     extension = (scope.get("extensions") or {}).get(ABORT)
     abort: Callable[[], None] = extension["call"] if extension else lambda: None
     return abort

@@ -1,4 +1,4 @@
-"""One route as an ASGI application: body, message, work, reply; and what becomes of errors on the way."""
+"""One route as an ASGI application: body, message, work, reply; and the handling of errors on the way."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ Refuse = Callable[[TraceContext | None, RequestEnd], None]
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What all routes share of how bytes come and go."""
+    """The means, shared by all routes, by which bytes come and go."""
 
     bodies: BodyReader
     parser: Parser
@@ -50,7 +50,7 @@ class Endpoint(Generic[Message]):
         renamed: Renamed,
         refuse: Refuse | None = None,
     ) -> None:
-        """`refuse` is told of calls that end before they are requests; None: these never are."""
+        """`refuse` is called for calls that end before they are requests; None: these never are."""
         self.message_type = message_type
         self._answer = answer
         self._transport = transport
@@ -86,7 +86,7 @@ class Endpoint(Generic[Message]):
             abort_of(scope)()
 
     def _ended(self, call: Call, end: RequestEnd) -> None:
-        """The call has ended so. What was begun for it is counted already."""
+        """The call has ended so. Requests that were begun for it are counted already."""
         if self._refuse is not None and call.reader.requests == 0:
             self._refuse(call.trace, end)
 

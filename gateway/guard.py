@@ -1,4 +1,4 @@
-"""Before all routes: nothing is read or answered for who may not ask. Which routes ask for what, is said here."""
+"""Before all routes: nothing is read or answered for a caller that is not allowed. The needs of routes are here."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, access: Access, stall_s: float, refused: Callable[[str, BatonError], None]
     ) -> None:
-        """`refused` is told the path of what may not be called."""
+        """`refused` is called with the path of each refused call."""
         self._app = app
         self._access = access
         self._stall_s = stall_s
@@ -37,7 +37,7 @@ class Guard:
         except BatonError as error:
             self._refused(scope["path"], error)
             problem = problem_of(error, {})
-            problem.ends_connection = True  # there may be a body, which nobody reads
+            problem.ends_connection = True  # there may be a body, which is not read
             try:
                 await refuse(problem, receive, send, {}, self._stall_s)
             except (ClientGone, Stalled):
@@ -47,6 +47,6 @@ class Guard:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who asks, as the guard found out."""
+    """The caller, as the guard found it."""
     caller: Caller = scope[_CALLER]
     return caller

@@ -1,7 +1,7 @@
 """How much there is in a JSON text, counted before anything is made of it. Pure.
 
-Parsing holds the event loop, and so everybody's tokens. What it takes goes by the number of things in the text, far
-more than by its length: 4 MB of one text are 6 ms, of empty lists or of short messages half a second.
+Parsing holds the event loop, and so all clients' tokens. Its time depends on the number of values in the text, far
+more than on its length: 4 MB of one text are 6 ms, of empty lists or of short messages half a second.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class JsonSize(NamedTuple):
 
     @property
     def excess(self) -> str | None:
-        """What there is too much of; None where all is in bounds."""
+        """The count that is too high; None where all is in bounds."""
         for counted, most, name in (
             (self.texts, MAX_TEXTS, "texts and keys"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),

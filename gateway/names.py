@@ -1,4 +1,4 @@
-"""What a client calls the fields that the router finds fault with. Pure."""
+"""The client's names of the fields in the router's errors. Pure."""
 
 from pydantic import BaseModel
 
@@ -10,7 +10,7 @@ from gateway.structure import asked_forms
 
 
 def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
-    """`renamed` for all messages of its type, and what this one says by a name of several. Raises: Problem."""
+    """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
     names = dict(renamed)
     match message:
         case ChatRequest():

@@ -1,4 +1,4 @@
-"""Routes without a body: what is served, and how it is."""
+"""Routes without a body: the models that are served, and their health."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -70,7 +70,7 @@ class Operations:
         return json_reply(self._model(await self._dispatcher.choose(scope["path_params"]["model"])))
 
     async def health(self, scope: Scope) -> Reply:
-        """The process answers: whether it can serve is what /ready says."""
+        """The process answers: /ready reports whether it can serve."""
         return Whole(media_type="")
 
     async def ready(self, scope: Scope) -> Reply:

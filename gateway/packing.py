@@ -1,7 +1,7 @@
-"""A large message on its way from the process that parsed it: what is long in it are bytes, cheap to take in.
+"""A large message on its way from the process that parsed it: its long fields are bytes, cheap to take in.
 
-A packed message is a head, in JSON, which says what follows: the rest of the body, in JSON too, where each long field
-is empty; then those fields, in one or more parts each. A refusal is a head alone.
+A packed message is a head, in JSON, which lists the parts that follow: the rest of the body, in JSON too, where each
+long field is empty; then those fields, in one or more parts each. A refusal is a head alone.
 """
 
 import json
@@ -23,7 +23,7 @@ Message = TypeVar("Message", bound=BaseModel)
 
 LONG = 1 << 9  # elements of a list
 LONG_TEXT = 1 << 14  # characters, of a text or of all texts in a list
-PIECE = 1 << 8  # messages, or whatever it is a list of, that are parsed at once
+PIECE = 1 << 8  # elements of a list, such as messages, that are parsed at once
 _LENGTH_BYTES = 8
 
 

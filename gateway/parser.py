@@ -1,7 +1,7 @@
 """Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
 
-While one is parsed no stream gets a token, so what is parsed here takes a millisecond or two at most. What the other
-process returns is read on a thread, in steps as short as those.
+While one is parsed no stream gets a token, so a body that is parsed here takes a millisecond or two at most. The other
+process's result is read on a thread, in steps as short as those.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Parser:
         self.parsed_elsewhere = 0
 
     async def parse(self, message_type: type[Message], parts: Sequence[bytes]) -> Message:
-        """Raises: Problem that names the first field that is wrong; of a helper that fails, one that says 503."""
+        """Raises: Problem that names the first field that is wrong; of a helper that fails, one with status 503."""
         if sum(map(len, parts)) <= SMALL_BYTES:
             body = b"".join(parts)
             size = json_size(body)

@@ -1,6 +1,6 @@
-"""A body to the message that it is, or to a problem that names what is wrong with it. Pure.
+"""A body to the message that it is, or to a problem that names its error. Pure.
 
-How long that takes is bounded by what json_size counts: `is_small` says what takes no longer than an event loop has.
+The time is bounded by the counts of json_size: `is_small` is true for bodies that an event loop has time for.
 """
 
 from http import HTTPStatus
@@ -40,9 +40,9 @@ def parse(message_type: type[Message], body: bytes) -> Message:
     # A field by a wrong name is more often the mistake than that the right one is missing.
     if (unknown := unknown_field(message_type, sent)) is not None:
         raise unknown.problem
-    # What was sent is left out: it may be a prompt.
+    # The input is left out: it may be a prompt.
     errors = invalid.errors(include_url=False, include_context=False, include_input=False)
-    # Of the members of a union, the one that came furthest is probably what was meant.
+    # Of the members of a union, the one that came furthest is probably the intended one.
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
     path, detail = max(((_path(each, sent), each) for each in known), key=lambda found: found[0].progress)
     message = f"{path.text}: {detail['msg']}" if path.text else detail["msg"]

@@ -1,4 +1,4 @@
-"""What is told to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
+"""The reply to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
 
 import json
 import re
@@ -41,7 +41,7 @@ _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 Renamed = Mapping[str, str]
-"""What a field of ours is called in a message: by its path, or by its first name, after `sampling.`."""
+"""The names of our fields in a message: by path, or by first name, after `sampling.`."""
 
 
 class Problem(Exception):
@@ -64,7 +64,7 @@ class Problem(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.allowed = allowed  # methods
-        self.ends_connection = ends_connection  # there is more of the request, which nobody will read
+        self.ends_connection = ends_connection  # there is more of the request, which will not be read
 
     @property
     def cause(self) -> str:
@@ -104,7 +104,7 @@ def check_query(scope: Mapping[str, Any]) -> None:
 
 
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:
-    """The same error as gRPC would tell it."""
+    """The same error as over gRPC."""
     status = _STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     match error:
         case InvalidArgument():

@@ -80,7 +80,7 @@ class GatewayProcess(RouterProcess):
 
 
 class _Collector(Collector):
-    """What prometheus_client registers."""
+    """The collector that prometheus_client registers."""
 
     def __init__(self, source: RequestMetrics | ClusterMetrics | StreamMetrics) -> None:
         self._source = source

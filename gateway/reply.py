@@ -35,7 +35,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """`chunks` raise nothing once the first has come: what fails later is a chunk too."""
+    """`chunks` raise nothing once the first has come: a later failure is a chunk too."""
 
     chunks: AsyncGenerator[bytes, None]
     media_type: str = EVENT_STREAM
@@ -66,7 +66,7 @@ def problem_reply(problem: Problem) -> Whole:
 
 
 async def send_reply(reply: Reply, send: Send, headers: Headers, stall_s: float, reader: Reader | None = None) -> None:
-    """`reader`: of a stream. Raises: what the first chunk raises, before anything is sent; Stalled."""
+    """`reader`: of a stream. Raises: the first chunk's exception, before anything is sent; Stalled."""
     if isinstance(reply, Whole):
         sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
         await _send(send, _head(reply.status, reply.media_type, sized), stall_s)

@@ -1,5 +1,5 @@
-"""What the requests of this router have come to, over HTTP and gRPC alike. Requests and tokens are counted while they
-run, times once each has ended.
+"""Metrics of this router's requests, over HTTP and gRPC alike. Requests and tokens are counted while they run, times
+once each has ended.
 
 Names are vLLM's where it has one, since dashboards know them.
 """

@@ -1,4 +1,4 @@
-"""The one place where messages of HTTP become the router's requests. What is wrong with values, the router says."""
+"""The one place where messages of HTTP become the router's requests. The router checks the values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,10 +26,10 @@ from router.request import (
 from structured.output import StructuredOutput
 
 DEFAULT_MAX_TOKENS = 16
-"""Of a completion, as OpenAI and vLLM have it. A chat goes on to the end of the context."""
+"""Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
 
 EFFORT = "reasoning_effort"
-"""What templates call it."""
+"""Its name in templates."""
 
 _SEED_BITS = (1 << 64) - 1
 

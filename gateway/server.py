@@ -13,7 +13,7 @@ from service.server import ListenError
 from service.tls import TlsFiles
 
 _BACKLOG = 1024
-_SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; what a slow reader leaves lies there and, as much, here
+_SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; a slow reader's bytes lie there and, as many, here
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
 

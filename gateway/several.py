@@ -50,7 +50,7 @@ async def merged(
             async with aclosing(answer(request)) as events:
                 async for event in events:
                     await queue.put(Numbered(place, event))
-        except Exception as error:  # noqa: BLE001 (whoever reads the queue raises it)
+        except Exception as error:  # noqa: BLE001 (the reader of the queue raises it)
             await queue.put(error)
         else:
             await queue.put(None)

@@ -33,7 +33,7 @@ class Simple:
         self._dispatcher = dispatcher
 
     async def generate(self, message: GenerateRequest, call: Call) -> Reply:
-        """`{"text": [prompt + output]}`; a stream tells all of it each time. Raises: Problem, BatonError."""
+        """`{"text": [prompt + output]}`; a stream repeats all of it each time. Raises: Problem, BatonError."""
         events = self._dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
         if message.stream:
             return Streamed(_cumulative(message, events), "application/octet-stream")

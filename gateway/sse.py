@@ -1,4 +1,4 @@
-"""Chunks of a stream in OpenAI's form: what is the same in all of them is written once, before the first token."""
+"""Chunks of a stream in OpenAI's form: their common part is written once, before the first token."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -14,7 +14,7 @@ from router.response import Usage
 from service.errors import BatonError
 
 encode_text = json.encoder.encode_basestring
-"""A text as JSON, in quotes: what `json.dumps` calls, without its way there."""
+"""A text as JSON, in quotes: the function that `json.dumps` calls, without its overhead."""
 
 
 def event(content: Any) -> bytes:
@@ -23,9 +23,9 @@ def event(content: Any) -> bytes:
 
 @dataclass(slots=True)
 class UsageSoFar:
-    """What the chunks of a stream say of usage: nothing, in the end, or each time.
+    """The usage in the chunks of a stream: none, in the last chunk, or in each.
 
-    A stream may answer several prompts: counts are by prompt, and told as sums.
+    A stream may answer several prompts: counts are kept by prompt, and reported as sums.
     """
 
     in_the_end: bool

@@ -1,4 +1,4 @@
-"""Streams that clients resumed here, and what was written down so that others can."""
+"""Streams that clients resumed here, and the records written so that others can be resumed."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Which form the answer is to have, from whichever field of a message says so. Pure."""
+"""The form that the answer is to have, from whichever field of a message defines it. Pure."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a model says, taken apart into text and function calls, while it comes. Pure; the same for whole answers.
+"""A model's output, taken apart into text and function calls, while it comes. Pure; the same for whole answers.
 
 Hermes and Qwen   text <tool_call>{"name": …, "arguments": …}</tool_call> …
 Llama 3           {"name": …, "parameters": …}; {…}       the answer is calls, or is text
@@ -45,7 +45,7 @@ class ToolParser(Protocol):
     def push(self, text: str) -> list[Piece]: ...
 
     def finish(self) -> list[Piece]:
-        """What was held back, at the end of the answer."""
+        """The pieces that were held back, at the end of the answer."""
 
 
 def _new_id() -> str:
@@ -53,7 +53,7 @@ def _new_id() -> str:
 
 
 class _Calls:
-    """What the parsers share: one call after another, told as pieces."""
+    """The parsers' common part: one call after another, reported as pieces."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -218,7 +218,7 @@ class NamedParser:
 
 
 class FirstCall:
-    """One call at most: what another parser reads beyond its first call is dropped."""
+    """One call at most: later calls of the other parser are dropped."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser

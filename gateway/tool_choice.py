@@ -1,4 +1,4 @@
-"""What `tools` and `tool_choice` come to: what the template shows, what is forced, how the answer is read."""
+"""The effect of `tools` and `tool_choice`: tools in the template, forced calls, how the answer is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def check_shown(template: ChatTemplate | None) -> None:
 
 
 def _parser(template: str, names: frozenset[str]) -> Callable[[], ToolParser] | None:
-    """By what the template teaches the model to write."""
+    """By the format that the template teaches the model."""
     if OPEN in template:
         return HermesParser
     if PYTHON_TAG in template or '"parameters"' in template:

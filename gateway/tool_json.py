@@ -25,7 +25,7 @@ class _At(Enum):
 
 
 class CallObject:
-    """Reads one object. `name` is None until call and arguments have begun; then `fresh` has what is new of them."""
+    """Reads one object. `name` is None until call and arguments have begun; then `fresh` has their new characters."""
 
     def __init__(self) -> None:
         self.raw = ""  # everything that was read
@@ -42,7 +42,7 @@ class CallObject:
         self._live = False  # the value being read is the arguments, and an object
 
     def push(self, letter: str) -> None:
-        """Takes one character. Raises: NotACall, unless `name` has been told."""
+        """Takes one character. Raises: NotACall, unless `name` has been reported."""
         self.raw += letter
         if self._in_string:
             self._take(letter)

@@ -27,7 +27,7 @@ class UnknownField(NamedTuple):
 
 
 def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField | None:
-    """The first one, in the order of the body. `annotation` is what the value should be, `path` where it stands."""
+    """The first one, in the order of the body. `annotation`: the value's type, `path`: its place."""
     for member in _members(annotation):
         if isinstance(value, list) and get_origin(member) is list:
             places = ((get_args(member)[0], each, f"{path}[{index}]") for index, each in enumerate(value))

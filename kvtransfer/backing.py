@@ -26,7 +26,7 @@ def back(storage: torch.Tensor) -> None:
 
 
 def map_in(memory: npt.NDArray[np.uint8]) -> None:
-    """Of memory that someone else has backed, enters what is mapped here before it is read. 0.1 s per GiB."""
+    """Enters this process's mapping of memory that another process has backed, before it is read. 0.1 s per GiB."""
     _populate(memory.ctypes.data, memory.size, MADV_POPULATE_READ)
 
 

@@ -17,7 +17,7 @@ POLL_S = 20e-6
 
 
 def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:
-    """What a peer needs to open `pool`, uint8 in one dimension on a GPU. Good until its memory is freed.
+    """The handle for a peer to open `pool`, uint8 in one dimension on a GPU. Good until its memory is freed.
 
     Raises: SharedMemoryUnavailable; memory of torch's expandable segments is such a case.
     """
@@ -31,7 +31,7 @@ def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:
 
 
 def open_part(handle: DeviceMemoryHandle, device: torch.device) -> torch.Tensor:
-    """What `export_pool` exported in another process, to be written by this one as well, which is how a worker's ranks
+    """A pool that `export_pool` exported in another process, to be written by this one too: so a worker's ranks
     share out its pool. Good for as long as that process lives. Raises: PeerUnreachable.
     """
     try:
@@ -90,7 +90,7 @@ class CudaDevice:
             self._start(spans)
         except CudaError as error:
             failed = error
-        self._wait()  # also for what had been started before one failed
+        self._wait()  # also for copies that had been started before one failed
         if failed is not None:
             raise CopyBroken(f"copying from the peer's memory: {failed}") from failed
 

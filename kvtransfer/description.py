@@ -25,7 +25,7 @@ class DeviceMemoryHandle:
     """Memory of a GPU that another process opens with cuIpcOpenMemHandle."""
 
     handle: bytes  # CUipcMemHandle, 64 bytes
-    offset_bytes: int  # of the pool within what was exported
+    offset_bytes: int  # of the pool within the exported memory
     size_bytes: int  # of the pool
 
 
@@ -45,8 +45,8 @@ class PoolDescription:
     block_bytes: int  # one block with all its layers and heads
     num_blocks: int
     host_id: str  # see `host_id`
-    pool_id: bytes  # random: tells this pool from that of a later process at the same address
-    shared_memory: SharedMemoryHandle | None = None  # None: nobody may map this pool
+    pool_id: bytes  # random: distinguishes this pool from that of a later process at the same address
+    shared_memory: SharedMemoryHandle | None = None  # None: no other process may map this pool
     device_memory: tuple[DeviceMemoryHandle, ...] = ()  # of each part; none: not on a GPU, or not to be opened
     group_backend: str = ""  # of torch.distributed, by which its blocks may be sent; empty: by none
     parts: int = 1  # how many ranks share the heads, see PoolShape
@@ -87,7 +87,7 @@ def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:
 def host_id() -> str:
     """The running kernel and the PID namespace: where equal, /proc/PID means the same process to both.
 
-    A system that does not tell is taken for a host of its own, which shares memory with nobody.
+    A system that does not report them counts as a host of its own, which shares memory with no other.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

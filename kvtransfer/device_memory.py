@@ -29,7 +29,7 @@ class AddressSpan(NamedTuple):
 
 
 class Device(Protocol):
-    """What a driver does. One thread at a time, but for `close_handle`."""
+    """The interface of a driver. One thread at a time, but for `close_handle`."""
 
     def open_handle(self, handle: bytes) -> int:
         """Where memory that another process exported lies for us. Raises: PeerUnreachable."""
@@ -38,7 +38,7 @@ class Device(Protocol):
         """No copy reads it any more."""
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
-        """Returns when the device says that they have ended. Raises: CopyBroken, when none is under way any more."""
+        """Returns when the device reports that they have ended. Raises: CopyBroken, when none is under way any more."""
 
     def scratch(self, nbytes: int) -> int:
         """Address of memory of our own to copy into, good until the next call."""
@@ -54,8 +54,8 @@ class OwnPool:
 class DeviceMemory:
     """A `MappedMemory`: opens each part of the peer's pool once, and closes it when no copy is reading.
 
-    Nothing keeps us from writing what we opened but that we do not: devices have no read-only mapping. Blocks that are
-    copied into must be idle, on the device too: whoever frees a block waits for the work that used it.
+    Only our own code keeps us from writing the opened memory: devices have no read-only mapping. Blocks that are
+    copied into must be idle, on the device too: a block is freed only after the work that used it has ended.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DeviceMemory:
     def measure(self, nbytes: int) -> LinkRate:
         size = min(nbytes, self._part_bytes)
         span = AddressSpan(self._parts[0], self._device.scratch(size), 1, size, size, size)
-        self._run([span])  # sets up what the first copy between two devices needs
+        self._run([span])  # does the set-up of the first copy between two devices
         started = time.monotonic()
         self._run([span])
         return LinkRate(size, time.monotonic() - started)
@@ -100,7 +100,7 @@ class DeviceMemory:
                 raise ValueError("the peer's memory is closed already")
             self._closed = True
             if self._copying:
-                return  # whoever copies lets go at the end
+                return  # the running copy lets go at its end
         self._let_go()
 
     def _addressed(self, span: Span) -> AddressSpan:

@@ -15,7 +15,7 @@ SEND_SLOTS = 2  # one being sent, one being gathered
 class GroupSender:
     """Owns `group`, closes it, and has a thread that waits for the reader: the engine never does.
 
-    Messages are copies: blocks that are given up while a message waits harm nobody but their reader, who is told so
+    Messages are copies: blocks that are given up while a message waits harm only their reader, which learns of it
     when it closes the transfer. `submit` and `probe` belong to one thread.
     """
 
@@ -38,7 +38,7 @@ class GroupSender:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-send")
 
     def submit(self, first_sequence: int, blocks: Sequence[int]) -> None:
-        """Blocks of our pool, so many a message as was agreed. Raises: LinkBroken, if that is not what comes next."""
+        """Blocks of our pool, so many a message as was agreed. Raises: LinkBroken, if they are out of order."""
         size = self._layout.blocks_per_message
         self._enqueue(first_sequence, [blocks[start : start + size] for start in range(0, len(blocks), size)])
 

@@ -43,7 +43,7 @@ class LocalKeyValues:
         return self._values
 
     def close(self) -> None:
-        """Whoever waits is told that it is in vain."""
+        """Threads that wait in `get` end with an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -79,7 +79,7 @@ class LocalKeyValues:
 
 
 class GroupStore(Store):
-    """What torch.distributed calls, from threads of its own. Keep a reference for as long as the group lives."""
+    """The store that torch.distributed calls, from threads of its own. Keep a reference while the group lives."""
 
     def __init__(self, values: KeyValues, timeout_s: float) -> None:
         super().__init__()

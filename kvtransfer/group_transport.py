@@ -84,7 +84,7 @@ class GroupTransport:
         return LinkRate(count * size, time.monotonic() - started)
 
     def lost(self) -> None:
-        """The other end is gone: whoever waits for it need not. Any thread, any number of times."""
+        """The other end is gone: calls that wait for it fail. Any thread, any number of times."""
         self._closed = True
         self._group.close()
 
@@ -120,7 +120,7 @@ class GroupTransport:
             while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
                 ahead = index + len(posted)
                 message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
-                with self._group.stream():  # not behind what the engine has queued
+                with self._group.stream():  # not behind the engine's queued work
                     posted.append((message, self._group.receive(message, first + ahead)))
             message, pending = posted.popleft()
             pending.wait()

@@ -18,8 +18,8 @@ WRITE_SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 class SharedPool:
     """Bytes in a sealed memfd. The kernel refuses every other writable map, every write and change of size.
 
-    Where other processes of the owner are to write parts of it, they map them before `seal`: what is mapped by then
-    stays writable.
+    Where other processes of the owner are to write parts of it, they map them before `seal`: earlier maps stay
+    writable.
 
     There is no name in /dev/shm that could be left behind: the memory goes with the last process that maps it.
     """
@@ -71,7 +71,7 @@ class SharedPool:
 
     @property
     def handle(self) -> SharedMemoryHandle:
-        """What a peer needs for `open_peer`. Good until `close`."""
+        """The handle for a peer's `open_peer`. Good until `close`."""
         return self._handle
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class NixlAgent:
         self._agent.remove_remote_agent(peer)
 
     def read(self, peer: str, remote: NixlHandle, spans: Sequence[Span]) -> None:
-        """Raises: LinkBroken. The peer has to be removed then, which ends what may still be under way."""
+        """Raises: LinkBroken. The peer has to be removed then, which ends reads that may still be under way."""
         rows = [(span, row) for span in spans for row in range(span.rows)]
         own = [
             (self._pool.data_ptr() + s.destination + row * s.destination_pitch, s.width, self._device)

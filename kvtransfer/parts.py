@@ -28,7 +28,7 @@ class EachPart:
         self._transports = transports
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises what they raise; blocks out of range before anything is copied."""
+        """Raises their exceptions; for blocks out of range before anything is copied."""
         return sum(transport.copy(transfer_id, pairs) for transport in self._transports)
 
     def measure(self, nbytes: int) -> LinkRate:

@@ -14,7 +14,7 @@ from kvtransfer.errors import PeerUnreachable
 class PeerMemory:
     """A read-only map, numpy because torch knows no read-only tensor.
 
-    It outlives its owner's process: what is read then is stale, which nobody is left to confirm.
+    It outlives its owner's process: a read is stale then, and no owner is left to confirm it.
     """
 
     def __init__(self, array: npt.NDArray[np.uint8]) -> None:

@@ -27,7 +27,7 @@ POLL_S = 20e-6  # of a device that works on its own
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """What one side decides for itself."""
+    """The options that each side decides for itself."""
 
     backend: GroupBackend
     interface: str  # network interface to connect and listen on, for example eth0
@@ -36,7 +36,7 @@ class GroupOptions:
 
 
 class Backend(Protocol):
-    """What is used of ProcessGroupGloo and ProcessGroupNCCL, whose stubs leave it out."""
+    """The used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs leave it out."""
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
 
@@ -57,14 +57,14 @@ class Pending:
 
 
 class MessageGroup(Protocol):
-    """What sender and receiver need of a group. Each end uses it from one thread, but for `close`."""
+    """The interface of a group for sender and receiver. Each end uses it from one thread, but for `close`."""
 
     def send(self, message: torch.Tensor, sequence: int) -> Pending: ...
 
     def receive(self, message: torch.Tensor, sequence: int) -> Pending: ...
 
     def stream(self) -> AbstractContextManager[object]:
-        """Where work on messages belongs: sends and receives come after what was put there before them."""
+        """The stream for work on messages: sends and receives come after earlier work on it."""
 
     def settle(self) -> None:
         """Waits for the work put into `stream`. Raises: LinkBroken."""
@@ -166,7 +166,7 @@ def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", option
     """Waits on a thread of its own, since gloo wakes no receive whose message is cut off in the middle (its
     Pair::signalException knows those that have not begun).
 
-    So a caller that hears of that elsewhere can give the wait up. The message's memory, the socket that the group
+    So a caller that learns of that elsewhere can give the wait up. The message's memory, the socket that the group
     listens on and this thread are kept until the bound has passed.
     """
     while (entry := waits.get()) is not None:
@@ -185,7 +185,7 @@ def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", option
 
 
 def prepare_environment(interface: str, timeout_s: float, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what NCCL and torch read from the environment when the first group is made. Call it once, at start.
+    """Sets the environment that NCCL and torch read when the first group is made. Call it once, at start.
 
     Without these, torch's watchdog ends the whole process when a peer is lost.
     """

@@ -76,7 +76,7 @@ async def _wait_out(ended: asyncio.Future[Result]) -> None:
         except asyncio.CancelledError:
             continue
     if not ended.cancelled():
-        ended.exception()  # nobody waits for it: it must not be logged as one that was overlooked
+        ended.exception()  # no caller awaits it: it must not be logged as never retrieved
 
 
 def _timed_copy(transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:

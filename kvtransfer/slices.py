@@ -59,7 +59,7 @@ class Span(NamedTuple):
 def plan_slices(
     source: PoolShape, destination: PoolShape, destination_parts: Sequence[int] | None = None
 ) -> tuple[HeadSlice, ...]:
-    """What fills `destination_parts` (default: all): every byte of them once, from the one part that has it."""
+    """The slices that fill `destination_parts` (default: all): every byte once, from the one part that has it."""
     wanted = range(destination.parts) if destination_parts is None else destination_parts
     found = []
     for own in wanted:

@@ -1,4 +1,4 @@
-"""Transfers as their source sees them: what is pinned, for how long, and whether what was read may be used.
+"""Transfers as their source sees them: which blocks are pinned, for how long, and whether a reader may use them.
 
 Pure: time comes in as `now` (monotonic seconds), nothing is sent or freed here.
 
@@ -7,8 +7,8 @@ Pure: time comes in as `now` (monotonic seconds), nothing is sent or freed here.
                             ^                  |
                             +--[lease runs] <--+ reader_lost
 
-An id that is opened before it is announced is parked. Every id is used once: until its tombstone is forgotten, whatever
-comes for it is refused.
+An id that is opened before it is announced is parked. Every id is used once: until its tombstone is forgotten, all
+calls for it are refused.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from typing import Generic, TypeVar
 from kvtransfer.checksum import BlockChecksum
 from kvtransfer.errors import UnknownTransfer
 
-Owner = TypeVar("Owner")  # what is to be released when a transfer has ended; never looked at
+Owner = TypeVar("Owner")  # to be released when a transfer has ended; never looked at
 FirstToken = TypeVar("FirstToken")  # handed through to the reader, never looked at
 
 
 class OpenVerdict(Enum):
     OPENED = auto()  # the reader may follow its snapshots; end with `close` or `reader_lost`
     PARKED = auto()  # not announced yet: wait at most `park_s`; end likewise
-    REFUSED = auto()  # ended already, or somebody else reads it
+    REFUSED = auto()  # ended already, or another reader has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SourceState(Generic[FirstToken]):
     blocks: tuple[int, ...]  # physical block of each logical block that is complete
     first_tokens: tuple[FirstToken, ...] | None  # None until finished
     finished_at: float | None  # monotonic seconds; None until finished
-    dropped: bool  # no transfer, or no longer one; its other fields say nothing then
+    dropped: bool  # no transfer, or no longer one; its other fields are meaningless then
     checksums: tuple[BlockChecksum, ...] = ()  # of some of `blocks`, in their order
 
     @property
@@ -56,7 +56,7 @@ class SourceState(Generic[FirstToken]):
 @dataclass(frozen=True, slots=True)
 class SourceCounters:
     expired: int  # pins whose lease ended
-    stale: int  # readers that had copied everything and were told not to use it
+    stale: int  # readers that had copied everything and were refused its use
 
 
 class _Reader(Enum):
@@ -170,11 +170,11 @@ class SourceTable(Generic[Owner, FirstToken]):
         return CloseVerdict(owner is not None, owner)
 
     def drop(self, transfer_id: bytes, now: float) -> None:
-        """The source takes its blocks back (cancelled, failed, memory is short). Whatever is read of them is stale."""
+        """The source takes its blocks back (cancelled, failed, memory is short). Further reads of them are stale."""
         self._end(transfer_id, now)
 
     def expired(self, now: float) -> list[Owner]:
-        """Ends what has waited too long; returns the owners to be released. Call a few times per lease."""
+        """Ends transfers that have waited too long; returns the owners to be released. Call a few times per lease."""
         overdue = [
             transfer_id
             for transfer_id, transfer in self._transfers.items()

@@ -12,7 +12,7 @@ class _Slot(Enum):
 
 
 class StagingRing:
-    """Slot `sequence % slots` holds message `sequence`. One thread; who breaks the order made a mistake: ValueError."""
+    """Slot `sequence % slots` holds message `sequence`. One thread; a call out of order is a bug: ValueError."""
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
         self._memory = torch.zeros(slots, slot_bytes, dtype=torch.uint8, device=device)
@@ -30,7 +30,7 @@ class StagingRing:
         self._turn(sequence, _Slot.AWAITED, _Slot.LANDED)
 
     def free(self, sequence: int) -> None:
-        """Nobody reads it any more."""
+        """It has no reader any more."""
         self._turn(sequence, _Slot.LANDED, _Slot.FREE)
 
     def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:

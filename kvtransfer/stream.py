@@ -28,7 +28,7 @@ class BlockLink(Protocol):
 
 
 class StreamTransport:
-    """`pool` is our own, on any device or devices. `link` belongs to whoever made it.
+    """`pool` is our own, on any device or devices. `link` belongs to its creator.
 
     The bytes of a block are those of each part of the source, one after the other.
     """
@@ -56,7 +56,7 @@ class StreamTransport:
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
         for device in self._devices:
             if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # a copy has ended when the device says so
+                torch.cuda.current_stream(device).synchronize()  # only then has the copy ended
         return len(pairs) * self._block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:

@@ -15,7 +15,7 @@ class BlockPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """What was moved to measure a link, and how long it took."""
+    """The bytes moved to measure a link, and the time that they took."""
 
     bytes: int
     seconds: float

@@ -35,7 +35,7 @@ class FetchHint:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What came of a fetch, which may be nothing."""
+    """The result of a fetch, which may be nothing."""
 
     duration_ms: float
     tokens: int = 0  # put into the prefix cache
@@ -75,7 +75,7 @@ class PrefixFetcher:
         return self._reader.integrity
 
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
-        """Fetches what is lacking here of the blocks of `hashes`, those that the prompt could take from the cache.
+        """Fetches the blocks of `hashes` that are missing here, those that the prompt could take from the cache.
 
         Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
         be cancelled.
@@ -107,7 +107,7 @@ class PrefixFetcher:
         await self._reader.close()
 
     async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> Landing | None:
-        """Pages for what is lacking, if fetching it is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
+        """Pages for the missing blocks, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
             peer = await self._peers.borrow(endpoint)  # pairs with it, the first time
         self._peers.give_back(peer)
@@ -144,7 +144,7 @@ class PrefixFetcher:
         return pull.result()
 
     def _on_pulled(self, landing: Landing, pull: "asyncio.Task[Pull]") -> None:
-        """However it ended, no copy runs any more. Called before its waiter goes on."""
+        """However it ended, no copy runs any more. Called before its waiter continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
         self._loop.landed(landing, pull.result().blocks if valid else 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
-"""What a fetch takes whatever its size, by transport: its calls, and turns on the threads of both engines."""
+"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines."""
 
 
 class PrefillRate:
@@ -32,7 +32,7 @@ class PrefillRate:
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """What is known when a prompt with a hint arrives."""
+    """The known costs when a prompt with a hint arrives."""
 
     block_tokens: int
     block_bytes: int

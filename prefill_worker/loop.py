@@ -47,7 +47,7 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         super().__init__(engine, on_progress, on_fault, self._observe, prepare, pool, on_cache, on_busy)
 
     def hear(self, slow_down: float) -> None:
-        """A decode worker on the same GPU says how many times as long its steps take as at their best."""
+        """A decode worker on the same GPU reports how many times as long its steps take as at their best."""
         self._thread.post(self._pace.hear, slow_down)
 
     def add(self, request: PrefillRequest) -> Future[None]:
@@ -55,19 +55,19 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         return self._thread.call(self._scheduler.add, request)
 
     def abort(self, request_id: int) -> None:
-        """Forgets a prompt in whatever phase and frees its pages; an unknown one is forgotten already."""
+        """Forgets a prompt in any phase and frees its pages; an unknown one is forgotten already."""
         self._thread.post(self._scheduler.abort, request_id)
 
     def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> "Future[Landing | None]":
-        """Takes pages for blocks that are to be fetched: see `PrefillScheduler.land`, also for what it returns."""
+        """Takes pages for blocks that are to be fetched: see `PrefillScheduler.land`, also for its result."""
         return self._thread.call(self._scheduler.land, hashes, worthwhile)
 
     def landed(self, landing: Landing, blocks: int) -> None:
-        """The first `blocks` of them have their KV, the copying has ended. Comes before whatever is queued later."""
+        """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
         self._thread.post(self._scheduler.landed, landing, blocks)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Cached blocks for a reader outside, who may be told in the end that they were overwritten."""
+        """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def unwatch(self, watch: Watch) -> None:

@@ -16,7 +16,7 @@ class Chunked(Protocol):
 
 
 class Pace:
-    """A PlanRunner around another; rests come before a step, so that what was computed has been handed on."""
+    """A PlanRunner around another; rests come before a step, so that the last step's results have been handed on."""
 
     def __init__(
         self,
@@ -41,5 +41,5 @@ class Pace:
         return results
 
     def hear(self, slow_down: float) -> None:
-        """A decode worker on this GPU says how many times as long its steps take as at their best."""
+        """A decode worker on this GPU reports how many times as long its steps take as at their best."""
         self._share.hear(slow_down, self._now())

@@ -1,4 +1,4 @@
-"""What a prefill worker knows of one prompt beside what its engine knows, and what it tells the router of it."""
+"""One prompt on a prefill worker: its state beside the engine's, and its messages to the router."""
 
 import asyncio
 import time
@@ -23,8 +23,8 @@ class Prompt:
     attempt_id: int
     transfer_id: bytes
     arrived: float  # monotonic seconds
-    with_logprobs: bool  # whether the router wants to be told
-    searches: bool  # with beams, whose first tokens are no one's answer yet
+    with_logprobs: bool  # whether the router wants them
+    searches: bool  # with beams, whose first tokens are not yet an answer's
     answered_tokens: int  # of the answer, given out by an earlier attempt
     deadline: asyncio.TimerHandle | None = None
     compiling: "asyncio.Task[None] | None" = None
@@ -33,10 +33,10 @@ class Prompt:
     computed_tokens: int = 0  # cached ones included
     queue_ms: float = 0.0
     chunk_ms: list[float] = field(default_factory=list)
-    scored_tokens: int = 0  # of the prompt, after its first: the router was told how likely they are
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
 
     def record(self, advance: PrefillProgress, timing: StepTiming) -> int:
-        """Takes in what a step did for this prompt; returns the tokens that the step computed of it."""
+        """Takes in a step's progress on this prompt; returns the tokens that the step computed of it."""
         if not self.chunk_ms:
             self.queue_ms = (timing.started - self.arrived) * 1e3
         self.chunk_ms.append(timing.duration_ms)
@@ -45,7 +45,7 @@ class Prompt:
         return tokens
 
     def scores(self, advance: PrefillProgress) -> session_pb2.PromptScores | None:
-        """What a step tells of the prompt's own tokens, if anything."""
+        """A step's scores of the prompt's own tokens, if any."""
         if not advance.prompt:
             return None
         offset = 1 + self.scored_tokens
@@ -70,7 +70,7 @@ class Prompt:
         return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
 
     def let_go(self) -> None:
-        """Nothing is to come of it any more: neither its deadline nor what it waits for."""
+        """Cancels its deadline and the tasks that it waits for."""
         if self.deadline is not None:
             self.deadline.cancel()
         for task in (self.compiling, self.fetching):

@@ -68,7 +68,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
     ) -> None:
         """The engine and the transfers call back into this object, so they are given to it after it is made.
 
-        Without `fetcher` whatever is not in the cache is computed.
+        Without `fetcher` all blocks that are not in the cache are computed.
         """
         self._loop = loop
         self._fetcher = fetcher
@@ -171,7 +171,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
             return
         request = request_of(prompt.request_id, command, params, adapter)
         hashes = reusable_hashes(request, self._worker.model.block_size)
-        may_skip = bool(hashes) and request.params.prompt_logprobs is None  # what is cached need not be computed
+        may_skip = bool(hashes) and request.params.prompt_logprobs is None  # cached blocks need not be computed
         if self._fetcher is not None and command.HasField("fetch") and may_skip:
             fetch = command.fetch
             hint = FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks)
@@ -236,7 +236,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         self.rate.observe(tokens, timing.ended - timing.started)
 
     def on_transfer_ended(self, request_id: int) -> None:
-        """The reader has closed, or its lease has ended: nobody needs these pages any more."""
+        """The reader has closed, or its lease has ended: no reader needs these pages any more."""
         prompt = self._prompts.get(request_id)
         if prompt is not None:
             self._forget(prompt)
@@ -271,7 +271,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._abandon(prompt)
 
     def report(self) -> None:
-        """Tells every router how things stand."""
+        """Sends every router this worker's state."""
         load = self._loop.load
         for session in self._hub.sessions:
             report = report_pb2.Report(

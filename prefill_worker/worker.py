@@ -14,7 +14,8 @@ from engine.kv_memory import LargestStep
 from engine.model_config import ModelError
 from engine.parallel.collectives import RankLost
 from engine.prefill_scheduler import PrefillScheduler
-from engine.prepare import PreparedModel, thread_preparation
+from engine.prepare import PreparedModel
+from engine.thread_preparation import thread_preparation
 from kvtransfer.puller import PullThread
 from kvtransfer.source import SourceTable
 from prefill_worker.config import PrefillConfig
@@ -185,7 +186,7 @@ def worker_info(config: PrefillConfig, prepared: PreparedModel, pool_id: bytes) 
 
 
 def main(config: PrefillConfig) -> int:
-    """Returns the exit code: 2 for what another attempt would not change."""
+    """Returns the exit code: 2 for an error that a restart would not fix."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     try:
         require_own_kernels()

@@ -1,4 +1,4 @@
-"""Who may call what: the one decision, for gRPC and HTTP. Pure."""
+"""Which caller may call which method: the one decision, for gRPC and HTTP. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """What a route or method asks of who calls it. One that is not listed needs a key."""
+    """What a route or method requires of its caller. One that is not listed needs a key."""
 
     NOTHING = "nothing"
     KEY = "key"
@@ -25,7 +25,7 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `tenant` is the name of the key; without keys, a digest of whatever was shown for one."""
+    """The sender of a call. `tenant` is the name of the key; without keys, a digest of whatever was shown for one."""
 
     tenant: str = ""
     limits: KeyLimits = UNLIMITED
@@ -42,7 +42,7 @@ class Caller:
 
 
 class Access:
-    """Decides by the keys as they are at the moment. `ring` None: without keys everybody may do everything."""
+    """Decides by the keys as they are at the moment. `ring` None: without keys every caller may do everything."""
 
     def __init__(self, ring: Callable[[], KeyRing] | None = None) -> None:
         self._ring = ring

@@ -14,14 +14,14 @@ from service.errors import DeadlineExceeded
 from service.trace_context import TraceContext
 
 DEADLINE_SLACK_S = 0.02
-"""gRPC ends a call at its client's deadline by itself, by its own clock: so near to it that is what has ended it."""
+"""gRPC ends a call at its client's deadline by its own clock: a call that ends so near to it has ended by that."""
 
 
 class Accounts:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.counts = RequestCounts()
-        self._stopping = False  # what still runs is cancelled
+        self._stopping = False  # running requests are cancelled
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -37,8 +37,8 @@ class Accounts:
     def request(
         self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
     ) -> Iterator[None]:
-        """One request, from its beginning to its end: how that came is read off what is raised. `deadline_s`: a reading
-        of the monotonic clock. `life`: as in Dispatcher.answer.
+        """One request, from its beginning to its end: the exception shows how it ended. `deadline_s`: a reading of the
+        monotonic clock. `life`: as in Dispatcher.answer.
         """
         reader.requests += 1
         self._begin(record)

@@ -1,7 +1,8 @@
-"""Requests that wait for room: whose turn it is says the fair queue, whether there is room says the placement.
+"""Requests that wait for room: the fair queue decides whose turn it is, the placement whether there is room.
 
-Who cannot be served in time is told at once when to come back, before anything was computed for it. A placement is
-charged to the cluster the moment it is made; whoever gets it returns the charge, and says here when it has ended.
+A request that cannot be served in time is refused at once with the time to come back, before anything was computed
+for it. A placement is charged to the cluster as soon as it is made; the caller that receives it returns the charge,
+and reports here when the attempt has ended.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class AdmissionQueue:
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
         self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
         self.on_fault: Callable[[Exception], None] = _raise
-        """Told of a bug in `pump_soon`: the queue cannot go on."""
+        """Called with a bug in `pump_soon`, after which the queue cannot continue."""
         self.wanting = Wanting()
 
     @property
@@ -110,7 +111,7 @@ class AdmissionQueue:
     def adopted(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
-        """An answer that its worker makes already goes on here: it waits for no turn."""
+        """An answer that its worker already makes continues here: it waits for no turn."""
         self._cluster.charge(attempt_id, placement, request, block_hashes)
         tokens = charged_tokens(request, placement.decode_hit_tokens)
         self.prospects.dispatched(attempt_id, tokens, self._clock())
@@ -135,7 +136,7 @@ class AdmissionQueue:
         self._pumping = None
         try:
             self.pump()
-        except Exception as error:  # noqa: BLE001 -- nobody waits for this call who would tell of a bug
+        except Exception as error:  # noqa: BLE001 -- no caller awaits this call and would report a bug
             self.on_fault(error)
 
     def _pump(self, seen: _Seen | None) -> None:
@@ -170,7 +171,7 @@ class AdmissionQueue:
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
     ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
-        """The workers looked at, all of them where those worth a look have no room; and what came of it."""
+        """The workers that were considered, all of them where the shortlist has no room; and the decision."""
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
         outcome = decide(request, views, self._policy)
@@ -180,7 +181,7 @@ class AdmissionQueue:
         return views, outcome
 
     def close(self) -> None:
-        """Whoever still waits is told that the router is draining."""
+        """Requests that still wait fail with the error that the router is draining."""
         self._be_patient(False)
         for entry in tuple(self._queue.order()):
             self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
@@ -200,7 +201,7 @@ class AdmissionQueue:
         entry.item.settle(outcome)
 
     def _make_place(self, standing: Standing) -> None:
-        """The queue is full: the tenant with most requests in it gives one up, unless that is who comes now."""
+        """The queue is full: the tenant with most requests in it loses one, unless the new request is that tenant's."""
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are pending already"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
@@ -216,19 +217,19 @@ class AdmissionQueue:
             self._patience = None
 
     def _give_up(self) -> None:
-        """Those that there are still no workers for wait no longer, but for who lost those that it had."""
+        """Refuses requests that still have no workers, except those that had workers and lost them."""
         self._patience = None
         for entry in tuple(self._queue.order()):
             if entry.item.standing.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
                 self._settle(entry, absent, served=False)
 
     def _absent(self, ticket: Ticket) -> Unavailable | None:
-        """What it is told where there are no workers for it."""
+        """The error for a request that no worker can serve; None where there are workers for it."""
         outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
         return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 
     def _withdraw(self, entry: Entry[Ticket]) -> None:
-        """Its owner has gone: out of the queue, or, if it was placed in the same moment, its charge returned."""
+        """Its owner has gone: removed from the queue, or, if it was placed at the same moment, its charge returned."""
         ticket = entry.item
         if isinstance(ticket.outcome, Admitted):
             for endpoint in ticket.outcome.placement.endpoints:

@@ -1,7 +1,7 @@
 """Answers that decode workers still make for a router that is gone: waits for those workers, and takes them over.
 
-The worker tells all of an answer again, under a new attempt: for the rest of the router it is an attempt like any
-other. One that is not kept there any more fails, and another attempt goes on behind what the client has.
+The worker sends all of an answer again, under a new attempt: for the rest of the router it is an attempt like any
+other. It fails if the worker no longer keeps the answer; another attempt then continues behind the client's tokens.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def place_of(attempt: Attempt, part: PreparedRequest, adopted: Place | None) -> 
 def adopt(
     place: Place, part: PreparedRequest, scheduling: Scheduling, timeline: Timeline, lifecycle: Lifecycle
 ) -> Attempt:
-    """An attempt at `part`, charged to its worker and not told to it yet."""
+    """An attempt at `part`, charged to its worker and not yet sent to it."""
     attempt_id, now = next(scheduling.attempt_ids), time.monotonic()
     placement = Placement(
         prefill=None,

@@ -20,7 +20,7 @@ class FinishReason(Enum):
 class Delta:
     """New tokens of one choice; `offset` is the position of the first of them. The text may lag the tokens.
 
-    Nobody changes one; it is not frozen because that takes twice as long to make, and nearly every token has one.
+    It never changes; it is not frozen because that takes twice as long to make, and nearly every token has one.
     `logprobs` has one entry per token, or none if they were not asked for.
     """
 
@@ -121,7 +121,7 @@ class Answer:
         return sum(choice.tokens for choice in self._choices)
 
     def take(self, released: Released) -> Sequence[AnswerEvent]:
-        """What goes out now. What a worker made beyond a stop string is dropped."""
+        """The events that go out now. Tokens beyond a stop string are dropped."""
         choice = self._choices[released.choice]
         if choice.finished:
             return ()

@@ -1,4 +1,4 @@
-"""One attempt at a request on its workers: what is held there, what arrives from there, and letting go of it."""
+"""One attempt at a request on its workers: its resources there, its events from there, and its release."""
 
 import asyncio
 from collections import deque
@@ -45,7 +45,7 @@ class Attempt:
         self._scores: deque[PromptScores] = deque()
         self._unscored = 0 if request.sampling.prompt_logprobs is None else len(request.token_ids) - 1
         self._unfinished = set(request.choices)  # those that may still be running on decode
-        # Those of which no worker has said anything; of a search decode tells all, at its end.
+        # Those of which no worker has sent anything; of a search decode sends all, at its end.
         self._unheard = set() if request.sampling.beams is not None else set(request.choices)
         self._prefill_holds = False
         self._decode_holds = False
@@ -80,7 +80,7 @@ class Attempt:
         self._fleet.dispatch(tag, self._request, self.placement)
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int) -> None:
-        """Instead of `dispatch`: goes on with an attempt that the decode worker makes for another router."""
+        """Instead of `dispatch`: continues an attempt that the decode worker makes for another router."""
         self._decode_holds = True
         self._fleet.adopt(tag, router_id, attempt_id, self.placement.decode)
 
@@ -102,7 +102,7 @@ class Attempt:
                 if released:
                     return released
             self._take(await self._inbox.take())
-            # What came before a failure goes out before it.
+            # Outputs that came before a failure go out before it.
             while (first := self._inbox.first) is not None and not isinstance(first.event, Failed):
                 self._take(self._inbox.take_first())
 
@@ -165,7 +165,7 @@ class Attempt:
         self._outputs.extend(first_step.outputs)
 
     def _learn(self, timings: PrefillTimings) -> None:
-        """How fast a prefill worker is. A decode worker computes prompts beside answers, and says itself how fast."""
+        """Learns a prefill worker's rate. A decode worker computes prompts beside answers, and reports its own."""
         if self.placement.prefill is not None:
             computed_tokens = len(self._request.token_ids) - timings.cached_tokens
             self._cluster.rates.computed(self.placement.prefill, computed_tokens, sum(timings.chunk_ms))

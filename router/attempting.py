@@ -1,4 +1,4 @@
-"""How the attempts at one request come to workers: each waits for room, is told to both workers, and leaves blocks."""
+"""How the attempts at one request reach workers: each waits for room, is sent to both workers, and leaves blocks."""
 
 import asyncio
 import secrets
@@ -55,7 +55,7 @@ class Attempting:
         wanted = placement_request(part, attempt_id, recovery.avoided_prefill, apart, recovery.preferred_decode)
         try:
             async with asyncio.timeout(self.time_left_s()):
-                # Who wants the prompt's log-probabilities has it computed: what is cached does not matter.
+                # A prompt whose log-probabilities are wanted is computed in full: cached blocks do not matter.
                 cacheable = part.block_hashes if part.sampling.prompt_logprobs is None else ()
                 admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._standing())
         except TimeoutError:
@@ -92,7 +92,7 @@ class Attempting:
     def record_answer(self, placement: Placement, part: PreparedRequest) -> None:
         """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
 
-        Most workers tell so themselves. The last token of a choice has no KV yet.
+        Most workers report them themselves. The last token of a choice has no KV yet.
         """
         request = self._request
         if self._scheduling.cluster.caches.follows(placement.decode):

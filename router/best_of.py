@@ -36,7 +36,7 @@ class BestOf:
         return self._made.completion_tokens
 
     def take(self, released: Released) -> Sequence[AnswerEvent]:
-        """What goes out now: nothing, and everything with the last tokens; nothing again of what came behind those."""
+        """The events that go out now: all of them with the last tokens, none before or after those."""
         if self.done:
             return ()
         for event in self._made.take(released):

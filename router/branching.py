@@ -1,7 +1,7 @@
-"""Where prompts part: whether a known prefix ends where a prompt did, and how many went on from there. Pure.
+"""Where prompts diverge: whether a known prefix ends where a prompt did, and how many continued from there. Pure.
 
-Behind the end of a prompt its conversation's next turn goes on. Behind a system prompt or a document many do, each in
-its own way: whoever computes that again on another worker does it for all that come after.
+The end of a prompt is continued by its conversation's next turn. A system prompt or a document is continued by many
+prompts, each in its own way: a worker that computes it again makes its blocks for all prompts that come after.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 MOST_BLOCKS = 131_072  # about 30 MB
 END_BLOCKS = 2  # the last one may have been cut short, and differs then in the next turn
 MIDWAY = 4
-"""What a prefix counts as that ends inside of other prompts: as one behind which so many parted."""
+"""A prefix that ends inside of other prompts counts as one behind which so many prompts diverged."""
 
 
 class Branching:
@@ -36,5 +36,5 @@ class Branching:
             self._counts.popitem(last=False)
 
     def behind(self, block_hashes: Sequence[bytes], known_blocks: int) -> int:
-        """How many parted there before; 0 where nothing is known of the prompt."""
+        """How many diverged there before; 0 where nothing is known of the prompt."""
         return self._counts.get(block_hashes[known_blocks - 1], MIDWAY) if 0 < known_blocks <= len(block_hashes) else 0

@@ -1,4 +1,4 @@
-"""How right a router was about a worker's cache: what it predicted of a prompt, and what was found there. Pure."""
+"""How right a router was about a worker's cache: the hits that it predicted, and those that were found. Pure."""
 
 from collections import deque
 

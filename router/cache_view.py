@@ -1,10 +1,10 @@
 """One worker's prefix cache as a router follows it: numbered changes in order, a snapshot where one is missing. Pure.
 
 connected, and a snapshot asked for -> it arrives: from now on changes are followed
-a change is missing, or the worker's own sum says otherwise -> a snapshot is asked for, once a second at most
+a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
 
-While nothing is followed, blocks are assumed: what prompts that ended there should have left. Where a method returns
-true, a snapshot is to be asked for now.
+While nothing is followed, blocks are assumed: those that ended prompts should have left there. Where a method
+returns true, a snapshot is to be asked for now.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from enum import StrEnum, auto
 from router.prefix_index import PrefixIndex
 
 ASK_AGAIN_S = 1.0
-BEHIND_S = 1.0  # changes that a report knows of may take so long to arrive; it may overtake them, but not by much
+BEHIND_S = 1.0  # changes that a report counts may take so long to arrive; it may overtake them, but not by much
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CacheSnapshotPart:
 
 @dataclass(frozen=True, slots=True)
 class CacheSum:
-    """What the worker's changes come to: see PrefixIndex.digest."""
+    """The sum of the worker's changes: see PrefixIndex.digest."""
 
     sequence: int
     digest: int
@@ -50,9 +50,9 @@ class Wrong(StrEnum):
     """How it shows that a view cannot be right."""
 
     GAP = auto()  # a change is missing
-    BEHIND = auto()  # changes that the worker has told of do not come
+    BEHIND = auto()  # changes that the worker has announced do not arrive
     SUM = auto()  # the worker has other blocks
-    DRIFT = auto()  # too many prompts found something else than was predicted
+    DRIFT = auto()  # too many prompts found other blocks than predicted
 
 
 class CacheView:
@@ -63,7 +63,7 @@ class CacheView:
         self.exact = False  # when it was compared with the worker's own sum for the last time
         self.sequence = 0  # of the changes that are in the index
         self.resyncs = 0  # how often something was wrong
-        self.wrong: Wrong | None = None  # what was, the last time
+        self.wrong: Wrong | None = None  # the reason of the last resync
         self._worker = worker
         self._index = index
         self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
@@ -73,7 +73,7 @@ class CacheView:
         self._assumed: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
 
     def connected(self) -> None:
-        """Whatever was sent before may be lost: the caller asks for a snapshot."""
+        """Changes that were sent before may be lost: the caller asks for a snapshot."""
         self.follows = self.exact = False
         self._asked_s = None
 
@@ -107,7 +107,7 @@ class CacheView:
         self._behind_s = None
 
     def check(self, told: CacheSum | None, now: float) -> bool:
-        """Compares with what the worker itself says in a report; None: it tells of nothing, and cannot be followed."""
+        """Compares with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
         if told is None:
             return False
         if not self.follows:
@@ -124,7 +124,7 @@ class CacheView:
         return False
 
     def resync(self, wrong: Wrong, now: float) -> bool:
-        """What is known cannot be right."""
+        """The view cannot be right."""
         self.follows = self.exact = False
         self.wrong = wrong
         self._behind_s = None
@@ -134,7 +134,7 @@ class CacheView:
     def assume(self, block_hashes: Sequence[bytes], capacity_blocks: int) -> None:
         """A prompt that has ended there should have left these blocks; no more of them than the worker has room for.
 
-        Only what is not followed is assumed.
+        Nothing is assumed of a cache that is followed.
         """
         if self.follows:
             return

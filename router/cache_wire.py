@@ -1,4 +1,4 @@
-"""What session messages say of prefix caches, between protobuf and plain values."""
+"""Session messages about prefix caches, between protobuf and plain values."""
 
 from protos import cache_pb2, report_pb2, session_pb2
 from router.block_hashing import HASH_BYTES
@@ -22,6 +22,6 @@ def cache_sum(told: report_pb2.CacheSum) -> CacheSum:
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:
-    """A rest shorter than a hash is none: whoever sent it is wrong, and its own sum will show it."""
+    """A rest shorter than a hash is ignored: the worker that sent it is wrong, and its own sum will show that."""
     end = len(packed) // HASH_BYTES * HASH_BYTES
     return tuple(packed[begin : begin + HASH_BYTES] for begin in range(0, end, HASH_BYTES))

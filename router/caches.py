@@ -1,4 +1,4 @@
-"""What a router knows of all workers' prefix caches: followed, expected, or assumed; and how right it was. Pure state.
+"""A router's view of all workers' prefix caches: followed, expected, or assumed; and how right it was. Pure state.
 
 Workers are named by endpoint. Where a method returns true, the worker is to be asked for a snapshot now.
 """
@@ -40,7 +40,7 @@ class Caches:
 
     @property
     def indexed_blocks(self) -> int:
-        """Different blocks, on whatever worker."""
+        """Different blocks, on any worker."""
         return len(self._index)
 
     def connected(self, worker: str) -> None:
@@ -84,7 +84,7 @@ class Caches:
         return None if cache is None else cache.view.wrong
 
     def follows(self, worker: str) -> bool:
-        """Whether it tells of its cache; otherwise `assume` what it was given."""
+        """Whether it reports its cache; otherwise `assume` the blocks of prompts that were sent there."""
         cache = self._caches.get(worker)
         return cache is not None and cache.view.follows
 
@@ -102,9 +102,7 @@ class Caches:
         self._index.expect_elsewhere(worker, block_hashes)
 
     def settle(self, worker: str, attempt_id: int) -> Sequence[bytes]:
-        """The attempt has been computed there, or will not be. Returns what it was to make and the worker did not tell
-        of.
-        """
+        """The attempt has been computed there, or will not be. Returns the expected blocks that were not reported."""
         return self._index.settle(worker, attempt_id)
 
     def hits(self, block_hashes: Sequence[bytes]) -> Hits:

@@ -1,4 +1,4 @@
-"""What a placement is decided upon: a request, and the workers at one moment. Plain values."""
+"""The inputs of a placement: a request, and the workers at one moment. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from service.charging import CHARGED_ANSWER_TOKENS, charged_blocks
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """How fast a worker is. What was never measured on any worker is taken to be as it stands here."""
+    """How fast a worker is. The defaults stand for rates that were never measured on any worker."""
 
     prefill_tokens_per_s: float = 10_000.0  # of prompts, with nothing beside them
     beside_tokens_per_s: float | None = None  # of a decode worker's prompts beside answers; None: not known
@@ -26,7 +26,7 @@ UNMEASURED = WorkerRates()
 @dataclass(slots=True)  # not frozen: one is made per worker and decision, and that would take three times as long
 class WorkerView:
     """One worker at one moment. `limit_*` are this router's credits and `used_*` what it has used of them;
-    `elsewhere_*` is what other routers have there, as far as they were heard.
+    `elsewhere_*` is the load of other routers there, as far as they have reported it.
     """
 
     endpoint: str
@@ -44,10 +44,10 @@ class WorkerView:
     ready_blocks: int = 0  # of those, the ones that another worker could fetch from there now
     elsewhere_slots: int = 0
     elsewhere_blocks: int = 0
-    pending_prompt_tokens: int = 0  # of a decode worker: what it has still to compute of prompts
+    pending_prompt_tokens: int = 0  # of a decode worker: tokens of prompts that it still has to compute
     recent_tokens: float = 0.0  # of prompts, computed there lately: its share of the cluster's newest work
     rates: WorkerRates = UNMEASURED
-    branches: int = 0  # how many prompts before this one parted behind what of it is found there
+    branches: int = 0  # how many prompts before this one diverged behind its part that is found there
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class PlacementRequest:
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
     """Per choice."""
     charged_blocks: int = field(init=False, repr=False, compare=False)
-    """Complete prompt blocks once, and for every choice what an answer of the charged length adds."""
+    """Complete prompt blocks once, and for every choice the blocks that an answer of the charged length adds."""
     longest_blocks: int = field(init=False, repr=False, compare=False)
-    """One choice at its longest: what a pool must hold at least."""
+    """Of one choice at its longest: a pool must have at least so many."""
     reusable_blocks: int = field(init=False, repr=False, compare=False)
     """A hit ends before the block that holds the last prompt token, whose logits are needed."""
 
@@ -87,7 +87,7 @@ class PlacementRequest:
         return worker.fingerprint == self.fingerprint and (self.adapter is None or self.adapter in worker.adapters)
 
     def charged_on(self, worker: WorkerView) -> int:
-        """Blocks of credit that it takes there: what is charged more than a whole worker's is not to be had."""
+        """Blocks of credit that it takes there: never more than the whole worker has."""
         return min(self.charged_blocks, worker.total_blocks)
 
     def hit_tokens(self, worker: WorkerView) -> int:

@@ -1,4 +1,4 @@
-"""What the attempts of this router take up on one worker. Pure; sums are kept, as every decision asks for them."""
+"""The charges of this router's attempts on one worker. Pure; sums are kept, as every decision asks for them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one attempt takes up on one worker."""
+    """The resources that one attempt takes on one worker."""
 
     tokens: int
     blocks: int = 0
     slots: int = 0
-    prompt_tokens: int = 0  # of a decode worker: what it has still to compute of the prompt
+    prompt_tokens: int = 0  # of a decode worker: tokens of the prompt that it still has to compute
 
 
 class Charges:
@@ -30,7 +30,7 @@ class Charges:
         return iter(self._charges)
 
     def add(self, attempt_id: int, charge: Charge) -> None:
-        """Instead of what was charged for it before."""
+        """Replaces its earlier charge."""
         self.give_back(attempt_id)
         self._charges[attempt_id] = charge
         self.tokens += charge.tokens

@@ -18,7 +18,7 @@ from router.request import Message
 
 
 class TemplateRefused(Exception):
-    """The template does not take these messages; the text says why, in its author's words."""
+    """The template does not take these messages; the text is the reason, in its author's words."""
 
 
 class UnreadOption(Exception):
@@ -92,7 +92,7 @@ def _conversation_entry(message: Message) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """The object that the text is, or the text itself: what a model wrote need not be JSON."""
+    """The object that the text is, or the text itself: a model's text need not be JSON."""
     try:
         return json.loads(text)
     except ValueError:

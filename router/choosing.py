@@ -1,4 +1,4 @@
-"""What is asked of how the choices come about beyond drawing each: the best of several, or a beam search. Pure."""
+"""How the choices are made, where each is not simply sampled: the best of several, or a beam search. Pure."""
 
 from router.checks import check_number
 from router.request import BeamSearch, BeamStop, LogitRules, RequestedSampling

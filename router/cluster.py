@@ -1,4 +1,4 @@
-"""The router's view of its workers: who is connected, what they report, what this router has on them. Pure state.
+"""The router's view of its workers: which are connected, their reports, this router's charges on them. Pure state.
 
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
 """
@@ -24,7 +24,7 @@ from router.worker import WorkerDescription, WorkerReport, WorkerRole
 __all__ = ["Cluster", "Worker"]
 
 LATEST_AGE = 0.05
-"""A view may be so old, in windows of the newest work: by then what a worker did of that has faded by as much."""
+"""A view may be so old, in windows of the newest work: by then a worker's share of that has faded by as much."""
 
 KEPT_NAMES = 1024
 """A failed attempt is explained when its worker is gone, or has come back at another endpoint."""
@@ -43,12 +43,12 @@ class Cluster:
         self._elsewhere: Mapping[str, ElsewhereLoad] = {}
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
-        """What is measured of the workers goes here."""
+        """All measurements of the workers are kept here."""
         self._able: Able[Worker] | None = None  # None: to be found out
         self._recent, self._branching = RecentWork(), Branching()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
         self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
-        """Told the worker, the blocks of a prompt that was placed there, and how many of its tokens are computed."""
+        """Called with the worker, the blocks of a prompt placed there, and how many of its tokens are computed."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -117,7 +117,7 @@ class Cluster:
         worker.report = report
 
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
-        """What a report tells of the worker's speed; `now` is when it came."""
+        """Takes in the worker's speed from a report; `now` is when it came."""
         worker = self._workers[endpoint]
         stalled = worker.progress.stalls(report, now)
         if stalled != worker.stalled:
@@ -129,7 +129,7 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """The worker's id, also of one that is gone; its endpoint where it never said it, or long ago."""
+        """The worker's id, also of one that is gone; its endpoint where the id is unknown, or was forgotten."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.description is not None:
             return worker.description.worker_id
@@ -139,9 +139,9 @@ class Cluster:
         return self._workers.get(endpoint)
 
     def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
-        """The workers that take work now, with what they hold of this prompt, or will when it comes.
+        """The workers that take work now, with the blocks of this prompt that they hold, or will when it comes.
 
-        With a `turn`, which counts requests, only those worth a look (router/shortlist.py): all of a small cluster.
+        With a `turn`, which counts requests, only a shortlist (router/shortlist.py): all of a small cluster.
         """
         hits, able = self.caches.hits(block_hashes), self._find_able()
         self._forget_old_views()
@@ -182,7 +182,7 @@ class Cluster:
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, ElsewhereLoad]:
-        """What this router has charged, by worker, as the others are told."""
+        """This router's charges by worker, as they are sent to the other routers."""
         return {
             worker.endpoint: ElsewhereLoad(
                 requests=len(worker.charges),
@@ -195,7 +195,7 @@ class Cluster:
         }
 
     def others_have(self, loads: Mapping[str, ElsewhereLoad]) -> None:
-        """What the other routers have charged, by worker; replaces what they had."""
+        """The other routers' charges by worker; replaces the earlier ones."""
         if loads != self._elsewhere:
             self._elsewhere = loads
             self._forget_views()
@@ -210,7 +210,7 @@ class Cluster:
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
         """A decode worker made these blocks, those of the prompt included. It may be gone since.
 
-        Of news only where it does not tell so itself.
+        Used only where the worker does not report its cache itself.
         """
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
@@ -218,7 +218,7 @@ class Cluster:
             self._branching.ended(block_hashes)
 
     def prompt_computed(self, attempt_id: int, endpoint: str) -> None:
-        """A decode worker has computed the attempt's prompt itself, and goes on with the answer."""
+        """A decode worker has computed the attempt's prompt itself, and continues with the answer."""
         worker = self._workers.get(endpoint)
         if worker is not None:
             worker.charges.prompt_computed(attempt_id)
@@ -253,7 +253,7 @@ class Cluster:
         worker.changed()
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """Whoever computes the prompt will have its blocks: those who come meanwhile wait for them."""
+        """The worker that computes the prompt will have its blocks: requests that come meanwhile wait for them."""
         self.caches.expect(endpoint, attempt_id, block_hashes)
         self.on_predicted(endpoint, block_hashes, computed_tokens)
 

@@ -1,4 +1,4 @@
-"""What was weighed when a request was placed, as it was then: an explanation shows it and weighs nothing again."""
+"""The costs by which a request was placed, as they were then: an explanation shows them and computes none again."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ class LocalPrefill(StrEnum):
 
 @dataclass(slots=True)  # not frozen: made for every request, as the views are
 class Weighed:
-    """The candidates for one part of the work, what each would cost, and the one that was taken: the cheapest."""
+    """The candidates for one part of the work, the cost of each, and the one that was taken: the cheapest."""
 
     workers: Sequence[WorkerView]
     costs: Costs
     worker: WorkerView
 
     def terms(self) -> Mapping[str, Mapping[str, float]]:
-        """By endpoint: what its cost is the sum of, by name."""
+        """By endpoint: the terms of its cost, by name."""
         columns = self.costs.terms.items()
         return {
             worker.endpoint: {name: column[place] for name, column in columns}

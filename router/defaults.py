@@ -1,4 +1,4 @@
-"""What a model itself says about sampling: generation_config.json, and config.json for the end-of-sequence tokens."""
+"""A model's own sampling defaults: generation_config.json, and config.json for the end-of-sequence tokens."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ModelFolderError(Exception):
-    """A file of the checkpoint that the router needs is missing or not what it should be."""
+    """A file of the checkpoint that the router needs is missing or malformed."""
 
 
 @dataclass(frozen=True, slots=True)

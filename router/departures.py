@@ -25,7 +25,7 @@ class Departures:
     lost_sessions: int = 0  # of processes that may live: silence, or a connection that did not come back in time
 
     def lost(self, end: End, drained: bool) -> End:
-        """A session was lost. Returns what is known of its process, given that the worker had `drained`, or not."""
+        """A session was lost. Returns how its process ended, given that the worker had `drained`, or not."""
         if end is End.GONE:
             self._gone(drained)
         elif drained:

@@ -1,8 +1,8 @@
-"""Token ids to text, one token at a time: what comes out adds up to decoding all of them at once. Pure.
+"""Token ids to text, one token at a time: the pieces add up to decoding all of them at once. Pure.
 
 `tokenizers.decoders.DecodeStream` does nearly this, but gives a character of byte-fallback tokens out before the run of
 bytes has ended. The decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid
-prefix", and what it has said cannot be taken back. Here a run of byte tokens waits for its end.
+prefix", and text that it has returned cannot be taken back. Here a run of byte tokens waits for its end.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Detokenizer:
         return text[len(self._said) :]
 
     def _say(self, window: list[int]) -> str:
-        """What a window says beyond what was said, if it ends with a whole character: then it is the window."""
+        """A window's text beyond what was returned, if it ends with a whole character: then it is the window."""
         text = self._tokenizer.decode(window, skip_special_tokens=True)
         if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
             return ""

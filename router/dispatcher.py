@@ -49,7 +49,7 @@ class Dispatcher:
         streams: Streams,
         meters: KeyMeters | None = None,
     ) -> None:
-        """`meters` of API keys, which other routers may be told of; None: this one's own."""
+        """`meters` of API keys, which may be shared with other routers; None: this router's own."""
         self._readiness = readiness
         self._scheduling = scheduling
         self._limits = limits
@@ -89,7 +89,7 @@ class Dispatcher:
         life: asyncio.Timeout | None = None,
         reader: Reader | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """One Started, PromptParts, Deltas, one Finished per choice; of a resumed stream what is left of them.
+        """One Started, PromptParts, Deltas, one Finished per choice; of a resumed stream the rest of them.
 
         Closing it cancels all. `life` is made to expire where another stream of the same request begins; None: this
         one is not to be resumed. `reader`: whose call it is; None: only this one's. Raises: BatonError.
@@ -116,7 +116,7 @@ class Dispatcher:
             raise ResourceExhausted(message, self._scheduling.queue.prospects.retry_after_s(), "max_active")
         if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
-        # What is resumed by its record was charged to the key when it began.
+        # A request that is resumed by its record was charged to the key when it began.
         return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
 
     async def _answer(
@@ -185,7 +185,7 @@ class Dispatcher:
                 yield Finished(event, record.summary)
 
     async def _begin(self, request: GenerationRequest | ResumeRequest, deadline_s: float) -> Beginning:
-        """What is to be answered. Raises: BatonError."""
+        """The request that is to be answered. Raises: BatonError."""
         if isinstance(request, ResumeRequest):
             return await self._begin_again(request)
         # Before anything is spent on it, tokenising included.

@@ -1,4 +1,4 @@
-"""What workers tell the router about one attempt at a request. Plain values, no protobuf."""
+"""The events that workers send about one attempt at a request. Plain values, no protobuf."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -19,11 +19,11 @@ class FailureReason(Enum):
     DEADLINE = auto()
     DRAINING = auto()
     NO_ROOM = auto()
-    ADOPTED = auto()  # another router goes on with the answer
+    ADOPTED = auto()  # another router continues the answer
     UNKNOWN_ATTEMPT = auto()  # an answer that was to be adopted is not kept there
-    CORRUPT = auto()  # KV that was read is not what its source had made
+    CORRUPT = auto()  # KV that was read differs from its source's
     UNKNOWN = auto()  # a newer worker's reason, or none
-    WORKER_LOST = auto()  # this and the next are said by the router's own session, never by a worker
+    WORKER_LOST = auto()  # this and the next come from the router's own session, never from a worker
     WORKER_DIED = auto()  # its process is gone
 
 
@@ -67,7 +67,7 @@ class PrefillTimings:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """From whoever computes the prompt: how likely its tokens are, from position `offset` on."""
+    """From the worker that computes the prompt: how likely its tokens are, from position `offset` on."""
 
     attempt_id: int
     offset: int
@@ -85,7 +85,7 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """From decode: how the KV came over."""
+    """From decode: how the KV was transferred."""
 
     attempt_id: int
     transferred_bytes: int

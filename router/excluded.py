@@ -1,4 +1,4 @@
-"""Why a worker that a placement looked at was no candidate. In words; what was a candidate is said by the decision."""
+"""Why a worker that a placement considered was no candidate. In words; the decision lists the candidates."""
 
 from router.candidates import PlacementRequest, WorkerView
 from router.decision import Decision

@@ -1,4 +1,4 @@
-"""What a request may expect of a worker, from measured rates: time to its first token, time between tokens. Pure."""
+"""The latency that a request may expect of a worker, from measured rates: TTFT, and time between tokens. Pure."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from router.candidates import PlacementRequest, WorkerView
 from router.worker import WorkerRole
 
 CAUTION = 0.1
-"""Of its rate at prompts alone, what a decode worker has beside answers until it tells: a new one is not flooded."""
+"""Share of the rate at prompts alone, assumed beside answers until a decode worker reports its own: not to flood it."""
 
 _PREFILL = WorkerRole.PREFILL  # looked up for every decision
 
@@ -14,8 +14,8 @@ _PREFILL = WorkerRole.PREFILL  # looked up for every decision
 class Expected(NamedTuple):
     """Of a prompt that this worker computes."""
 
-    wait_ms: float  # for what is before it
-    compute_ms: float  # what of it is not cached there
+    wait_ms: float  # for the prompts before it
+    compute_ms: float  # the part of it that is not cached there
 
     @property
     def ttft_ms(self) -> float:
@@ -23,7 +23,7 @@ class Expected(NamedTuple):
 
 
 def prompt_tokens_per_s(worker: WorkerView) -> float:
-    """Of prompts, there and now. Where a decode worker has answers, or what will be answers, they bound it."""
+    """Of prompts, there and now. Where a decode worker has answers, or prompts that will be answers, they bound it."""
     rates = worker.rates
     if worker.role is _PREFILL or not has_answers(worker):
         return rates.prefill_tokens_per_s
@@ -58,7 +58,7 @@ def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
 
 
 def transfer_ms(request: PlacementRequest, decode: WorkerView, prefill: WorkerView) -> float:
-    """Of what of the prompt's KV the decode worker does not have, over the link between the two."""
+    """Of the part of the prompt's KV that the decode worker lacks, over the link between the two."""
     rates = decode.rates
     gb_per_s = rates.links_gb_per_s.get(prefill.endpoint, rates.link_gb_per_s)
     missing_tokens = request.prompt_tokens - request.hit_tokens(decode)

@@ -118,7 +118,7 @@ class Explainer:
 
 
 def _seen(view: WorkerView) -> Iterator[tuple[str, float]]:
-    """What was known of it; nothing of what is nothing, but for the two that are always looked for."""
+    """The known values of it, without zeros, except for the two that are always shown."""
     for name, value in _numbers({each.name: getattr(view, each.name) for each in fields(view)}):
         if value or name in ("tokens_in_flight", "hit_blocks"):
             yield name, value

@@ -1,7 +1,7 @@
-"""Why requests went where they went, and what came of it: plain values, and a ring of the newest. No prompt content.
+"""Why requests were placed as they were, and the results: plain values, and a ring of the newest. No prompt content.
 
-A record is made when a request has ended. What was weighed is kept as the placement's own decision; names and text are
-made of it only when it is asked for.
+A record is made when a request has ended. The costs are kept as the placement's own decision; names and text are
+made of it only when an explanation is asked for.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ KEPT_CANDIDATES = 128
 
 @dataclass(slots=True)
 class AttemptNote:
-    """One attempt: filled in as it goes on. Seconds, monotonic."""
+    """One attempt: filled in as it proceeds. Seconds, monotonic."""
 
     request: PlacementRequest
     placement: Placement
@@ -32,9 +32,9 @@ class AttemptNote:
     landed: Landed | None = None
     failed: Failed | None = None
     failed_s: float | None = None
-    stood_still_ms: float | None = None  # what the client waited for its next token, where tokens were out before
+    stood_still_ms: float | None = None  # how long the client waited for its next token, where tokens were out before
     attempt_id: int = 0
-    choice: int | None = None  # that it goes on with by itself; None: with all of the request
+    choice: int | None = None  # the only one that it continues; None: all of the request
     answered_tokens: int = 0  # that had been given out when it began
 
 

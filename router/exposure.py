@@ -1,11 +1,11 @@
-"""How far the router's ports reach, and what stands before them. Pure."""
+"""How far the router's ports reach, and their protection. Pure."""
 
 from collections.abc import Iterable
 from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there. Unknown for a host name."""
+    """Whether only this machine can reach a server that listens there. Unknown for a host name."""
     if host == "localhost":
         return True
     try:
@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
-    """What had better not be done unless it is meant; empty where nothing."""
+    """The risk that is allowed only on purpose; empty where there is none."""
     if not is_loopback(admin_host):
         return (
             f"--admin-host {admin_host}: the admin port has no authentication, so every host that reaches it can use it"
@@ -27,7 +27,7 @@ def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> st
 
 
 def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_tls: bool) -> list[str]:
-    """What the router logs when it starts."""
+    """The warnings that the router logs when it starts."""
     hosts = tuple(public_hosts)
     found = []
     if (risk := too_open(hosts, admin_host, has_keys)) != "":

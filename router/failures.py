@@ -25,11 +25,11 @@ RETRYABLE = frozenset(
 )
 """Another attempt, on other workers or a little later, may succeed."""
 ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
-"""Told by a decode worker of what it reads from its prefill worker, whose loss it may notice first."""
+"""Reported by a decode worker about reads from its prefill worker, whose loss it may notice first."""
 
 
 PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
-"""Of a prefill worker: nothing is wrong with what it computed, and another one goes on."""
+"""Of a prefill worker: nothing is wrong with what it computed, and another prefill worker continues."""
 
 
 class AttemptFailed(Exception):

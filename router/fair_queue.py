@@ -1,9 +1,9 @@
-"""Whose turn it is among requests that wait: tenants share in tokens, classes of priority go one before another. Pure.
+"""Whose turn it is among waiting requests: tenants share in tokens, classes of priority follow one another. Pure.
 
 Within a class it is start-time fair queueing (Goyal, Vin and Cheng, 1996), all weights equal: a tenant has a virtual
 time, its tokens that were served so far, and the one with the least is next. A tenant that comes (back) begins at the
-time of whoever was served last, so that nobody saves up. Two tenants that wait all the while differ by no more than the
-largest request of each.
+time of the tenant that was served last, so that no tenant saves up. Two tenants that wait all the time differ by no
+more than the largest request of each.
 
 Classes are strict but for SPARE_SHARE of the tokens: that goes to the class, other than the first, whose oldest request
 is the oldest. So no class and no request waits for ever.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 SPARE_SHARE = 0.1
-"""Of the tokens served while several classes wait: what does not go to the first of them."""
+"""Of the tokens served while several classes wait: the share that does not go to the first class."""
 
 Item = TypeVar("Item")
 
@@ -95,7 +95,7 @@ class _Class(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Who is added leaves by `take`, in any order, or by `withdraw`, which costs its tenant nothing."""
+    """An added request leaves by `take`, in any order, or by `withdraw`, which costs its tenant nothing."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class[Item]] = {}  # by priority; only those with requests
@@ -131,7 +131,7 @@ class FairQueue(Generic[Item]):
         self._remove(entry, served=False)
 
     def order(self) -> Iterator[Entry[Item]]:
-        """First whose turn it is, then who would come after. The queue must not change while this is read."""
+        """First the entry whose turn it is, then those that follow it. The queue must not change while this is read."""
         due = self._due()
         if due is not None:
             yield due

@@ -1,8 +1,8 @@
-"""The sessions with all workers that membership names, and who waits for what they say.
+"""The sessions with all workers that membership names, and the attempts that wait for their events.
 
-Membership says which endpoints there are; what a worker is, its session tells. A worker that leaves membership is kept
-as long as its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their
-attempt; an attempt that is no longer read is an old one, and its events are dropped.
+Membership lists the endpoints; the session describes the worker. A worker that leaves membership is kept as long as
+its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their attempt;
+an attempt that is no longer read is an old one, and its events are dropped.
 """
 
 import asyncio
@@ -74,13 +74,13 @@ class Fleet:
                 self._follow(records, tasks)
 
     def open(self, attempt_id: int, placement: Placement) -> Inbox:
-        """From now on what its workers say of this attempt goes to the inbox, until `close`."""
+        """From now on its workers' events about this attempt go to the inbox, until `close`."""
         inbox = Inbox(self._turns)
         self._attempts[attempt_id] = _Open(inbox, placement)
         return inbox
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
-        """Tells the workers at once. One that was lost since it was chosen is reported as such to the inbox."""
+        """Sends the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
         commands = [(placement.decode, session_wire.start(tag, request, placement.prefill))]
         if placement.prefill is not None:
             commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
@@ -95,7 +95,7 @@ class Fleet:
                 self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
-        """Tells a decode worker to go on here with what it makes for that router. One that was lost fails it."""
+        """Has a decode worker continue an answer that it makes for that router. A lost worker fails the attempt."""
         if not self._send(endpoint, session_wire.adopt(router_id, attempt_id, tag)):
             failed = Failed(
                 tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "the worker was lost before the request was sent"
@@ -103,21 +103,21 @@ class Fleet:
             self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
-        """`keep_landed`: to a decode worker, what it has of the prompt is of use to the next attempt."""
+        """`keep_landed`: to a decode worker, its blocks of the prompt are of use to the next attempt."""
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
     def want(self, wanted: Want) -> None:
-        """Tells a decode worker what to lend this router. One that was lost has forgotten it."""
+        """Asks a decode worker for a loan to this router. A lost worker has forgotten it."""
         self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:
-        """Tells a worker to drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
+        """Has a worker drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
         endpoint = endpoint_to_change(self._cluster.workers, worker_id, role)
         if endpoint is not None and not self._send(endpoint, session_wire.change_role(role)):
             raise Unavailable(f"{worker_id} was lost", "WORKER_LOST", RETRY_S)
 
     def drains(self, endpoint: str) -> None:
-        """A worker says so to a request: it is given no others, also before its next report."""
+        """A worker refused a request since it drains: it is sent no others, even before its next report."""
         worker = self._cluster.find(endpoint)
         if worker is not None and worker.report is not None:
             self._cluster.reported(endpoint, replace(worker.report, draining=True))

@@ -1,7 +1,7 @@
 """One request from its tokens to its end: waits for room, dispatches, follows the answer, and where an attempt fails,
-goes on with another one.
+continues with another one.
 
-What was given out stays so, and is part of the prompt of whatever comes next (router/replay.py). Detokenisers, stop
+Tokens that were given out are final, and are part of the next attempt's prompt (router/replay.py). Detokenisers, stop
 strings and counts are those of the request, and know nothing of attempts.
 """
 
@@ -35,7 +35,7 @@ from service.errors import DeadlineExceeded, Internal, Unavailable
 
 logger = logging.getLogger(__name__)
 
-_UNTOLD = TokenLogprob(float("nan"), ())  # of a token that somebody else gave out
+_UNTOLD = TokenLogprob(float("nan"), ())  # of a token that another router gave out
 
 
 class Generation:
@@ -54,11 +54,11 @@ class Generation:
         resumption: Resumption | None = None,
         entry: Entry | None = None,
     ) -> None:
-        """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's, and how long it takes
-        says how long others will.
+        """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's request, and its duration
+        predicts that of others.
 
-        `received`: by choice, what was given out of an answer that another router began. It is told again; with
-        `resumption`, only what the client has not got. `entry`: where to say on which workers the request is.
+        `received`: by choice, the tokens that another router gave out of an answer. They are sent again; with
+        `resumption`, only those that the client does not have. `entry`: where to record the request's workers.
         """
         sampling = request.sampling
         valid = request.valid
@@ -88,7 +88,7 @@ class Generation:
     def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
 
-        Where the prompt is to be told back, it is before the first of them.
+        Where the prompt is to be sent back, it comes before the first of them.
 
         Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
         """
@@ -111,7 +111,7 @@ class Generation:
     async def _go_on(
         self, part: PreparedRequest, tries: Tries, places: Sequence[Place] = ()
     ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        """What is left of a part, each choice by itself where something of it is out, and where it is made already."""
+        """The rest of a part, each choice by itself where some of it is out, and where it is made already."""
         ended, parts = self._left(part)
         for event in ended:
             yield event
@@ -165,7 +165,7 @@ class Generation:
         return max(now - then for now, then in zip(self._released(part), before, strict=True))
 
     def _left(self, part: PreparedRequest) -> tuple[Sequence[AnswerEvent], tuple[PreparedRequest, ...]]:
-        """Of a part whose attempt failed: the ends that were reached all the same, and what is still to be made."""
+        """Of a part whose attempt failed: the ends that were reached all the same, and the parts still to be made."""
         sampling, lifecycle = self._request.sampling, self._lifecycle
         ended: list[AnswerEvent] = []
         answers: dict[int, tuple[int, ...]] = {}

@@ -1,6 +1,6 @@
-"""What the sessions have received for one attempt and its reader has not taken yet.
+"""Events that the sessions have received for one attempt and its reader has not taken yet.
 
-Bounded by the length of the answer: workers never say a token twice within a session, so a stalled client can hold no
+Bounded by the length of the answer: workers never send a token twice within a session, so a stalled client can hold no
 more here than it asked for.
 """
 
@@ -31,7 +31,7 @@ class Inbox:
         self._wake()
 
     def expire(self) -> None:
-        """From now on nothing is waited for: whoever does, or will, gets TimeoutError."""
+        """Ends all waiting: a reader that waits now or later gets TimeoutError."""
         self._expired = True
         self._wake()
 

@@ -1,8 +1,8 @@
-"""The journal: what another router needs to go on with a stream when this one is gone. The request and where it runs;
-no output, no API key.
+"""The journal: the record by which another router continues a stream when this one is gone. The request and where it
+runs; no output, no API key.
 
-Never on a request's way: a change is noted, and one task writes what was noted meanwhile. A store that does not answer
-costs nothing but resuming: a client whose stream then breaks must bring its request along.
+No request waits for it: a change is noted, and one task writes all changes noted meanwhile. A store that does not
+answer costs nothing but resuming: a client whose stream then breaks must send its request again.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """How long a record outlives its stream: the end may not have reached the client."""
 MAX_RECORD_BYTES = 1 << 20
-MAX_NOTED = 4096  # changes that wait to be written; what comes beyond is dropped
+MAX_NOTED = 4096  # changes that wait to be written; further ones are dropped
 # Of one call: making them holds the event loop up for less than a millisecond.
 BATCH = 16
 BATCH_BYTES = 1 << 15
@@ -33,7 +33,7 @@ _KEY_DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An attempt on a decode worker. Its choices are numbered from `first_choice`; what it says begins at the offset
+    """An attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
     `answered_tokens`."""
 
     endpoint: str
@@ -76,7 +76,7 @@ class JournalStore(Protocol):
 
 
 def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
-    """Who may resume a stream is in its name: another caller's is not found."""
+    """The name contains the tenant that may resume the stream: another tenant's is not found."""
     digest = hashlib.sha256(b"baton.journal.v1")
     for part in (tenant.encode(), request_id.encode(), resume_token.encode()):
         digest.update(len(part).to_bytes(8, "little"))
@@ -104,7 +104,7 @@ class Entry:
         self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
-        """That attempt is over; what comes next says where the stream goes on."""
+        """That attempt is over; the next call of `placed` says where the stream continues."""
         self._places.pop(attempt_id, None)
 
     def end(self) -> None:
@@ -181,7 +181,7 @@ class Journal:
             self._put(entry, urgent=False)
 
     def _put(self, entry: Entry, urgent: bool = True) -> None:
-        """What is not urgent waits for the next that is, ENDS_WAIT_S at most: each call to Redis has its price."""
+        """Changes that are not urgent wait for the next urgent one, ENDS_WAIT_S at most, to spare calls to Redis."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
             return

@@ -1,4 +1,4 @@
-"""Records of the journal between bytes and plain values. What a record leaves out follows from what it says."""
+"""Records of the journal between bytes and plain values. Fields that a record leaves out follow from the others."""
 
 from google.protobuf.message import DecodeError
 

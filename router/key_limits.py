@@ -1,10 +1,10 @@
-"""What each API key has had of its share, here and at the other routers. Pure: time comes in, in monotonic seconds.
+"""How much of its limits each API key has used, here and at the other routers. Pure: `now` is in monotonic seconds.
 
 Requests and tokens have a bucket each (token bucket: Turner, "New directions in communications", 1986): it holds a
-minute's worth and is filled evenly, so that who has been away may take a minute's worth at once. Tokens of an answer
-are charged as they are made; nobody is cut off for them, but the next request waits until the debt is paid. What the
-other routers let through is charged when it is heard of (router/shared_limits.py): what they and this one let through
-meanwhile is a debt too, so that over the minutes no more comes through than at one router.
+minute's worth and is filled evenly, so that a key that was idle may take a minute's worth at once. Tokens of an answer
+are charged as they are made; no answer is cut off for them, but the next request waits until the debt is paid. Use at
+the other routers is charged when their report arrives (router/shared_limits.py): what they and this one admit
+meanwhile is a debt too, so that over the minutes no more is admitted than at one router.
 """
 
 from collections import deque
@@ -17,12 +17,12 @@ from service.errors import RateLimited
 
 MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0
-"""What RetryInfo says to who has too many requests at once: nobody knows when one of them ends."""
+"""RetryInfo for a key with too many requests at once: it is not known when one of them ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """What one router has let a key take."""
+    """What a key has used at one router."""
 
     active: int  # requests that have begun and not ended
     requests: int  # begun since the router started
@@ -30,7 +30,7 @@ class KeyUse:
 
 
 class _Heard(NamedTuple):
-    """What other routers let through, as it was heard of."""
+    """What other routers let through, and when that was reported."""
 
     at_s: float
     requests: int
@@ -87,7 +87,7 @@ class Meter:
         self.follow(limits, now)
 
     def follow(self, limits: KeyLimits, now: float) -> None:
-        """The key's limits are these by now; what was taken stays taken."""
+        """The key's limits are these by now; earlier use stays charged."""
         if limits != self._limits:
             self._forget_old(now)
             requests = sum(heard.requests for heard in self._elsewhere)
@@ -159,7 +159,7 @@ class KeyMeters:
         self._meters: dict[str, Meter] = {}
 
     def begin(self, tenant: str, limits: KeyLimits, now: float) -> Meter | None:
-        """The meter that this request has begun on, to be told its end; None without limits. Raises: RateLimited."""
+        """The meter on which this request has begun; call its `end` later. None without limits. Raises: RateLimited."""
         meter = self._meters.get(tenant)
         if limits == KeyLimits():
             if meter is not None and meter.active == 0:
@@ -172,7 +172,7 @@ class KeyMeters:
         return meter
 
     def uses(self) -> dict[str, KeyUse]:
-        """What this router let keys with limits take, by name."""
+        """What keys with limits have used at this router, by name."""
         return {tenant: use for tenant, meter in self._meters.items() if (use := meter.use).requests > 0}
 
     def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
@@ -188,7 +188,7 @@ class KeyMeters:
 
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
-    """`taken` of late, elsewhere: what a bucket that begins has not seen."""
+    """`taken`: recent use elsewhere, which a new bucket has not seen."""
     if per_minute is None:
         return None
     if bucket is None:

@@ -1,4 +1,4 @@
-"""One worker as the cluster keeps it: connected or not, what it said last, what this router has on it. Pure state."""
+"""One worker as the cluster keeps it: connected or not, its last report, this router's charges on it. Pure state."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class Worker:
     endpoint: str
     role: WorkerRole
     connected: bool = False
-    held: bool = False  # a session is up, or in its grace: requests on it may go on
+    held: bool = False  # a session is up, or in its grace: requests on it may continue
     description: WorkerDescription | None = None
     epoch: int = 0
     report: WorkerReport | None = None
@@ -36,7 +36,7 @@ class Worker:
         return known and self.connected and not self.stalled
 
     def changed(self) -> None:
-        """What placements saw of it is no longer right."""
+        """The views that placements used of it are outdated."""
         self.view = self.hit_view = None
 
     def seen(
@@ -68,7 +68,7 @@ class Worker:
             ready_blocks=ready_blocks,
             elsewhere_slots=elsewhere.slots,
             elsewhere_blocks=elsewhere.blocks,
-            # What was just sent there is in no report yet; of what others sent there only reports tell.
+            # Prompts just sent there are in no report yet; prompts of other routers are known from reports alone.
             pending_prompt_tokens=max(report.pending_tokens, self.charges.prompt_tokens),
             recent_tokens=recent_tokens,
             rates=rates,

@@ -1,8 +1,8 @@
 """One request's streams: outputs in any order, with repeats, become contiguous tokens of each choice. Pure.
 
-Token 2 (from decode) may overtake token 1 (from prefill), decode repeats what prefill said, a reconnected session may
-repeat anything, and another attempt goes on where the one before failed, or begins from the first token. What comes out
-has every offset once, in order. Each choice listens to one attempt at a time; what others say of it is dropped.
+Token 2 (from decode) may overtake token 1 (from prefill), decode repeats prefill's tokens, a reconnected session may
+repeat anything, and another attempt continues where the one before failed, or begins from the first token. The output
+has every offset once, in order. Each choice takes tokens of one attempt at a time; those of others are dropped.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ class _Choice:
         return self.length is not None and len(self.token_ids) == self.length
 
     def begin(self, attempt_id: int) -> None:
-        """Only what was released holds for another attempt."""
+        """Only released tokens are kept for another attempt."""
         self.attempt_id = attempt_id
         self.waiting.clear()
         self.logprobs.clear()
@@ -68,13 +68,13 @@ class Lifecycle:
     def begin(self, attempt_id: int, choices: Iterable[int] | None = None) -> None:
         """From now on only this attempt counts, for these choices or for all. Tokens released stay released.
 
-        It may begin at or before the last of them, and must then repeat what it says again.
+        It may begin at or before the last of them, and must then repeat the same tokens.
         """
         for choice in self._choices if choices is None else [self._choices[index] for index in choices]:
             choice.begin(attempt_id)
 
     def leave(self, attempt_id: int) -> None:
-        """Nothing that this attempt says counts any more."""
+        """Outputs of this attempt are ignored from now on."""
         for choice in self._choices:
             if choice.attempt_id == attempt_id:
                 choice.attempt_id = 0
@@ -115,7 +115,7 @@ class Lifecycle:
         return tuple(map(self.answer, range(len(self._choices))))
 
     def take(self, output: SequenceOutput) -> Released | None:
-        """What became contiguous with this output; None if nothing did.
+        """The tokens that became contiguous with this output; None if none did.
 
         Outputs of other attempts are dropped. Raises: InconsistentOutput.
         """
@@ -123,12 +123,12 @@ class Lifecycle:
         return released[0] if released else None
 
     def take_all(self, outputs: deque[SequenceOutput]) -> tuple[Released, ...]:
-        """What became contiguous with these, one Released for each choice of which something did.
+        """The tokens that became contiguous with these, one Released for each choice that has any.
 
         They are taken from `outputs`, up to one that is inconsistent: where others before it released something, it
         stays there for the next call. Raises: InconsistentOutput.
         """
-        begins: dict[int, int] = {}  # where what is released begins, by choice
+        begins: dict[int, int] = {}  # where the released tokens begin, by choice
         while outputs:
             try:
                 self._take(outputs[0], begins)

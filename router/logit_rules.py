@@ -1,4 +1,4 @@
-"""What is asked of the logits: penalties, biases, and tokens that may or may not come. Pure."""
+"""Checks of the rules for logits: penalties, biases, and tokens that may or may not come. Pure."""
 
 from collections.abc import Mapping, Sequence
 

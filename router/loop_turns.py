@@ -1,8 +1,8 @@
-"""How many streams go on in one turn of the event loop: few enough that what comes in is read in between.
+"""How many streams continue in one turn of the event loop: few enough that sessions are read in between.
 
-A session reads one message a turn. If all streams wrote what one message brought before the next one is read, a router
-that has no time left would fall behind with the reading, and what workers say would pile up in them. So the rest of
-the streams wait for later turns; meanwhile more tokens come for them, and go out as one message.
+A session reads one message a turn. If all streams wrote the tokens of one message before the next one is read, a router
+at full load would fall behind with the reading, and the workers' messages would pile up in the workers. So the rest of
+the streams wait for later turns; meanwhile more tokens arrive for them, and go out as one message.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ AT_ONCE = 8
 
 
 class LoopTurns:
-    """Whoever waits goes on in the order of coming."""
+    """Streams that wait continue in the order of arrival."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once

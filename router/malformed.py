@@ -1,8 +1,8 @@
 """Bytes that are no message become INVALID_ARGUMENT naming the field, instead of gRPC's own INTERNAL.
 
 gRPC parses a request before any handler or interceptor of ours is called, and a parser that raises ends the call as a
-server error. So the parser here never raises: what it cannot parse it hands on, and the handler refuses it. And parsing
-holds the event loop: with a `Vet`, what is large or broken is looked at by that first, elsewhere.
+server error. So the parser here never raises: it hands on bytes that it cannot parse, and the handler refuses them. And
+parsing holds the event loop: with a `Vet`, messages that are large or broken are examined by that first, elsewhere.
 """
 
 import inspect
@@ -44,11 +44,11 @@ class Unvetted:
 
 SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
 Vet = Callable[[Unvetted], Awaitable[Message]]
-"""Raises InvalidArgument for what is no message, or one of too many parts."""
+"""Raises InvalidArgument for bytes that are no message, or one of too many parts."""
 
 
 Refused = Callable[[str, BatonError], None]
-"""Told the name of a method, and why a request to it was not parsed."""
+"""Called with the name of a method, and why a request to it was not parsed."""
 
 
 def service_handler(
@@ -66,14 +66,14 @@ def service_handler(
 
 
 def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unvetted]:
-    """Of what is small and whole."""
+    """A parser for messages that are small and whole."""
 
     def parse(data: bytes) -> Message | Unvetted:
         if len(data) > SMALL_BYTES:
             return Unvetted(message_class, data)
         try:
             return message_class.FromString(data)
-        except DecodeError:  # to say where takes a while
+        except DecodeError:  # finding the place takes a while
             return Unvetted(message_class, data)
 
     return parse

@@ -14,7 +14,7 @@ _POISON = "poison"
 
 class Outcome(StrEnum):
     ANSWERED = "answered"
-    CANCELLED = "cancelled"  # its reader wanted no more of it, or was let go
+    CANCELLED = "cancelled"  # its reader wanted no more of it, or was disconnected
     REFUSED = "refused"  # before any worker was given it
     FAILED = "failed"
 
@@ -24,7 +24,7 @@ class Leave(StrEnum):
 
     CLIENT = "client"  # cancelled the call, or closed the connection
     STALLED = "client_stalled"  # took nothing of the answer for too long
-    SUPERSEDED = "superseded"  # another stream of the same request goes on
+    SUPERSEDED = "superseded"  # another stream of the same request continues
     SIBLING = "sibling_failed"  # another prompt of the same call
     STOPPING = "router_stopped"
 
@@ -34,7 +34,7 @@ class Reader:
     """The reader of the answers to one call."""
 
     requests: int = 0
-    """Requests that were begun for it: what ends the call before that is not counted with any of them."""
+    """Requests that were begun for it: an end of the call before that is counted with none of them."""
     leaves: Leave = Leave.CLIENT
     """Why, if it leaves before the end. To be set by the one that makes it leave."""
 

@@ -46,7 +46,7 @@ class PairHealth:
             del self._troubles[pair]
 
     def forget(self, endpoint: str) -> None:
-        """A worker's process is gone, and with it what was wrong with it."""
+        """A worker's process is gone, and with it its troubles."""
         for pair in [pair for pair in self._troubles if endpoint in pair]:
             del self._troubles[pair]
 

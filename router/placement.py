@@ -42,7 +42,7 @@ __all__ = [
 
 
 class NoPrefillWorker(StrEnum):
-    """What becomes of a prompt that no prefill worker can compute."""
+    """How a prompt is handled that no prefill worker can compute."""
 
     QUEUE = auto()  # it waits for one, bounded
     LOCAL = auto()  # the decode worker computes it
@@ -95,12 +95,12 @@ class Placement(NamedTuple):
     prefill_candidates: int
     decode_candidates: int
     local_prefill: LocalPrefill | None = None  # given where there is no prefill worker
-    fetch_from: str | None = None  # who has more of the prompt than the prefill worker, if anyone
+    fetch_from: str | None = None  # the worker that has more of the prompt than the prefill worker, if any
     fetch_tokens: int = 0  # how much of the prompt, from its beginning, that is
     expected_ttft_ms: float = 0.0  # from the dispatch to the first token, as far as rates are known
     expected_token_gap_ms: float = 0.0
     policy: str = ""
-    prefill_ready_tokens: int = 0  # of prefill_hit_tokens: what was there, and not only expected of prompts in flight
+    prefill_ready_tokens: int = 0  # of prefill_hit_tokens: present ones, not those expected of prompts in flight
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,
         prefill_hit_tokens=hit_tokens(prefill) if prefill else 0,
-        # what lands is looked up at once, what is computed there waits for those that compute the same
+        # a prompt that lands is looked up at once, one that is computed there waits for those that compute the same
         decode_hit_tokens=ready_tokens(decode) if prefill else hit_tokens(decode),
         prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
         decode_tokens_in_flight=decode.tokens_in_flight,
@@ -216,7 +216,7 @@ def _weigh_decode(
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> WorkerView | None:
-    """Who has most of the prompt ready, if that is more than the prefill worker has; it may fetch it from there."""
+    """The worker with most of the prompt ready, if it has more than the prefill worker, which may fetch from it."""
     reusable = request.reusable_blocks
     known = min(prefill.hit_blocks, reusable)
     if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:

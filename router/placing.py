@@ -1,4 +1,4 @@
-"""What placement is asked for a request, or for the part of one that an attempt makes. Pure."""
+"""The placement request of a request, or of the part of one that an attempt makes. Pure."""
 
 from router.pairs import Pair
 from router.placement import PlacementRequest

@@ -1,10 +1,10 @@
 """Whether a worker had better serve in the other role: from how busy the two are, measured against their SLOs. Pure.
 
-A pressure of 1 is as much as the SLOs allow. Moving one worker divides what the role that loses it has by fewer, and
-what the other has by more; a part that no worker more would shorten (a prompt's own computation, a step of one
+A pressure of 1 is as much as the SLOs allow. Moving one worker divides the load of its old role by fewer workers, and
+that of its new role by more; a part that no further worker would shorten (a prompt's own computation, a step of one
 sequence) stays. A change is worth it where the higher of both pressures is beyond 1, would fall, and is at least
-GAIN above what the role that gives the worker would come to: under the same load the way back is then never worth it,
-so that roles do not go to and fro. It must hold for `hold_s`, and after a change there is none for `cool_down_s`.
+GAIN above the pressure that the worker's old role would have: under the same load the way back is then never worth it,
+so that roles do not oscillate. This must hold for `hold_s`, and after a change there is none for `cool_down_s`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from router.worker import WorkerRole
 
 GAIN = 0.15
 LEAST_HELP = 0.5
-"""Of what a worker more would help if all that a role has were shared."""
+"""Share of the help that one more worker would give if all load of a role could be divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Situation:
     decode_workers: int
     prefill: Pressure
     decode: Pressure
-    moving: bool = False  # a worker is draining: what is measured now will not last
+    moving: bool = False  # a worker is draining: present measurements will not last
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class Planner:
-    """Looks at one situation after another; says `changed` when one of its verdicts was carried out."""
+    """Looks at one situation after another; call `changed` when one of its verdicts was carried out."""
 
     def __init__(self, timing: PlannerTiming = PlannerTiming()) -> None:
         self._timing = timing

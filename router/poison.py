@@ -1,14 +1,14 @@
-"""Requests that kill the worker that computes them: which they are, and that they are not let in again.
+"""Requests that kill the worker that computes them: finds them, and does not admit them again.
 
-A process that is gone says nothing of what it died of, and many requests lose their attempt with it. So one is
-suspected that lost its worker twice in a row without progress in between (`router/replay.py`): what happened to stand
-beside a deadly one is served by the next worker and forgiven. Two deaths can still hit the same innocents, those that
-wait behind the deadly one each time. Therefore the suspected go on one after another, each alone until it makes
-progress (`Suspects`), and one whose worker dies a third time, in its turn, is held to be deadly: it fails, and what
-it asked for is refused for `QUARANTINE_S` (`Quarantine`).
+A dead process does not report the cause of its death, and many requests lose their attempt with it. So a request is
+suspected if it lost its worker twice in a row without progress in between (`router/replay.py`): a request that only
+ran beside a deadly one is served by the next worker and forgiven. Two deaths can still hit the same innocents, those
+that wait behind the deadly one each time. Therefore suspected requests run one after another, each alone until it
+makes progress (`Suspects`). One whose worker dies a third time, in its turn, counts as deadly: it fails, and
+requests equal to it are refused for `QUARANTINE_S` (`Quarantine`).
 
-What this cannot tell apart: an innocent in its turn whose worker is killed by something else at that moment, the third
-time in a row. A router knows only of its own requests; each of several learns by itself.
+One case is not distinguished: an innocent in its turn whose worker is killed by something else at that moment, the
+third time in a row. A router knows only its own requests; each of several learns by itself.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MOST_KEPT = 1024
 
 
 def fingerprint(request: PreparedRequest) -> bytes:
-    """Of what is computed: prompt, adapter, sampling. Not of the seed, which is drawn anew where none is given."""
+    """Of the computation: prompt, adapter, sampling. Not of the seed, which is drawn anew where none is given."""
     adapter = "" if request.adapter is None else request.adapter.digest
     digest = hashlib.sha256(repr((adapter, replace(request.sampling, seed=0))).encode())
     digest.update(array("Q", request.token_ids).tobytes())
@@ -66,7 +66,7 @@ class Suspects:
 
 
 class Turn:
-    """Released exactly once, whoever does it first."""
+    """Released exactly once: the first call releases it."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock

@@ -1,8 +1,8 @@
 """Which workers hold which KV blocks, and how many of a prompt's: all workers in one walk. Pure.
 
-Each worker has two lanes, bits of one number per block: the block is *ready* there, the worker has said so; or it will
-be *found* there by a prompt that is sent now, which is more: also blocks that a prompt in flight is expected to make.
-What a worker has is closed under parents (with a block comes its whole prefix), so the walk can bisect: a few lookups
+Each worker has two lanes, bits of one number per block. *Ready*: the worker has reported the block. *Found*: a prompt
+that is sent now will find it there, which includes blocks that a prompt in flight is expected to make.
+A worker's blocks are closed under parents (with a block comes its whole prefix), so the walk can bisect: a few lookups
 for every place where lanes end, however long the prompt is.
 
 Memory: 160 to 200 bytes per block that one worker has, as full as the tables happen to be; 32 more where over four
@@ -22,7 +22,7 @@ MOST_ENDS = 4096  # sets of lanes whose workers are remembered
 
 
 class Hits(NamedTuple):
-    """Blocks of a prompt, from its beginning, by worker; who has none is left out."""
+    """Blocks of a prompt, from its beginning, by worker; a worker that has none is left out."""
 
     found: dict[str, int]  # by the time that the prompt is computed there
     ready: dict[str, int]  # now
@@ -37,11 +37,11 @@ class _Ends(NamedTuple):
 
 @dataclass(slots=True)
 class _Holder:
-    """What one worker has. Its lanes are bits `2 * slot`, ready, and the one above it, found."""
+    """The blocks of one worker. Its lanes are bits `2 * slot`, ready, and the one above it, found."""
 
     slot: int
     ready: set[bytes] = field(default_factory=set)
-    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by whom; may have become ready since
+    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by owner; may have become ready since
     elsewhere: deque[object] = field(default_factory=deque)  # the owners that are no attempts of ours
     digest: int = 0
 
@@ -55,7 +55,7 @@ class _Holder:
 
 
 class PrefixIndex:
-    """Workers by name. One that was never told of holds nothing."""
+    """Workers by name. An unknown worker holds nothing."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, int] = {}  # by block
@@ -64,7 +64,7 @@ class PrefixIndex:
         self._ends_of: dict[int, _Ends] = {}  # of lanes that were asked for; few of all there could be
 
     def __len__(self) -> int:
-        """Different blocks, on whatever worker."""
+        """Different blocks, on any worker."""
         return len(self._lanes)
 
     def blocks(self, worker: str) -> int:
@@ -97,7 +97,7 @@ class PrefixIndex:
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def replace(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """The worker has these blocks and no others; what is expected there stays so."""
+        """The worker has these blocks and no others; expected blocks stay expected."""
         wanted = set(block_hashes)
         self.evict(worker, self._holder(worker).ready - wanted)
         self.store(worker, wanted)
@@ -115,7 +115,7 @@ class PrefixIndex:
             holder.expected[owner] = new
 
     def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
-        """As `expect`, of a prompt whose end nobody will tell of."""
+        """As `expect`, of a prompt whose end is not reported to this router."""
         holder, owner = self._holder(worker), object()
         holder.elsewhere.append(owner)
         self.expect(worker, owner, block_hashes)
@@ -123,9 +123,7 @@ class PrefixIndex:
             self.settle(worker, holder.elsewhere.popleft())
 
     def settle(self, worker: str, owner: object) -> Sequence[bytes]:
-        """Nothing more will come of this prompt there. Returns what it was expected to make and the worker did not
-        tell of.
-        """
+        """Nothing more will come of this prompt there. Returns the expected blocks that the worker did not report."""
         holder = self._holders.get(worker)
         if holder is None:
             return ()

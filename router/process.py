@@ -63,7 +63,7 @@ class RouterProcess:
         self._registry, self._membership = _membership(config)
         self._keys = keys = config.open_keys()
         self.access = Access(None if keys is None else lambda: keys.ring)
-        """Who may call; for HTTP too."""
+        """Which callers are allowed; for HTTP too."""
         self.cluster = cluster = Cluster()
         limits = AdmissionLimits(
             config.max_waiting, config.max_wait_s, config.ready_wait_s, config.max_waiting_per_tenant

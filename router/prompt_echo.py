@@ -1,4 +1,4 @@
-"""The prompt, told back to who asked for it: in parts, each position once, whatever attempts at the request repeat."""
+"""The prompt, sent back to the client that asked for it: in parts, each position once, even if attempts repeat it."""
 
 from dataclasses import dataclass
 
@@ -18,23 +18,23 @@ class PromptPart:
 
 
 class PromptEcho:
-    """What is still to be told. With `scored` tokens come with their scores; the first one, which has none, alone."""
+    """The part still to be sent. With `scored`, tokens come with their scores; the first one, which has none, alone."""
 
     def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, told: int = 0) -> None:
-        """`told`: so many tokens, with the text, went out over another stream."""
+        """`told`: so many tokens, with the text, were sent over another stream."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored
         self._told = told
 
     def take(self, scores: PromptScores) -> tuple[PromptPart, ...]:
-        """The parts that these scores make known; none where another attempt told them already."""
+        """The parts that these scores make known; none where another attempt already made them known."""
         parts = self._first()
         new = scores.logprobs[self._told - scores.offset :]
         return parts + self._parts(self._told + len(new), new)
 
     def rest(self) -> tuple[PromptPart, ...]:
-        """All that was not told: to be called when every score was taken, or none is wanted."""
+        """All that was not sent: to be called when every score was taken, or none is wanted."""
         return self._first() if self._scored else self._parts(len(self._token_ids), ())
 
     def _first(self) -> tuple[PromptPart, ...]:

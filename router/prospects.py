@@ -1,4 +1,4 @@
-"""Whether one who waits for room can be served in time, by what others took; and when to come back, where not."""
+"""Whether a request that waits for room can be served in time, by what others took; else when to come back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from router.wait_estimate import WaitEstimate
 from service.errors import ResourceExhausted
 
 PLANNED_SHARE = 0.8
-"""Of the time until a deadline: what may be planned for. The rest is for what estimates are wrong by."""
+"""The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
 QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
 """Causes of refusals, for counters."""
 SURE_SHARE = 0.8
@@ -42,7 +42,7 @@ class Prospects:
     def refuse_hopeless(self, standing: Standing, tokens: int | None = None) -> None:
         """Raises: ResourceExhausted for a request that came now and could not be served in time.
 
-        `tokens`: what it is charged; left out before that is known.
+        `tokens`: its charge; left out before that is known.
         """
         if not self._queue or standing.priority == BEGUN_PRIORITY:
             return
@@ -59,7 +59,7 @@ class Prospects:
             raise self.refusal(message, standing, NO_TIME)
 
     def is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
-        """Its deadline will pass before it is answered, and others wait who can be."""
+        """Its deadline will pass before it is answered, and others wait that can be answered."""
         needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
         return len(self._queue) > 1 and now + needed_s > entry.item.standing.deadline_s
 
@@ -78,5 +78,5 @@ class Prospects:
         self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
 
     def some_wait(self, waits: bool) -> None:
-        """Whether anybody waits for room, and not for workers, whose absence says nothing of how fast they are."""
+        """Whether a request waits for room, and not for workers, whose absence does not show how fast they are."""
         self._estimate.some_wait(waits, self._clock())

@@ -1,4 +1,4 @@
-"""The public plane between protobuf and plain values. Repeated fields go on unread: the validator counts them first."""
+"""The public plane between protobuf and plain values. Repeated fields stay unread: the validator counts them first."""
 
 from protos import baton_pb2
 from router.answer import ChoiceFinished, Delta, FinishReason

@@ -1,7 +1,7 @@
 """How fast each worker is, learned from what workers report: prefill, token gaps, links, bytes of KV. Pure, no clock.
 
-Newer measurements count for more: each one that comes takes away a tenth of all before it. Of a worker that was not
-measured yet, the others are taken to be typical.
+Newer measurements count for more: each new one reduces the weight of all before it by a tenth. A worker that was not
+measured yet is taken to be as the others.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ LEAST_SPREAD = 0.2
 
 
 NEWS = 0.05
-"""A rate that a worker tells is another one where it differs by this share."""
+"""A reported rate counts as changed where it differs by this share."""
 
 
 LEAST_APART_S = 0.1
@@ -71,7 +71,7 @@ class FadingLine:
         self.xx, self.xy = self.xx * FADING + x * x, self.xy * FADING + x * y
 
     def fit(self, base: float, slope: float) -> tuple[float, float]:
-        """(base, slope); what is given where nothing was measured, the given slope where x hardly varied."""
+        """(base, slope); the given ones where nothing was measured, the given slope where x hardly varied."""
         if self.count == 0:
             return base, slope
         mean_x, mean_y = self.x / self.count, self.y / self.count
@@ -96,7 +96,7 @@ class RateLedger:
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
         self.version = 0
-        """Another one whenever anything that `of` says may have changed."""
+        """Changes whenever a result of `of` may have changed."""
 
     def of(self, worker: str) -> WorkerRates:
         return self._known.get(worker, self._typical)
@@ -109,7 +109,7 @@ class RateLedger:
             self._renew(worker)
 
     def told(self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None) -> None:
-        """A decode worker says how fast it computes prompts: while no answer runs, and while answers run."""
+        """A decode worker reports how fast it computes prompts: while no answer runs, and while answers run."""
         told = _Told(alone_tokens_per_s, beside_tokens_per_s)
         if not told.is_like(self._told.get(worker, _Told())):
             self._told[worker] = told

@@ -141,7 +141,7 @@ class Readiness:
             await self._failed(f"the canary request through a prefill worker failed: {error}")
 
     async def _failed(self, detail: str) -> None:
-        """Says so, once, and tries again a little later."""
+        """Logs it, once, and tries again a little later."""
         if self._detail != detail:
             logger.warning("%s: %s", "degraded" if self.ready else "not ready", detail)
         self._detail = detail

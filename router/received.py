@@ -1,9 +1,9 @@
-"""What a client has of an answer whose stream broke, and the answer without that: nothing twice, nothing left out.
+"""A client's part of an answer whose stream broke, and the answer without that: nothing twice, nothing left out.
 Pure.
 
-Tokens and text are counted apart, since text lags the tokens by what is held back: an incomplete character, or what
-may begin a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts say where to go
-on.
+Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete character,
+or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts
+define where to continue.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class Received:
 
 
 class Making(Protocol):
-    """An Answer, or what wraps one."""
+    """An Answer, or a wrapper of one."""
 
     @property
     def done(self) -> bool: ...
@@ -53,7 +53,7 @@ class Making(Protocol):
 
 
 class ResumedAnswer:
-    """`made` makes the whole answer of `n` choices anew; what goes out is what the client has not got.
+    """`made` makes the whole answer of `n` choices anew; only the part that the client lacks goes out.
 
     The last end goes out last of all, since usage goes with it.
     """
@@ -63,7 +63,7 @@ class ResumedAnswer:
         self._cuts = {index: _Cut(choice) for index, choice in received.choices.items()}
         self._finished = received.finished
         self._ends_left = n - len(self._finished)
-        self._last_end: ChoiceFinished | None = None  # held while choices that the client has go on
+        self._last_end: ChoiceFinished | None = None  # held while choices that the client has continue
 
     @property
     def done(self) -> bool:
@@ -71,14 +71,14 @@ class ResumedAnswer:
 
     @property
     def completion_tokens(self) -> int:
-        """Of the whole answer, what the client had before included."""
+        """Of the whole answer, the client's earlier tokens included."""
         return self._made.completion_tokens
 
     def has_finished(self, index: int) -> bool:
         return self._made.has_finished(index)
 
     def take(self, released: Released) -> Sequence[AnswerEvent]:
-        """Raises: NotRepeated where the answer comes out another way than what the client has."""
+        """Raises: NotRepeated where the answer differs from the client's part."""
         events = [kept for event in self._made.take(released) for kept in self._kept(event)]
         if self._last_end is not None and self.done:
             events.append(self._last_end)
@@ -104,7 +104,7 @@ class ResumedAnswer:
 
 
 class _Cut:
-    """What is still to be left out of one choice."""
+    """The part that is still to be left out of one choice."""
 
     def __init__(self, received: ReceivedChoice) -> None:
         self._token_ids = received.token_ids

@@ -21,7 +21,7 @@ class RecentWork:
         self.age = 0.0  # in windows, ever growing
 
     def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
-        """It was given so many tokens to compute. `tokens_per_s`: what all workers together compute."""
+        """It was given so many tokens to compute. `tokens_per_s`: the rate of all workers together."""
         self.age += tokens / (WINDOW_S * tokens_per_s)
         share = self._shares.setdefault(worker, _Share(age=self.age))
         share.tokens = share.tokens * math.exp(share.age - self.age) + tokens

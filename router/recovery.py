@@ -1,4 +1,4 @@
-"""What becomes of a request when an attempt at it has failed: its error, or another attempt, when and where."""
+"""How a request continues when an attempt has failed: with its error, or another attempt, when and where."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ class Recovery:
     def __init__(
         self, request: PreparedRequest, scheduling: Scheduling, deadline_s: float, may_be_poison: bool = True
     ) -> None:
-        """`may_be_poison` False: whatever dies of it, it may come again."""
+        """`may_be_poison` False: it is never quarantined, even if workers die of it."""
         self.avoided_prefill: frozenset[str] = frozenset()
         """Workers that the next attempt had better not go to."""
         self.preferred_decode: str | None = None
@@ -36,7 +36,7 @@ class Recovery:
         self._may_be_poison = may_be_poison
 
     def refuse_poison(self) -> None:
-        """Raises: Internal for what is held to kill its workers."""
+        """Raises: Internal for a request that counts as deadly to its workers."""
         if self._scheduling.quarantine.holds(self._request, time.monotonic()):
             raise self._poisonous()
 

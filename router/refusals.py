@@ -4,7 +4,7 @@ from router.placement import NoRoom, PlacementRequest
 from service.errors import InvalidArgument, Unavailable
 
 RETRY_AFTER_S = 1.0
-"""What RetryInfo says where nothing is known of when to come back."""
+"""RetryInfo's time where no better one is known."""
 
 
 def no_workers(reason: NoRoom) -> Unavailable:

@@ -1,12 +1,12 @@
-"""How a request goes on when an attempt at it has failed: with what, after which pause, and when not at all. Pure.
+"""How a request continues when an attempt has failed: with which tokens, after which pause, and when not at all. Pure.
 
-Another attempt's prompt is the prompt and what was given out of the answer, so that nothing is drawn twice. Of several
-choices every unfinished one becomes an attempt of its own: they have grown differently by then. What nothing was given
-out of begins again as it was; so does a beam search, which gives nothing out before its end.
+Another attempt's prompt is the prompt and the part of the answer that was given out, so that no token is sampled
+twice. Each unfinished choice becomes an attempt of its own: they have different tokens by then. If no token was given
+out, the attempt begins again unchanged; so does a beam search, which gives out nothing before its end.
 
-Progress is two new tokens. One alone comes with the computing of the prompt, whatever befalls its workers afterwards.
-An attempt that made progress takes back the failures before it: a long answer may see many workers go. `ALL_FACTOR`
-bounds what a request may cost that fails again and again a little later.
+Progress is two new tokens. The first one comes with the computing of the prompt, even if its workers fail afterwards.
+An attempt that made progress resets the count of failures: a long answer may lose many workers. `ALL_FACTOR`
+bounds the cost of a request that fails again and again a little later.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """The failed attempts at a request; at one of its choices, where that goes on by itself."""
+    """The failed attempts at a request; at one of its choices, where that continues by itself."""
 
     failed: int = 0
     in_a_row: int = 0  # without progress; a worker that drained did not fail
@@ -58,7 +58,7 @@ class Tries:
     def pause_s(self, reason: FailureReason, turn: int) -> float:
         """Before the next attempt: none after a first failure, growing from there; `turn` spreads those of many.
 
-        For the death of a worker, of which its peer has told first, it is long enough to be noticed here.
+        Where a worker's peer reported its death first, the pause is long enough that the death is noticed here.
         """
         noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
         if self.in_a_row <= 1:
@@ -68,9 +68,9 @@ class Tries:
 
 
 def end_of(sampling: Sampling, answered: tuple[int, ...]) -> End | None:
-    """How a choice has ended of which these tokens were made; None if it goes on.
+    """How a choice with these tokens has ended; None if it continues.
 
-    An end comes with its token; it may be missing where the tokens are told by somebody else.
+    An end comes with its token; it may be missing where the tokens come from the client or another router.
     """
     if answered and answered[-1] in sampling.stop_token_ids:
         return End.STOP
@@ -80,9 +80,9 @@ def end_of(sampling: Sampling, answered: tuple[int, ...]) -> End | None:
 def replays(
     whole: PreparedRequest, part: PreparedRequest, answers: Mapping[int, tuple[int, ...]]
 ) -> tuple[PreparedRequest, ...]:
-    """What is attempted instead of `part`, which failed.
+    """The parts that are attempted instead of `part`, which failed.
 
-    `answers` are its unfinished choices, with what was given out of each; `whole` is the request as it came.
+    `answers` are its unfinished choices, each with its tokens that were given out; `whole` is the original request.
     """
     if whole.sampling.beams is not None or (len(answers) == len(part.choices) and not any(answers.values())):
         return (part,)

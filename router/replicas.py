@@ -1,6 +1,6 @@
-"""This router among others of its cluster: a few times a second it says through Redis what it has on the workers and
-what API keys took, and hears what the others have. What another router did is known here within two periods and a round
-trip; without Redis each router goes by what it knows itself.
+"""This router among others of its cluster: a few times a second it shares through Redis its load on the workers and
+the use of API keys, and reads those of the others. Changes at another router are known here within two periods and a
+round trip; without Redis each router knows only its own.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Replicas:
         cluster.on_predicted = self._recent.add
 
     def took_over(self, router_id: bytes, stream: int) -> None:
-        """That router's stream goes on here; the next share tells it."""
+        """That router's stream continues here; the next share announces it."""
         self._takeovers.add(Takeover(router_id, stream))
 
     @property
@@ -80,7 +80,7 @@ class Replicas:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What those have said last."""
+        """Their last shares."""
         return self._view.shares
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class Replicas:
                 await asyncio.sleep(self._period_s if heard else _UNHEARD_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Once: says ours and takes in the others'. Whether Redis answered."""
+        """Once: writes our share and takes in the others'. Whether Redis answered."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._recent.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s

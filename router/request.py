@@ -75,7 +75,7 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
-    """What a client asks for; None is a field left out. Sequences may be any length: only the validator reads them."""
+    """The client's parameters; None is a field left out. Sequences may be any length: only the validator reads them."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -107,7 +107,7 @@ class RequestedSampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a client sent, unchecked."""
+    """A client's request, unchecked."""
 
     operation: Operation
     prompt: Prompt | None
@@ -118,14 +118,14 @@ class GenerationRequest:
     echo: bool = False
     priority: int = 0  # lower goes earlier where requests wait
     session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
-    tenant: str = ""  # who asks, as the transport knows it: those who wait share what becomes free; "" is a tenant too
+    tenant: str = ""  # the caller, as the transport knows it: waiting tenants share what becomes free; "" is one too
     key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
     limits: KeyLimits = UNLIMITED  # of the API key
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """What is done to the logits before a token is chosen; the defaults do nothing."""
+    """Changes of the logits before a token is chosen; the defaults change nothing."""
 
     repetition_penalty: float = 1.0  # of tokens in prompt and answer
     presence_penalty: float = 0.0  # of tokens in the answer
@@ -150,10 +150,10 @@ class Sampling:
     n: int  # choices that are made
     typical_p: float = 1.0  # 1 keeps all
     rules: LogitRules = LogitRules()
-    logprobs: int | None = None  # likeliest tokens to tell with each token; None tells no log-probabilities
+    logprobs: int | None = None  # likeliest tokens to report with each token; None reports no log-probabilities
     prompt_logprobs: int | None = None  # the same of the prompt
     beams: BeamSearch | None = None  # its n best sequences are the choices
-    structured: StructuredOutput | None = None  # what each choice is to look like
+    structured: StructuredOutput | None = None  # the form of each choice
 
     @property
     def places(self) -> int:
@@ -244,7 +244,7 @@ class PreparedRequest:
     sampling: Sampling
     fingerprint: bytes  # what the hashes were made for; workers must have the same
     block_tokens: int
-    echo_text: str = ""  # of the prompt, where it is to be told back
+    echo_text: str = ""  # of the prompt, where it is to be sent back
     adapter: Adapter | None = None  # that the hashes cover too; workers must have it
     answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
     first_choice: int = 0  # of the request's choices, the first that is made of this

@@ -1,4 +1,4 @@
-"""What the requests of this router have come to since it started, those that run included. Pure.
+"""Counts of this router's requests since it started, running ones included. Pure.
 
 started = the sum of all that have ended + running, at any moment.
 """
@@ -53,7 +53,7 @@ class RequestCounts:
 
     @property
     def generated_tokens(self) -> Counter[str]:
-        """That went out; of an answer that is told only at its end, that were made."""
+        """Tokens that went out; of an answer that is sent only at its end, tokens that were made."""
         return self._generated_tokens + _sum({record: record.completion_tokens for record in self._running})
 
 

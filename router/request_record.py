@@ -1,4 +1,4 @@
-"""What is known of one request, from its arrival to its end: for its trace, the counters and the page."""
+"""The record of one request, from its arrival to its end: for its trace, the counters and the page."""
 
 from dataclasses import dataclass, field
 
@@ -42,8 +42,8 @@ class RequestRecord:
 
     @property
     def completion_tokens(self) -> int:
-        """That went out; of an answer that is told only at its end, that were made. What the client of a resumed stream
-        had before is not in it.
+        """Tokens that went out; of an answer that is sent only at its end, tokens that were made. Those that the client
+        of a resumed stream had before are not included.
         """
         whole_at_once = self.prepared is not None and not self.prepared.valid.streams
         return self.answer.completion_tokens if whole_at_once and self.answer is not None else self.delivered_tokens

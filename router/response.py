@@ -1,4 +1,4 @@
-"""What a client gets back, in plain types: one Started, PromptParts, Deltas, one Finished per choice. No protobuf."""
+"""The response to a client, in plain types: one Started, PromptParts, Deltas, one Finished per choice. No protobuf."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
-"""What a client says of a stream that broke, checked; and what is known of it. Pure.
+"""A client's report of a stream that broke, checked; and what is known of that stream. Pure.
 
 A stream is resumed from its record in the journal where there is one: its answer may still be made by a decode worker,
-and is adopted. Otherwise from the request, if the client sends it again. Either way what the client has stays as it is.
+and is adopted. Otherwise from the request, if the client sends it again. Either way the client's tokens do not change.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ReportedChoice:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """What a client sent, unchecked. `request`: what it had asked for, if it says so again."""
+    """The client's message, unchecked. `request`: the original request, if the client sends it again."""
 
     request_id: str
     resume_token: str
@@ -42,15 +42,15 @@ class ResumeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A stream goes on behind `received`. `router_id`, `places`: where its answer may still be made, and for whom."""
+    """A stream continues behind `received`. `router_id`, `places`: the router its answer was made for, and where."""
 
     received: Received
     router_id: bytes = b""
     places: tuple[Place, ...] = ()
 
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
-        """By choice, the tokens that the answer begins with. Not of an answer that is told only at its end: which of
-        the choices that are made those were is not known."""
+        """By choice, the tokens that the answer begins with. None of an answer that is sent only at its end: it is not
+        known which of the choices that are made the client's were."""
         if not request.valid.streams:
             return {}
         return {index: choice.token_ids for index, choice in self.received.choices.items() if choice.token_ids}
@@ -65,7 +65,7 @@ def check_names(asked: ResumeRequest) -> None:
 
 
 def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> Received:
-    """Held against what was asked for. Raises: InvalidArgument."""
+    """Checked against the request. Raises: InvalidArgument."""
     n = request.valid.n
     if len(asked.choices) > n:
         raise InvalidArgument("choices", f"{len(asked.choices)} of {n}")
@@ -99,9 +99,9 @@ def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_
 
 
 def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[Place, ...]:
-    """The attempts that may go on as they are; of a choice, the newest.
+    """The attempts that may continue as they are; of a choice, the newest.
 
-    What an attempt has made begins behind what earlier ones had given out: a client that has less than that needs
+    An attempt's tokens begin behind those that earlier attempts had given out: a client that has fewer than those needs
     another attempt. One that wants the prompt's scores does too, since they come with the computing of the prompt.
     """
     if request.sampling.prompt_logprobs is not None:

@@ -13,7 +13,7 @@ def serves(worker: Worker) -> bool:
 
 
 def endpoint_to_change(workers: Sequence[Worker], worker_id: str, role: WorkerRole) -> str | None:
-    """Whom to tell; None where it has that role already. Raises: NotFound, FailedPrecondition."""
+    """The worker's endpoint; None where it has that role already. Raises: NotFound, FailedPrecondition."""
     worker = next((each for each in workers if each.description and each.description.worker_id == worker_id), None)
     if worker is None or worker.description is None:
         raise NotFound("worker", worker_id)

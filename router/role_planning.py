@@ -1,4 +1,4 @@
-"""Feeds the planner of roles with what this router measures, and carries out what it says where it may.
+"""Feeds the planner of roles with this router's measurements, and carries out its verdicts where it may.
 
 prefill   the longest of: how much of the time its workers compute, the prompts that wait there, and the part of TTFT
           that lies there, each against what the TTFT SLO allows
@@ -41,7 +41,7 @@ class SloTargets:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What one request took. Milliseconds, and when that was known, monotonic."""
+    """The times of one request. Milliseconds, and when they were known, monotonic."""
 
     at_s: float
     computed_tokens: int
@@ -51,7 +51,7 @@ class _Ended:
 
 
 class RolePlanning:
-    """One router's planner. `may_act` says whether it is this router's turn to change anything."""
+    """One router's planner. `may_act` is whether it is this router's turn to change anything."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RolePlanning:
         self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
 
     def observe(self, record: RequestRecord) -> None:
-        """A request has ended. Only what a prefill worker computed tells of prefill."""
+        """A request has ended. Only one that a prefill worker computed counts for prefill."""
         timeline = record.timeline
         prefill, gaps = timeline.prefill, timeline.gaps.summary()
         if prefill is None or timeline.placement is None or record.prepared is None:
@@ -150,7 +150,7 @@ class RolePlanning:
         if len(gaps) < LEAST_SAMPLES:
             return Pressure(taken)
         level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
-        # What a step takes does not halve with its sequences: the shortest seen is no worker's to improve.
+        # A step's time does not halve with its sequences: more workers do not shorten the shortest one seen.
         return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms)
 
     def _to_change(self, to: WorkerRole) -> str | None:

@@ -1,4 +1,4 @@
-"""What the requests of one router have in common: where they are placed, and what is remembered across them."""
+"""The shared state of one router's requests: where they are placed, and what is remembered across them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

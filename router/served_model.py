@@ -1,4 +1,4 @@
-"""The model that this router serves: what its workers say of it, and its tokenizer. Prepares requests for placement."""
+"""The model that this router serves: its workers' description, and its tokenizer. Prepares requests for placement."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,7 @@ class ServedModel:
         )
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """For whoever asks for that alone. Raises: InvalidArgument."""
+        """For a client that asks for tokens alone. Raises: InvalidArgument."""
         check_text("text", text)
         most_tokens = max(self.max_model_len, MOST_TOKENIZED)
         try:
@@ -66,7 +66,7 @@ class ServedModel:
             raise InvalidArgument("text", f"{error}; at most {most_tokens} at once") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
-        """Of prompt and answer, in tokens, for who is allowed so many; None: as many as the model takes."""
+        """Of prompt and answer, in tokens, for a client that is allowed so many; None: as many as the model takes."""
         return self.max_model_len if allowed_tokens is None else min(allowed_tokens, self.max_model_len)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """What a request means by the name of its model: the model, perhaps with an adapter."""
+    """The model that a request names, perhaps with an adapter."""
 
     served: ServedModel
     adapter: Adapter | None = None
@@ -91,7 +91,7 @@ class ChosenModel:
 
 
 def load_served_model(description: WorkerDescription, folder: Path | None, name: str | None) -> ServedModel:
-    """Reads the tokenizer and defaults. `folder` and `name` stand in for what the worker says. Blocks.
+    """Reads the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
 
     Raises: ModelFolderError.
     """

@@ -30,8 +30,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class BatonServicer:
     """Methods are named as in baton.proto.
 
-    Streams are written, not yielded: so a cancellation reaches our code where it waits, and what the request holds is
-    freed at once.
+    Streams are written, not yielded: so a cancellation reaches our code where it waits, and the request's resources
+    are freed at once.
     """
 
     def __init__(self, dispatcher: Dispatcher, access: Access, vet: Vet | None = None) -> None:
@@ -112,7 +112,7 @@ class BatonServicer:
                 events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get(), life)
                 async with aclosing(events):
                     async for event in events:
-                        await context.write(responses.of(event))  # what is written is bytes by then
+                        await context.write(responses.of(event))  # when it returns the message is bytes
         except TimeoutError:
             if not life.expired():
                 raise

@@ -1,8 +1,8 @@
 """The router's side of one session with one worker: connect, greet, replay, read, write, notice silence.
 
-connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests go on
-the epoch changed, nobody listens there any more, the grace is over, or the worker is silent for silence_s -> lost: its
-requests are told, once
+connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests continue
+the epoch changed, the port refuses connections, the grace is over, or the worker is silent for silence_s -> lost: the
+listener is notified, once
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class SessionTiming:
 
 
 class SessionListener(Protocol):
-    """Who is told. Calls come on the event loop and must not wait."""
+    """Receives a session's events. Calls come on the event loop and must not wait."""
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
     def on_disconnected(self, endpoint: str) -> None: ...
@@ -56,7 +56,7 @@ class SessionListener(Protocol):
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
-        """What was sent there and not answered never will be. The session begins anew by itself."""
+        """Commands that were sent there and not answered never will be. The session begins anew by itself."""
 
 
 class _SessionBroken(Exception):
@@ -64,7 +64,7 @@ class _SessionBroken(Exception):
 
 
 class _WorkerSilent(Exception):
-    """The connection is there and nobody speaks: the session is lost."""
+    """The connection is open and the worker sends nothing: the session is lost."""
 
 
 class WorkerSession:
@@ -95,11 +95,11 @@ class WorkerSession:
 
     @property
     def held(self) -> bool:
-        """There is a session, connected or in its grace: requests on that worker may go on."""
+        """There is a session, connected or in its grace: requests on that worker may continue."""
         return self._epoch != 0
 
     def send(self, command: session_pb2.ConnectRequest) -> bool:
-        """Sends a command now, or after a reconnect within the grace. False: there is no session, nobody is told."""
+        """Sends a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
         if self._epoch == 0:
             return False
         try:
@@ -166,7 +166,7 @@ class WorkerSession:
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _open_outbox(self) -> SessionOutbox:
-        """Begins with what the worker has not acknowledged."""
+        """Begins with the messages that the worker has not acknowledged."""
         self._outbox = SessionOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
@@ -216,7 +216,7 @@ class WorkerSession:
             await call.write(command)
 
     async def _watch(self) -> None:
-        """Acknowledges what no command did, and notices silence. Time that our own loop lost is not the worker's."""
+        """Acknowledges messages that no command did, and notices silence. Time lost by our own loop does not count."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(self._timing.watch_s)
@@ -236,7 +236,7 @@ class WorkerSession:
             self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not reconnect in time")
 
     def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
-        """What is there now does not go on with the session that is held."""
+        """The process that answers now does not continue the held session."""
         before = self._description
         if epoch == self._epoch:
             self._lose("it gave the session up")
@@ -261,9 +261,9 @@ class WorkerSession:
 
 
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Raises what ended it, and has ended the others by then.
+    """Raises the exception of the first to end, and has ended the others by then.
 
-    A TaskGroup that fails just as it is cancelled would tell of the failure alone, before Python 3.13.
+    A TaskGroup that fails just as it is cancelled would raise the failure alone, before Python 3.13.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -1,4 +1,4 @@
-"""Which session a call belongs to, where its client says so: requests of one session go to the same workers."""
+"""The session of a call, where its client names one: requests of one session go to the same workers."""
 
 from collections.abc import Iterable
 
@@ -7,5 +7,5 @@ MAX_SESSION_CHARACTERS = 256
 
 
 def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The empty one where nothing is said."""
+    """Empty where none is named."""
     return next((value for name, value in metadata if name == SESSION_HEADER and isinstance(value, str)), "")

@@ -1,4 +1,4 @@
-"""What a connection with a worker has still to write: in order, and cancels that wait in a row in one message."""
+"""Messages that a connection with a worker has still to write: in order, adjacent cancels in one message."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ class SessionOutbox:
         self._changed.set()
 
     async def next(self) -> session_pb2.ConnectRequest:
-        """Waits for the next message. What was put is not changed: it may have to be sent again."""
+        """Waits for the next message. Messages that were put are not changed: they may have to be sent again."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()

@@ -54,11 +54,11 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What its workers are told of one attempt beside the request itself."""
+    """What is sent to an attempt's workers beside the request itself."""
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
-    fetch_id: bytes  # 16 others, for what prefill may fetch
+    fetch_id: bytes  # 16 others, for blocks that prefill may fetch
     time_left_ms: int
     traceparent: str
 
@@ -127,7 +127,7 @@ def cancel(attempt_id: int, keep_landed: bool = False) -> session_pb2.ConnectReq
 
 
 def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectRequest:
-    """What another router, or this one before, had begun as `attempt_id` goes on as that of the tag."""
+    """An answer that another router, or this one before, had begun as `attempt_id` continues as the tag's attempt."""
     return session_pb2.ConnectRequest(
         adopt=session_pb2.Adopt(
             router_id=router_id, attempt_id=attempt_id, as_attempt_id=tag.attempt_id, time_left_ms=tag.time_left_ms
@@ -141,7 +141,7 @@ def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
 
 
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
-    """What a numbered message says about attempts; nothing for kinds that a newer worker may have."""
+    """The attempt events of a numbered message; none for kinds that a newer worker may have."""
     match message.WhichOneof("event"):
         case "prompt_scores":
             scores = message.prompt_scores

@@ -1,9 +1,9 @@
-"""What API keys take at the other routers, as far as this one has heard: each tells with its share what it has let
-through since it started, and what is new of that is charged here. Pure.
+"""What API keys use at the other routers, as far as it has reached this one: each router reports with its share what it
+has admitted since it started, and the increase is charged here. Pure.
 
-What several routers let through within two of their periods and a round trip of each other (0.25 s) nobody has heard of
-yet: by so much more than a limit may begin at once, and of requests and tokens a minute it is paid back. Without Redis
-each router goes by itself.
+What several routers admit within two of their periods and a round trip of each other (0.25 s) is not yet known to the
+others: by so much the requests that begin at once may exceed a limit; of requests and tokens a minute the excess is
+paid back. Without Redis each router counts alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from router.key_limits import KeyUse
 
 
 class Taken(NamedTuple):
-    """At another router, since it was last heard of."""
+    """Used at another router since its last report."""
 
     tenant: str
     requests: int
@@ -25,8 +25,8 @@ class SharedLimits:
         self._heard: dict[bytes, dict[str, KeyUse]] = {}
 
     def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
-        """What is new in a router's newest share. Of one that is heard for the first time only what comes from now on:
-        a restart begins anew.
+        """The increase in a router's newest share. Of a router's first share nothing counts, only later increases: a
+        restart begins anew.
         """
         known = self._heard.get(router_id)
         self._heard[router_id] = dict(uses)
@@ -38,7 +38,7 @@ class SharedLimits:
                 yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
 
     def keep(self, routers: Iterable[bytes]) -> None:
-        """Forgets those that are not heard of any more."""
+        """Forgets those that are gone."""
         heard = set(routers)
         for router_id in self._heard.keys() - heard:
             del self._heard[router_id]

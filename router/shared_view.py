@@ -1,4 +1,4 @@
-"""What the other routers have on the workers and where they have sent prompts, as far as this one has heard. Pure.
+"""The other routers' load on the workers and where they have sent prompts, as far as this one knows. Pure.
 
 Ages are measured here, on our own clock, from when a share arrived: one that does not change any more is of a router
 that has gone, and counts no longer than MAX_AGE_S.
@@ -14,7 +14,7 @@ MAX_AGE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ElsewhereLoad:
-    """What others have charged on one worker."""
+    """The charges of others on one worker."""
 
     requests: int = 0
     tokens: int = 0
@@ -40,12 +40,12 @@ class Prediction:
     number: int
     endpoint: str
     block_hashes: tuple[bytes, ...]
-    computed_tokens: int = 0  # of the prompt: what that worker computes for it
+    computed_tokens: int = 0  # of the prompt: tokens that the worker computes for it
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A stream of that router, by its number there, goes on at another one."""
+    """A stream of that router, by its number there, continues at another one."""
 
     router_id: bytes
     stream: int
@@ -53,7 +53,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one router said at one time."""
+    """One router's state at one time."""
 
     router_id: bytes
     number: int
@@ -66,7 +66,7 @@ class Share:
 
     @property
     def tokens(self) -> int:
-        """What it has on the workers, counted from dispatch."""
+        """Its load on the workers, counted from dispatch."""
         return sum(load.tokens for load in self.loads.values())
 
 
@@ -79,7 +79,7 @@ class _Other:
 
 @dataclass(slots=True)
 class SharedView:
-    """All other routers; `take` what they say, `forget_old` regularly."""
+    """All other routers; `take` their shares, `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class SharedView:
         return tuple(self._others)
 
     def take(self, share: Share, now: float) -> Iterator[Prediction]:
-        """Gives out those of its predictions that were not heard before."""
+        """Returns those of its predictions that are new."""
         other = self._others.get(share.router_id)
         if other is None:
             other = self._others[share.router_id] = _Other(share, now)
@@ -124,9 +124,9 @@ class SharedView:
 
 
 class RecentPredictions:
-    """What this router has to tell: each prediction in a few shares, so that one who misses a share misses nothing.
+    """The predictions to send: each goes into a few shares, so that a router that misses a share misses nothing.
 
-    Bounded in blocks and number: under a burst the oldest are told less often, or not at all.
+    Bounded in blocks and number: under a burst the oldest are sent less often, or not at all.
     """
 
     def __init__(self, shares: int = 3, max_blocks: int = 8192, max_predictions: int = 4096) -> None:
@@ -157,7 +157,7 @@ class RecentPredictions:
 
 
 class RecentTakeovers:
-    """What this router has to tell of streams that it resumed: each in a few shares. To hear one twice does nothing."""
+    """The streams that this router resumed, to be announced: each in a few shares. A repeated one changes nothing."""
 
     def __init__(self, shares: int = 3, most: int = 4096) -> None:
         self._shares = shares

@@ -1,4 +1,4 @@
-"""Stop strings: what may go out now, what is held back, and where the answer ends. Pure.
+"""Stop strings: which tokens may go out now, which are held back, and where the answer ends. Pure.
 
 Tokens and their text are held together. A token belongs to the answer when its text begins before the stop does;
 a token whose text is not known yet (part of a character, or a special token) begins where the known text ends.
@@ -48,9 +48,9 @@ class StopFilter:
         return not self._stops
 
     def push(self, token_id: int, text: str) -> Piece:
-        """Takes the next token and the text that became known with it; returns what may go out.
+        """Takes the next token and the text that became known with it; returns the piece that may go out.
 
-        After a match nothing more comes out, and what is pushed is dropped.
+        After a match nothing more goes out, and further tokens are dropped.
         """
         if self.matched is not None:
             return Piece((), "")

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a stream is to answer, and for whom; where it goes on: from where, and what the journal had of it."""
+    """The request of a stream and its tenant; for a resumed one, where it continues and its record in the journal."""
 
     request: PreparedRequest
     chosen: ChosenModel
@@ -42,20 +42,20 @@ class Beginning:
 
 
 class Streams:
-    """`announce` tells other routers that a stream of one of them, by its number there, goes on here."""
+    """`announce` tells other routers that a stream of one of them, by its number there, continues here."""
 
     def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
         self._router_id = router_id
         self._journal = journal
         self._announce = announce
         self._numbers = itertools.count(1)
-        self._lives: dict[int, asyncio.Timeout] = {}  # by number: what ends it
+        self._lives: dict[int, asyncio.Timeout] = {}  # by number: the timeout that ends it
         self._newest: dict[str, int] = {}  # by key
         self.resumed = 0
-        """Streams that went on here, since the start."""
+        """Streams that were resumed here, since the start."""
 
     async def find(self, asked: ResumeRequest, block_tokens: int) -> Record | None:
-        """What is known of a stream of that caller."""
+        """The record of a stream of that caller."""
         if self._journal is None:
             return None
         key = journal_key(asked.tenant, asked.request_id, asked.resume_token)

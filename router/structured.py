@@ -1,4 +1,4 @@
-"""Whether an answer can be held to the form that a request asks for: what goes with it, and what compiles in bounds."""
+"""Whether an answer can be held to the requested form: beside which other fields, and whether it compiles in bounds."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MAX_WAITING = 64  # forms: the last of them waits LIMIT_S * MAX_WAITING / PROCES
 
 
 def structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
-    """What can be said without compiling it. Pure. Raises: InvalidArgument."""
+    """Checked as far as possible without compiling it. Pure. Raises: InvalidArgument."""
     asked = sampling.structured
     if asked is None:
         return None

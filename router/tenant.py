@@ -1,4 +1,4 @@
-"""Who asks: calls with the same API key are one tenant. A key itself is kept nowhere."""
+"""Tenants: calls with the same API key are one tenant. A key itself is kept nowhere."""
 
 import hashlib
 from collections.abc import Iterable

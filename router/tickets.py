@@ -1,4 +1,4 @@
-"""One who waits for room: who it is, what it asks for, and what came of it."""
+"""A request that waits for room: its tenant, its needs, and its outcome."""
 
 import asyncio
 import math
@@ -17,13 +17,13 @@ BEGUN_PRIORITY = -1000
 class AdmissionLimits:
     max_waiting: int = 1024
     max_wait_s: float = 60.0
-    without_workers_s: float = 10.0  # a role may be absent this long for who comes, while its workers restart
+    without_workers_s: float = 10.0  # a new request waits this long for an absent role, while its workers restart
     max_waiting_per_tenant: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who asks, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
+    """The tenant, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
 
     tenant: str = ""
     priority: int = 0
@@ -50,7 +50,7 @@ class Ticket:
     request: PlacementRequest
     block_hashes: Sequence[bytes]
     standing: Standing
-    overtaken_tokens: int = 0  # of those that went before it out of their turn
+    overtaken_tokens: int = 0  # of requests that went before it out of their turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Admitted | BatonError | None = None
 

@@ -37,7 +37,7 @@ class GapSummary:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Another attempt went on with a choice of which some tokens were out."""
+    """Another attempt continued a choice of which some tokens were out."""
 
     at_s: float
     gap_ms: float  # since its last token
@@ -67,7 +67,7 @@ class TokenGaps:
         return self._last_s.get(choice)
 
     def resume(self, choice: int, last_s: float, now: float) -> None:
-        """The first token of another attempt, which comes from whoever computed the prompt."""
+        """The first token of another attempt, which comes from the worker that computed the prompt."""
         self._last_s[choice] = last_s
         self.take(choice, 1, now)
 
@@ -90,10 +90,10 @@ class TokenGaps:
 
 @dataclass(slots=True)
 class Timeline:
-    """Filled in as the request goes on. Seconds, monotonic.
+    """Filled in as the request proceeds. Seconds, monotonic.
 
     A retried request keeps its last attempt; but once its first token went out, the stages up to that token stay, and
-    so do those of the second. What another attempt took to make the first token again, or the second one, counts as
+    so do those of the second. The time in which another attempt made the first token again, or the second, counts as
     recovery. Later gaps of that kind are `resumes`.
     """
 
@@ -116,7 +116,7 @@ class Timeline:
     prefill_pid: int = 0
     decode_pid: int = 0
     gaps: TokenGaps = field(default_factory=TokenGaps)
-    notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for whoever asks why
+    notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for a client that asks why
     resumes: list[Resume] = field(default_factory=list)
     _staged: int = 0  # the attempt whose Landed is a stage between the first token and the second
 
@@ -168,14 +168,14 @@ class Timeline:
 
     @property
     def last_landed(self) -> Landed | None:
-        """Of the newest attempt that has told it."""
+        """Of the newest attempt that has reported it."""
         return next((note.landed for note in reversed(self.notes) if note.landed is not None), None)
 
     def _note(self, attempt_id: int) -> AttemptNote | None:
         return next((note for note in reversed(self.notes) if note.attempt_id == attempt_id), None)
 
     def _take_resumed(self, note: AttemptNote, now: float) -> None:
-        """An answer goes on. The gap is what its reader saw."""
+        """An answer continues. The gap is the one that its reader saw."""
         choice = note.choice or 0
         last_s = self.gaps.last_s(choice) or self.first_step_s or now
         note.stood_still_ms = (now - last_s) * 1e3
@@ -183,7 +183,7 @@ class Timeline:
         self.gaps.resume(choice, last_s, now)
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
-        """`offset` from where its attempt began. Decode repeats token 0: only what lies beyond it is its own."""
+        """`offset` from where its attempt began. Decode repeats token 0: only later tokens are its own."""
         if offset + tokens > 1:
             if self.second_token_s is None:
                 self.second_token_s = now
@@ -202,7 +202,7 @@ class Stages:
     prefill_fetch_ms: float  # KV that prefill fetched from another worker, or tried to
     prefill_queue_ms: float
     prefill_ms: float
-    return_ms: float  # to whoever computed the prompt and back, and from its answer to the first token going out
+    return_ms: float  # to the prompt's worker and back, and from its answer until the first token went out
     transfer_exposed_ms: float
     decode_admission_ms: float
     first_step_ms: float
@@ -243,7 +243,7 @@ def _local_first_step_ms(timeline: Timeline) -> float:
 
 
 def under_way_ms(timeline: Timeline) -> float:
-    """To whoever computed the prompt and back, without what was spent there."""
+    """To the worker that computed the prompt and back, without the time spent there."""
     if timeline.prefill is None:
         return 0.0
     return _between_ms(timeline.sent_s, timeline.first_step_s) - timeline.prefill.total_ms

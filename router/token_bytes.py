@@ -1,6 +1,6 @@
 """The bytes that each token stands for, exactly: also of tokens that are a part of a character. Pure.
 
-Decoding a token by itself does not say: half a character becomes U+FFFD, and many decoders drop a leading space.
+Decoding a token by itself does not show them: half a character becomes U+FFFD, and many decoders drop a leading space.
 """
 
 import json
@@ -14,7 +14,7 @@ _SPACE = "▁"
 
 
 class TokenBytes:
-    """Remembers what it was asked for: at most one entry per token of the vocabulary."""
+    """Remembers its results: at most one entry per token of the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

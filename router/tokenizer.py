@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 CHARACTERS_PER_TOKEN = 6
-"""Few texts have more: what is longer than that is probably too long, and so worth a look before all is tokenised."""
+"""Few texts have more: a longer text is probably too long, and so its length is checked before all is tokenised."""
 SLICE_CHARACTERS = 1 << 14
 MAX_NAME_CHARACTERS = 64  # of an option, in an error
 CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
@@ -133,7 +133,7 @@ class TokenizerWorker:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
 
     async def _check_length(self, text: str, most_tokens: int) -> None:
-        """Counts slice by slice: what is far too long is known early, and others have their turn in between."""
+        """Counts slice by slice: a text that is far too long is found early, and others have their turn in between."""
         counted = 0
         for begin in range(0, len(text), SLICE_CHARACTERS):
             piece = await self._on_thread(self._encode, text[begin : begin + SLICE_CHARACTERS], False)

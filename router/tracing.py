@@ -31,12 +31,12 @@ class Tracer:
         self._telemetry = telemetry
         self._worker_id = worker_id
         self.observers: list[Callable[[RequestRecord], None]] = []
-        """Called with every request that has ended, before its trace is written; what they do is counted, not drawn."""
+        """Called with every request that has ended, before its trace is written."""
 
     def record(self, record: RequestRecord) -> None:
         for observe in self.observers:
             observe(record)
-        # Whoever waits for what the request held comes first.
+        # Requests that wait for the released resources run first.
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
@@ -138,7 +138,7 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
 
 
 def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_Stage]:
-    """Each of them, where one failed: on which workers, what ended it, and how long the client waited for the next."""
+    """Each of them, where one failed: on which workers, why it ended, and how long the client waited for the next."""
     if not any(note.failed for note in timeline.notes):
         return
     for number, note in enumerate(timeline.notes, 1):
@@ -229,7 +229,7 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     if timeline.placement is None:
         return {}
     attributes = {f"baton.route.{name}": value for name, value in timeline.placement._asdict().items()}
-    # What was predicted is in the placement: *_hit_tokens.
+    # The prediction is in the placement: *_hit_tokens.
     # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
     measured = timeline.notes[-1] if timeline.notes else timeline
     prefill, landed = measured.prefill, measured.landed

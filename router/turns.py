@@ -1,9 +1,9 @@
-"""One pass over those that wait: who is tried next, and who may overtake one that has no room. Pure.
+"""One pass over waiting requests: which is tried next, and which may overtake one that has no room. Pure.
 
 A request that has no room lets smaller ones behind it go first, until they have taken OVERTAKING times what it takes
-itself. From then on nobody goes before it: room becomes free as what runs ends, and it is there for it. So a large
-request keeps small ones from going for no longer than the workers need to make room for it, and waits for them no
-longer than for its like.
+itself. From then on no request goes before it: the room that running requests free is kept for it. So a large request
+holds up small ones for no longer than the workers need to make room for it, and waits for them no longer than for
+another of its size.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from router.worker import Adapter
 
 OVERTAKING = 1.0
 LOOK_AHEAD = 64
-"""How far behind the first one is looked for who has room; a full queue is not read from end to end for each answer."""
+"""How many entries are searched for one that has room; a full queue is not read from end to end for each answer."""
 
 
 class Waiting(Protocol):
-    """What this must know of one that waits."""
+    """The fields of a waiting request that are needed here."""
 
     @property
     def request(self) -> PlacementRequest: ...
@@ -45,7 +45,7 @@ class _Need:
 
 
 class Turns(Generic[Item]):
-    """Whoever `next` names is then placed, taken out of the queue for another reason, or reported as without room."""
+    """An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room."""
 
     def __init__(self, queue: FairQueue[Item]) -> None:
         self._queue = queue
@@ -76,7 +76,7 @@ class Turns(Generic[Item]):
         self._unmet.append(_need(entry.item.request))
 
     def without_workers(self, entry: Entry[Item]) -> None:
-        """None that it could go to is there: it holds nobody up."""
+        """No worker could take it: it holds up no other request."""
         self._unserved.add((entry.item.request.fingerprint, entry.item.request.adapter))
 
     def served(self, entry: Entry[Item]) -> None:
@@ -86,7 +86,7 @@ class Turns(Generic[Item]):
 
 
 def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
-    """What a request takes of the service: what must be computed of its prompt, and answers of the usual length."""
+    """The tokens that a request is charged: the uncached part of its prompt, and answers of the usual length."""
     return request.prompt_tokens - cached_tokens + request.choices * request.charged_answer_tokens
 
 

@@ -1,4 +1,4 @@
-"""The one validator in front of every transport: what is wrong with a request, by field, before anything is allocated.
+"""The one validator in front of every transport: errors of a request, by field, before anything is allocated.
 
 Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
 """
@@ -38,7 +38,7 @@ MAX_TEXT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Random values for what a client may leave out, drawn by the caller: this module has no chance in it."""
+    """Random values for fields that a client may leave out, drawn by the caller: this module is deterministic."""
 
     request_id: str
     seed: int  # 64 bits

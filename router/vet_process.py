@@ -19,11 +19,11 @@ from service.helper_loop import Buffer, answer_frames
 MAX_PARTS = 1 << 14
 """Texts and messages, in all. A millisecond."""
 MAX_NUMBERS = 1 << 18
-"""A prompt of 128 Ki token ids, and answers that go on. A millisecond or two."""
+"""A prompt of 128 Ki token ids, and answers to be continued. A millisecond or two."""
 
 
 class _Count:
-    """Of what is in a message. Its methods raise InvalidArgument that names the field which has too much."""
+    """Of the contents of a message. Its methods raise InvalidArgument that names the field which has too much."""
 
     def __init__(self) -> None:
         self._parts = 0

@@ -1,5 +1,5 @@
-"""Large gRPC messages without holding the event loop: a process of their own says what is wrong with them, or that they
-have so few parts that parsing them takes a millisecond or two.
+"""Large gRPC messages without holding the event loop: a process of their own reports their errors, or that they have
+so few parts that parsing them takes a millisecond or two.
 """
 
 import json
@@ -12,7 +12,7 @@ from service.errors import InvalidArgument, ResourceExhausted, Unavailable
 from service.helper import Asks, HelperBusy, HelperFailed
 
 FAULT, SOUND = b"\1", b"\0"
-"""How an answer of router.vet_process begins: with what follows, as JSON, or the message without what is unknown."""
+"""How an answer of router.vet_process begins: before an error as JSON, or the message without unknown fields."""
 
 
 class Vetting:

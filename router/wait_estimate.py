@@ -1,25 +1,25 @@
-"""How long a request will wait: what is ahead of it, by the rate at which room became free while others waited. Pure.
+"""How long a request will wait: the tokens ahead, by the rate at which room became free while others waited. Pure.
 
 Tokens are what requests are charged: the uncached part of the prompt, and an answer of the usual length. Time in which
-nobody waited says nothing of what the workers can do and is left out. Before there is enough of the other, Little's law
-stands in: what is on the workers, by how long a request stays there.
+no request waited does not show what the workers can do and is left out. Until enough time with waiting requests has
+passed, Little's law stands in: the tokens on the workers, by how long a request stays there.
 """
 
 import math
 
 RECENT_S = 10.0
-"""Of waiting time: what lies further back counts e times less."""
+"""Of waiting time: time that lies further back counts e times less."""
 GUESS_S = 1.0
 """The rate that Little's law gives counts as much as so many seconds of measurement."""
 MOST_COUNTED_S = 1.0
-"""At a time. Workers report several times a second: what goes beyond is time in which this process was stopped."""
+"""At a time. Workers report several times a second: a longer time is one in which this process was stopped."""
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
 RETRY_UNKNOWN_S = 1.0
-_KEPT = 0.98  # of what is known of how long requests stay, by each further one
+_KEPT = 0.98  # of the earlier knowledge of stays, by each further one
 
 
 class WaitEstimate:
-    """Told of every request that is dispatched and that ends. `now` is a reading of the monotonic clock."""
+    """Notified of every request that is dispatched and that ends. `now` is a reading of the monotonic clock."""
 
     def __init__(self) -> None:
         self._in_flight_tokens = 0

@@ -1,5 +1,5 @@
-"""What a router asks a decode worker to lend it: for the request at the head of its line, where that takes more than it
-may have there at all. One worker at a time. Does no I/O.
+"""What a router asks a decode worker to lend it: for the first request of its queue, where that takes more than the
+router may have there at all. One worker at a time. Does no I/O.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from router.worker import WorkerRole
 
 
 class Unmet(NamedTuple):
-    """A request that there is no room for, and the workers as it was decided."""
+    """A request that there is no room for, and the workers as they were when that was decided."""
 
     request: PlacementRequest
     workers: Sequence[WorkerView]
 
 
 class Want(NamedTuple):
-    """What the request takes, beside what this router has on the worker."""
+    """The request's needs, beside this router's present charges on the worker."""
 
     endpoint: str
     blocks: int
@@ -27,7 +27,7 @@ class Want(NamedTuple):
 class Wanting:
     def __init__(self) -> None:
         self.on_want: Callable[[Want], None] = _tell_nobody
-        """Told of what is wanted, and of nothing wanted from a worker any more: that is 0 of both."""
+        """Called with what is wanted; with 0 blocks and 0 slots when nothing more is wanted from a worker."""
         self._wanted: Want | None = None
 
     def follow(self, unmet: Unmet | None) -> None:
@@ -43,7 +43,7 @@ class Wanting:
 
 
 def want(unmet: Unmet, asked: str | None) -> Want | None:
-    """From which worker; None where the request has only to wait for others of this router. `asked`: of whom last."""
+    """From which worker; None where the request only waits for others of this router. `asked`: the last one asked."""
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE and _could_hold(worker, request)]
     if not workers or any(_lacking(worker, request) <= 0 for worker in workers):
@@ -59,10 +59,10 @@ def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
 
 
 def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
-    """What it takes beyond all that this router may have there, as a share of the worker."""
+    """Its need beyond all that this router may have there, as a share of the worker."""
     blocks = (request.charged_on(worker) - worker.limit_blocks) / worker.total_blocks
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
 
 def _tell_nobody(wanted: Want) -> None:
-    """Limits of workers then stay what they are."""
+    """Limits of workers then stay unchanged."""

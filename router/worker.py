@@ -1,4 +1,4 @@
-"""A worker as the router knows it: what it said of itself, and its newest report. Plain values, no protobuf."""
+"""A worker as the router knows it: its description, and its newest report. Plain values, no protobuf."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """What a worker says when a session begins; it holds for the whole epoch."""
+    """A worker's own description when a session begins; it holds for the whole epoch."""
 
     worker_id: str
     role: WorkerRole
@@ -39,10 +39,10 @@ class WorkerDescription:
     total_slots: int  # 0 for a prefill worker
     adapters: tuple[Adapter, ...] = ()
     roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
-    pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not tell
+    pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not send it
 
     def is_same_process(self, other: "WorkerDescription") -> bool:
-        """Which may have another role by now. Of workers that do not tell it is never known."""
+        """The process may have another role by now. False for workers without a pool id."""
         return bool(self.pool_id) and self.pool_id == other.pool_id
 
 
@@ -83,7 +83,7 @@ class WorkerReport:
     preemptions: int = 0  # since the worker's start
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
     links: tuple[Link, ...] = ()
-    cache: CacheSum | None = None  # None: the worker does not tell of its cache
+    cache: CacheSum | None = None  # None: the worker does not report its cache
     checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
     checksum_mismatches: int = 0  # of those
     alone_tokens_per_s: float | None = None  # prompt tokens that a decode worker computes while no answer runs

@@ -1,1 +1,1 @@
-"""What it takes to be one of our processes: config, serving, registry, errors, logs, traces. No model in here."""
+"""The common base of our processes: config, serving, registry, errors, logs, traces. No model in here."""

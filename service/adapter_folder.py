@@ -1,4 +1,4 @@
-"""Adapters as they are given on a command line, `NAME=FOLDER`. Says nothing of what is in the folder."""
+"""Adapters as they are given on a command line, `NAME=FOLDER`. Does not look into the folder."""
 
 import re
 from collections.abc import Sequence

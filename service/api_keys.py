@@ -1,6 +1,6 @@
-"""API keys at rest, and who shows one. Pure: knows no file and no clock.
+"""API keys at rest, and whose key a request shows. Pure: knows no file and no clock.
 
-A key is 256 random bits, so nobody can try them all: SHA-256 of it is enough to keep. (Slow hashes with salt, such as
+A key is 256 random bits, too many to try them all: its SHA-256 is enough to keep. (Slow hashes with salt, such as
 scrypt, are for passwords, which people choose; here they would only make every request slow.)
 """
 
@@ -21,12 +21,12 @@ _CACHE_DOMAIN = b"baton.cache.v1:"
 
 
 class KeyFormatError(ValueError):
-    """Keys are not written as they should be; the message tells where, and nothing of what stands there."""
+    """Keys are malformed; the message names the place, and not its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may take of the routers that share a Redis, or of a router without. None: as much as there is."""
+    """The limits of one key at the routers that share a Redis, or at a router without one. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and of answers
@@ -40,7 +40,7 @@ _LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key, without itself. `is_admin`: may also see what all others do."""
+    """One key, without itself. `is_admin`: may also see all others' requests."""
 
     name: str
     sha256: bytes
@@ -49,7 +49,7 @@ class ApiKey:
 
     @property
     def cache_salt(self) -> bytes:
-        """Whoever asks with another key shares no cached prompt with this one. All routers make the same of it."""
+        """Requests with another key share no cached prompt with this one. All routers derive the same salt from it."""
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 
     @property
@@ -90,7 +90,7 @@ def digest_of(secret: str) -> bytes:
 
 
 def new_secret() -> str:
-    """A key for somebody, to be shown once."""
+    """A new key, to be shown once."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 

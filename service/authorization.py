@@ -1,4 +1,4 @@
-"""Asks, before a gRPC call is answered or even read, whether it may be made. Who may make which, others decide."""
+"""Asks, before a gRPC call is answered or even read, whether it may be made. Others decide which calls are allowed."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn

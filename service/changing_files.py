@@ -1,4 +1,4 @@
-"""What a few files amount to, made anew when they change. Any thread may ask."""
+"""A value made of a few files, made anew when they change. Any thread may ask."""
 
 import logging
 import threading
@@ -13,14 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class ChangingFiles(Generic[Made]):
-    """Files that went bad or away, or of which only some were replaced so far, change nothing: what was made of them
-    before holds.
-    """
+    """Files that went bad or away, or of which only some were replaced yet, change nothing: the last value holds."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], Made], bad: type[Exception], what: str) -> None:
-        """`make` reads them and raises `bad` or OSError where they are. `what` they are, for the log.
+        """`make` reads them and raises `bad` or OSError where they are bad. `what`: their name in the log.
 
-        Raises: whatever `make` does.
+        Raises: the exceptions of `make`.
         """
         self._files = tuple(files)
         self._make = make

@@ -17,7 +17,7 @@ try:
     from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
     from pydantic.fields import FieldInfo
     from pydantic_settings import BaseSettings, SettingsConfigDict
-except ModuleNotFoundError:  # on a machine that has only what a worker cannot do without
+except ModuleNotFoundError:  # on a machine that has only a worker's necessary packages
     from service.plain_settings import (  # type: ignore[assignment, no-redef]
         BaseSettings,
         BeforeValidator,
@@ -155,7 +155,7 @@ def read_config(config_type: type[Config], arguments: Sequence[str], program: st
 
 
 def read_config_or_exit(config_type: type[Config], program: str) -> Config:
-    """For a `__main__`: what is wrong goes to stderr, exit code 2."""
+    """For a `__main__`: errors go to stderr, exit code 2."""
     try:
         return read_config(config_type, sys.argv[1:], program)
     except ConfigError as error:

@@ -9,7 +9,7 @@ BatonError
 ├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
 │   └── RateLimited     RESOURCE_EXHAUSTED  ErrorInfo, RetryInfo       the API key has had its share
 ├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
-├── Aborted             ABORTED             ErrorInfo                  another stream of the same request goes on
+├── Aborted             ABORTED             ErrorInfo                  another stream of the same request continues
 ├── DeadlineExceeded    DEADLINE_EXCEEDED   -                          the deadline passed
 └── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
 """
@@ -71,7 +71,7 @@ class InvalidArgument(BatonError):
 
     @property
     def log_text(self) -> str:
-        """The field alone: a description may quote what was sent."""
+        """The field alone: a description may quote the client's input."""
         return self.field if self.reason is None else f"{self.field}: {self.reason}"
 
     @property
@@ -81,7 +81,7 @@ class InvalidArgument(BatonError):
 
 
 class FailedPrecondition(BatonError):
-    """`field` names what would have to be different for the call to succeed."""
+    """`field` names the condition that would have to be different for the call to succeed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -99,7 +99,7 @@ class FailedPrecondition(BatonError):
 
 
 class Unauthenticated(BatonError):
-    """`reason` is MISSING_API_KEY or INVALID_API_KEY; the message never holds what was shown for a key."""
+    """`reason` is MISSING_API_KEY or INVALID_API_KEY; the message never contains the key that was shown."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -153,7 +153,7 @@ class ResourceExhausted(BatonError):
 
 
 class RateLimited(ResourceExhausted):
-    """Not for want of room: this caller has had what its key allows. `limit` is a field of KeyLimits."""
+    """Not for want of room: this caller has used what its key allows. `limit` is a field of KeyLimits."""
 
     reason = "RATE_LIMITED"
 

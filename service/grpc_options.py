@@ -3,8 +3,8 @@
 A long call that writes nothing lets a client's keepalive pings count as strikes, and past two strikes the server cuts
 the whole connection (GOAWAY too_many_pings) with every call on it. So servers never count strikes.
 
-Whoever sends keepalive pings must say how long an answer may take: left out, `ping_timeout_ms` is a minute, whatever
-the keepalive timeout says, which itself bounds only how long TCP may leave data unacknowledged.
+A sender of keepalive pings must set how long an answer may take: left out, `ping_timeout_ms` is a minute, independent
+of the keepalive timeout, which itself bounds only how long TCP may leave data unacknowledged.
 """
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -30,7 +30,7 @@ PUBLIC_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
 )
-"""For strangers: as much as HTTP takes; what is larger is refused before it is parsed (RESOURCE_EXHAUSTED)."""
+"""For external clients: as much as HTTP takes; a larger message is refused before it is parsed (RESOURCE_EXHAUSTED)."""
 
 _INTERNAL_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),
@@ -43,7 +43,7 @@ INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_INTERNAL_KEEPALIVE,
 )
 """For sessions and transfers. A peer whose machine has vanished is noticed within two seconds while something is sent
-to it, and one that is stopped, or whose connection somebody else keeps open, within five. Sessions outlive that.
+to it, and one that is stopped, or whose connection another process keeps open, within five. Sessions outlive that.
 """
 
 INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

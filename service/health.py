@@ -1,6 +1,6 @@
 """grpc.health.v1 of one process: one truth for all of its servers. `set_serving` is called before they start.
 
-Without the package of that service a process serves all the same, and nobody can ask: a bare GPU machine has none.
+Without the package of that service a process serves all the same, without health checks: a bare GPU machine has none.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ SERVICE_NAME = "grpc.health.v1.Health"
 
 
 class Answers(Protocol):
-    """To those who ask."""
+    """To health checks."""
 
     def register(self, server: grpc.aio.Server) -> None: ...
 
@@ -22,7 +22,7 @@ class Answers(Protocol):
 
 
 class Health:
-    """Says for `""` (the whole process) and for each named service whether it serves."""
+    """Reports for `""` (the whole process) and for each named service whether it serves."""
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._names = ("", *service_names)

@@ -1,6 +1,6 @@
-"""A process that does for an event loop what would hold it: one thing at a time, in bounds of time and memory.
+"""A process that does the work that would hold an event loop: one task at a time, in bounds of time and memory.
 
-Threads would not do: most of what takes long (parsing) keeps the interpreter's lock.
+Threads do not suffice: most of the long work (parsing) keeps the interpreter's lock.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _STOP_S = 1.0
 
 
 class HelperFailed(RuntimeError):
-    """The process ended or took too long; nothing is said of what it was asked."""
+    """The process ended or took too long; it gave no answer to the question."""
 
 
 class HelperBusy(RuntimeError):
@@ -32,7 +32,7 @@ class HelperBusy(RuntimeError):
 
 
 class Asks(Protocol):
-    """What a Helper does."""
+    """The interface of a Helper."""
 
     async def ask(self, parts: Sequence[Buffer]) -> bytearray: ...
 
@@ -64,7 +64,7 @@ class Helper:
             self.waiting_bytes -= size
 
     def close(self) -> None:
-        """Ends the process; what it is doing fails."""
+        """Ends the process; its present task fails."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._process.close()
 

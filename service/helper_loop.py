@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LENGTH_BYTES = 8
-NICENESS = 10  # who waits for one token comes before who sent megabytes
-_MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond what is there at the start
+NICENESS = 10  # a client that waits for one token comes before one that sent megabytes
+_MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
 
 Buffer = bytes | bytearray | memoryview
 
@@ -23,7 +23,7 @@ def frame(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def answer_frames(answer: Callable[[memoryview], Sequence[Buffer]]) -> int:
-    """What `answer` raises ends the process, and so fails whoever asked. Returns the exit code."""
+    """An exception from `answer` ends the process, and so the caller's request fails. Returns the exit code."""
     os.nice(NICENESS)
     _limit_memory()
     with socket.socket(fileno=os.dup(sys.stdin.fileno())) as parent:

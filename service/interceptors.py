@@ -1,4 +1,4 @@
-"""What every call gets: its trace context and request id for the logs, and its errors as statuses.
+"""Interceptors for every call: its trace context and request id for the logs, and its errors as statuses.
 
 OpenTelemetry's own gRPC instrumentation records cancelled streams as OK and drops contexts; this replaces it.
 """
@@ -68,7 +68,7 @@ def _guarded(behaviour: Behaviour, method: str) -> Behaviour:
 
 @asynccontextmanager
 async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
-    # Each call runs in a task of its own: what is set here ends with it and is never reset, which fails where a
+    # Each call runs in a task of its own: values set here end with it and are never reset, which fails where a
     # generator is closed from another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))

@@ -1,9 +1,9 @@
-"""Mutual TLS between our own processes: each shows a certificate of one authority, which vouches for nobody else.
+"""Mutual TLS between our own processes: each shows a certificate of one authority, which signs for no others.
 
-Who holds such a certificate may take any part. Names say nothing within: workers move between machines, so that all
-certificates are for one name. What CUDA IPC, NIXL, NCCL, Gloo and shared memory carry does not come this way.
+A holder of such a certificate may act as any process. Names carry no meaning: workers move between machines, so all
+certificates are for one name. Data in CUDA IPC, NIXL, NCCL, Gloo and shared memory does not pass through TLS.
 
-Servers read files that have changed for the next connection. A channel keeps those of when it was opened; routers open
+Servers read changed files at the next connection. A channel keeps the files from when it was opened; routers open
 theirs anew with every session.
 """
 

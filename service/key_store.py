@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeyStore:
-    """`ring` is what holds now. A file that went bad or away changes nothing: the keys of before stay good."""
+    """`ring` has the present keys. A file that went bad or away changes nothing: the earlier keys stay valid."""
 
     def __init__(self, file: Path | None, fixed: Sequence[ApiKey] = ()) -> None:
         """`fixed` keys hold beside those of the file. Raises: KeyFormatError, OSError."""
@@ -75,5 +75,5 @@ class KeyStore:
 
 
 def _told(error: Exception) -> str:
-    """Without what stands in the file."""
+    """Without the content of the file."""
     return "the file is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

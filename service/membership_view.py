@@ -6,7 +6,7 @@ from service.worker_record import WorkerRecord
 
 
 class MembershipView:
-    """A worker is gone once successful listings have lacked it for `ttl_s`; failed listings remove nobody.
+    """A worker is gone once successful listings have lacked it for `ttl_s`; failed listings remove no worker.
 
     A listing with a lower epoch lacks it too: of a zombie, or of a process whose epoch is from a clock that went back.
     """
@@ -26,7 +26,7 @@ class MembershipView:
         before = self.workers
         for record in listed:
             known = self._records.get(record.worker_id)
-            # A registry that lost its data may be told an old epoch first: the higher one that we know stands.
+            # A registry that lost its data may receive an old epoch first: the higher one that we know stands.
             if known is None or (record.epoch or 0) >= (known.epoch or 0):
                 self._records[record.worker_id] = record
         present = {record.worker_id for record in listed if self._records.get(record.worker_id) == record}
@@ -34,7 +34,7 @@ class MembershipView:
         return self.workers != before
 
     def lost_contact(self) -> None:
-        """The registry did not answer: time without listings counts against nobody."""
+        """The registry did not answer: time without listings counts against no worker."""
         self._missing_since.clear()
 
     def _forget_missing(self, present: set[str], now: float) -> None:

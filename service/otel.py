@@ -1,6 +1,6 @@
 """Telemetry through the OpenTelemetry SDK. Sampling, limits and resource follow the standard OTEL_* variables.
 
-The batch processor has a thread and a bounded queue of its own: what does not fit, or cannot be sent, is dropped.
+The batch processor has a thread and a bounded queue of its own: spans that do not fit, or cannot be sent, are dropped.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""What our configurations use of pydantic and pydantic-settings, for machines that have neither: a GPU's bare image.
+"""The part of pydantic and pydantic-settings that our configurations use, for machines without them: bare GPU images.
 
 Names and behaviour are theirs; a test reads the same flags both ways. Messages are shorter.
 """

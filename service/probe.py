@@ -1,8 +1,8 @@
-"""Whether anybody listens at an address: the one sign that tells a process that is gone from one that is slow."""
+"""Whether a process listens at an address: the one sign that distinguishes a dead process from a slow one."""
 
 import asyncio
 
-_WAIT_S = 0.5  # an answer of the kernel; where none comes, nobody refuses
+_WAIT_S = 0.5  # an answer of the kernel; without one, the connection is not refused
 
 
 async def refuses_connections(endpoint: str) -> bool:

@@ -66,7 +66,7 @@ class RedisJournal:
         return tuple(changes[number - 1].key for number in seized)
 
     async def read(self, key: str) -> bytes | None:
-        """A record, whoever's it is; None where there is none."""
+        """A record of any router; None where there is none."""
         value = await self._run(self._redis.get(self._prefix + key))
         return None if value is None else value[ROUTER_ID_BYTES:]
 

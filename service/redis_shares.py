@@ -1,8 +1,8 @@
-"""What the routers of one cluster tell each other, as bytes on Redis or Valkey: each writes its own and reads the rest.
+"""The shares of the routers of one cluster, as bytes on Redis or Valkey: each writes its own and reads the rest.
 
     baton:{NAMESPACE}:routers      set of router ids; readers prune it
     baton:{NAMESPACE}:router:ID    the newest share of that router, gone SHARE_TTL_MS after it was written
-    baton:{NAMESPACE}:planner      who may change roles now, gone with the lease
+    baton:{NAMESPACE}:planner      the router that may change roles now, gone with the lease
 Nothing here is needed for correctness.
 """
 

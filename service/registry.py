@@ -1,4 +1,4 @@
-"""Membership: a worker keeps itself announced, a router keeps a view of who is there. Survives the loss of Redis.
+"""Membership: a worker keeps itself announced, a router keeps a view of the workers. Survives the loss of Redis.
 
 registry = open_registry(config)                          None without a redis_url
 epoch = await take_epoch(registry)
@@ -112,7 +112,7 @@ class Registration:
 
 
 class MembershipSource(Protocol):
-    """What a router needs to know of either kind of membership."""
+    """The interface of either kind of membership for a router."""
 
     @property
     def current(self) -> tuple[WorkerRecord, ...]: ...
@@ -167,7 +167,7 @@ class Membership:
         self._contact.made()
         if self._view.observe(listed, time.monotonic()):
             self._changed.set()
-            self._changed = asyncio.Event()  # the old one stays set for those who wait on it
+            self._changed = asyncio.Event()  # the old one stays set for tasks that wait on it
         return True
 
 
@@ -211,7 +211,7 @@ class _Repeated:
     """A step taken once a period until it returns False or is ended.
 
     Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
-    half of them when tried on 8.1), and the task would go on for ever. A step in progress is waited for; it is bounded.
+    half of them when tried on 8.1), and the task would run for ever. A step in progress is waited for; it is bounded.
     """
 
     def __init__(self, step: Callable[[], Awaitable[bool]], period_s: float) -> None:

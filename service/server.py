@@ -1,6 +1,6 @@
 """The life of one process of ours: bind, start, serve, drain on a signal, stop. The one place to read about shutdown.
 
-bind all listeners -> process.start(running) -> health SERVING when the process says so
+bind all listeners -> process.start(running) -> health SERVING when the process reports it
 SIGTERM, SIGINT or running.stop(): health NOT_SERVING -> process.drain() within grace_s -> process.stop()
                                    -> servers stop -> exit code 0
 a second signal: no more waiting, exit code 1
@@ -51,7 +51,7 @@ class Listener:
 
 
 class Running:
-    """What a process may know and ask while it is served."""
+    """The state and requests of a process while it is served."""
 
     def __init__(self, ports: tuple[int, ...], health: Health, stall_s: float = STALL_S) -> None:
         self.ports = ports
@@ -64,7 +64,7 @@ class Running:
         self.forced = asyncio.Event()
 
     def stop(self, exit_code: int = 0) -> None:
-        """Drain and end, as a signal does; a non-zero code says that it was not asked for (fenced, engine died)."""
+        """Drain and end, as a signal does; a non-zero code means that it was not asked for (fenced, engine died)."""
         self.exit_code = max(self.exit_code, exit_code)
         self.stopping.set()
 
@@ -86,7 +86,7 @@ class Running:
 
 
 class Process(Protocol):
-    """What differs between our processes."""
+    """The parts that differ between our processes."""
 
     @property
     def listeners(self) -> Sequence[Listener]: ...
@@ -105,7 +105,7 @@ class Process(Protocol):
 
 
 async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STALL_S) -> int:
-    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and what start() raises.
+    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and the exceptions of start().
 
     Once it has started, a process of which something stands still for `stall_s` ends at once: see service/watchdog.py.
     """
@@ -138,8 +138,8 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
 
 
 def _keep_for_good() -> None:
-    """What is here once a process has started stays to its end. Looking through it for garbage, again and again, would
-    hold every thread for a tenth of a second, in the middle of someone's answer.
+    """Objects that exist once a process has started stay to its end. Searching them for garbage, again and again, would
+    hold every thread for a tenth of a second, in the middle of an answer.
     """
     gc.collect()
     gc.freeze()

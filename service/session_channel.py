@@ -1,8 +1,8 @@
 """One end of a reliable numbered channel over connections that break. Symmetrical, pure; knows no transport or clock.
 
 Each direction is numbered from 1. A sent message is kept until the other end acknowledges it; after a reconnect the
-kept ones are sent again, in order, and the receiver drops what it has. So every message is delivered once, in order,
-as long as both ends keep their channel.
+kept ones are sent again, in order, and the receiver drops those that it has. So every message is delivered once, in
+order, as long as both ends keep their channel.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class SessionViolation(Exception):
 
 
 class SessionChannel(Generic[Message]):
-    """What one end remembers: its own unacknowledged messages, and the highest number it received."""
+    """The state of one end: its own unacknowledged messages, and the highest number it received."""
 
     def __init__(self, max_unacknowledged: int) -> None:
         self._max_unacknowledged = max_unacknowledged
@@ -53,7 +53,7 @@ class SessionChannel(Generic[Message]):
 
     @property
     def last_received(self) -> int:
-        """Highest number received with all below it: what to acknowledge; 0 before the first."""
+        """Highest number received with all below it, to be acknowledged; 0 before the first."""
         return self._last_received
 
     def number(self, message: Message) -> int:
@@ -84,7 +84,7 @@ class SessionChannel(Generic[Message]):
         return Received.FRESH
 
     def unacknowledged(self) -> Iterator[Numbered[Message]]:
-        """What to send again after a reconnect, oldest first; a snapshot, so that the channel may change meanwhile."""
+        """Messages to resend after a reconnect, oldest first; a snapshot, so that the channel may change meanwhile."""
         return iter(tuple(self._outgoing))
 
     @property

@@ -17,7 +17,7 @@ ROUTER_ID_BYTES = 16
 
 
 class Greeting(Protocol):
-    """The router's first message: who it is, what it has, and which life of this worker it remembers."""
+    """The router's first message: its id, the last message it has, and the epoch of this worker that it remembers."""
 
     @property
     def router_id(self) -> bytes: ...
@@ -58,11 +58,11 @@ async def serve_connection(
     welcome: Callable[[bool, int], Message],
     on_command: Callable[[RouterSession[Message], Command], None],
 ) -> AsyncGenerator[Message, None]:
-    """Serves one connection and yields what is to be written to it.
+    """Serves one connection and yields the messages to be written to it.
 
     `welcome(resumed, received)` makes the first message. `on_command` gets every command once, in order, and must not
-    wait. Raises: InvalidArgument for a connection that does not begin with a greeting in time, or acknowledges what was
-    never sent; Unavailable while the worker stops.
+    wait. Raises: InvalidArgument for a connection that does not begin with a greeting in time, or acknowledges a
+    message that was never sent; Unavailable while the worker stops.
     """
     greeting = await _greeting(commands)
     if hub.closed:
@@ -81,7 +81,7 @@ async def serve_connection(
         async for message in outbox.drain():
             yield message
         if reader.done():
-            reader.result()  # what went wrong while reading ends the connection loudly
+            reader.result()  # an error while reading ends the connection loudly
     finally:
         hub.disconnect(session, outbox)  # before any wait: a task that is cancelled twice has still done this
         reader.cancel()
@@ -118,7 +118,7 @@ async def _read(
             _acknowledge(session, message.acknowledged)
             for command in message.commands.commands or (message,):
                 if outbox.closed:
-                    return  # the session goes on in a newer connection, or has ended: it takes no more from here
+                    return  # the session continues in a newer connection, or has ended: it takes no more from here
                 if command.number == 0:
                     continue
                 match session.channel.receive(command.number):

@@ -15,11 +15,11 @@ from service.session_channel import SessionChannel, SessionOverflow
 
 logger = logging.getLogger(__name__)
 DELIVERY_POLL_S = 0.005
-MAX_WAITING = 1024  # messages that a connection has still to write; what may be lost is, beyond
+MAX_WAITING = 1024  # messages that a connection has still to write; beyond, those that may be lost are dropped
 
 
 class SessionMessage(Protocol):
-    """What the hub must know of an outgoing message: where its numbers go."""
+    """The fields of an outgoing message that the hub sets: its numbers."""
 
     number: int
     acknowledged: int
@@ -29,7 +29,7 @@ Message = TypeVar("Message", bound=SessionMessage)
 
 
 class Outbox(Generic[Message]):
-    """What one connection has still to write. Of news only the newest is kept."""
+    """Messages that one connection has still to write. Of news only the newest is kept."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -57,7 +57,7 @@ class Outbox(Generic[Message]):
         self._changed.set()
 
     def close(self) -> None:
-        """Ends the connection; what is not written stays unwritten."""
+        """Ends the connection; messages that are not written stay unwritten."""
         self.closed = True
         self._changed.set()
 
@@ -80,7 +80,7 @@ class Outbox(Generic[Message]):
 @dataclass(eq=False)
 class RouterSession(Generic[Message]):
     """One router. `send` is numbered and survives a reconnect; `mention` is not and does not, but keeps its place
-    among what is sent; `tell` is for news that the next one replaces.
+    among the sent messages; `tell` is for news that the next one replaces.
     """
 
     router_id: bytes
@@ -207,7 +207,7 @@ class SessionHub(Generic[Message]):
             logger.warning("a router did not acknowledge its last messages in time")
 
     async def close(self, timeout_s: float) -> None:
-        """The worker stops: lets the connections write what they have, for so long, and ends every session."""
+        """The worker stops: lets the connections write their messages, for so long, and ends every session."""
         self.closed = True
         for outbox in self._connections:
             outbox.finish()

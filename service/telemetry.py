@@ -49,7 +49,7 @@ class FinishedSpan:
     attributes: Attributes = field(default_factory=dict)
     events: Sequence[SpanEvent] = ()
     links: Sequence[TraceContext] = ()
-    error: str | None = None  # what went wrong; None is success
+    error: str | None = None  # the error; None is success
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Telemetry(Protocol):
         """Take a finished span and return its place in the trace, for its children."""
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most."""
+        """Send the remaining spans, for two seconds at most."""
 
 
 class NoTelemetry:

@@ -40,7 +40,7 @@ class TlsFiles:
         return changing_credentials((self.certificate, self.key), self._configuration)
 
     def check(self) -> None:
-        """Raises: TlsError, which says more than gRPC would."""
+        """Raises: TlsError, which is more specific than gRPC's error."""
         self._context()
 
     def _context(self) -> ssl.SSLContext:

@@ -45,11 +45,11 @@ current_trace: ContextVar[TraceContext | None] = ContextVar("current_trace", def
 """The caller's place in its trace, None outside a call or where none was given."""
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
-"""Set by whoever learns the request's id; None outside a request."""
+"""Set by the code that learns the request's id; None outside a request."""
 
 
 def in_trace(traceparent: str) -> Context:
-    """For `run`: what is called in it, and the tasks and callbacks that it begins, work for that trace."""
+    """For `run`: functions called in it, and the tasks and callbacks that they begin, work for that trace."""
     context = copy_context()
     context.run(current_trace.set, parse_traceparent(traceparent))
     return context

@@ -1,7 +1,7 @@
 """Ends a process in which something has stopped making progress: it would hold its requests, and look alive, for ever.
 
-What is watched is a number that moves while all is well: turns of an engine's thread, turns of the event loop. A thread
-of its own looks at them, so that neither can keep it from looking. One that stands still for too long has the stacks of
+It watches numbers that move while all is well: turns of an engine's thread, turns of the event loop. A thread of its
+own looks at them, so that neither can keep it from looking. One that stands still for too long has the stacks of
 all threads written to stderr and the process ended with STALLED; its supervisor starts it again.
 """
 
@@ -43,14 +43,14 @@ class Stillness:
 
 
 def end_process(name: str, still_s: float) -> None:
-    """Says what stands still and where every thread is; does not come back."""
+    """Logs the name of what stands still and where every thread is; does not return."""
     logger.critical("the %s has made no progress for %.1f s: the process exits", name, still_s)
     faulthandler.dump_traceback(file=STDERR, all_threads=True)
     os._exit(STALLED)
 
 
 class Watchdog:
-    """`watch` what moves, then `start`; `close` before what is watched ends on purpose."""
+    """`watch` the numbers, then `start`; `close` before a watched thread ends on purpose."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Watchdog:
         on_stall: Callable[[str, float], None] = end_process,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bound_s`: how long anything may stand still. `on_stall` gets what did, and for how many seconds."""
+        """`bound_s`: how long anything may stand still. `on_stall` gets its name, and for how many seconds."""
         self.bound_s = bound_s
         self._period_s = bound_s / LOOKS
         self._on_stall = on_stall

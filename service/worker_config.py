@@ -105,7 +105,7 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
 
     @property
     def kv_memory_bytes(self) -> int | None:
-        """None: what is left on the GPU."""
+        """None: the memory that is left on the GPU."""
         if self.kv_memory != "auto":
             return int(self.kv_memory)
         return int(KV_BYTES) if self.device == "cpu" else None

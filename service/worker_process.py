@@ -16,7 +16,7 @@ DRAIN_POLL_S = 0.05
 
 
 class Worker(Protocol):
-    """What differs between the workers: an engine that loads and stops, and a book of requests."""
+    """The parts that differ between the workers: an engine that loads and stops, and a book of requests."""
 
     @property
     def listener(self) -> Listener: ...
@@ -69,7 +69,7 @@ class WorkerProcess:
         self._epoch = epoch
         self._registration: Registration | None = None
         self._reports: asyncio.Task[None] | None = None
-        self._lost = False  # the engine is gone: what is open will never be done
+        self._lost = False  # the engine is gone: open requests will never be done
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -98,13 +98,13 @@ class WorkerProcess:
         logger.info("%s serves %s at %s", self._config.worker_id, self._config.model_name, endpoint)
 
     def announce(self, epoch: int) -> None:
-        """The worker serves in another role, with that epoch: the next renewal says so."""
+        """The worker serves in another role, with that epoch: the next renewal announces it."""
         self._epoch = epoch
         if self._registration is not None:
             self._registration.replace(replace(self._registration.record, role=self._worker.role, epoch=epoch))
 
     async def drain(self) -> None:
-        """No new work; returns when what was taken is done. A lost worker says nothing: routers are to see it die."""
+        """No new work; returns when accepted work is done. A lost worker reports nothing: routers are to see it die."""
         if self._lost:
             return
         self._worker.begin_drain()

@@ -1,4 +1,4 @@
-"""Who is there: one worker as the registry, or a list given by hand, describes it. Plain values."""
+"""One worker, as the registry or a fixed list describes it. Plain values."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """`epoch` and `fingerprint` are None where the worker was only named by hand: its session tells them."""
+    """`epoch` and `fingerprint` are None where the worker is only in a fixed list: its session reports them."""
 
     worker_id: str
     role: WorkerRole

@@ -1,5 +1,5 @@
 """Deterministic simulation: the real router, workers and client on one event loop with virtual time and a seed.
 
-In the manner of FoundationDB and TigerBeetle. What is real: everything above sockets, threads and the forward pass.
-What is not, is listed in `seams.py`.
+In the manner of FoundationDB and TigerBeetle. Everything above sockets, threads and the forward pass is real.
+`seams.py` lists the simulated parts.
 """

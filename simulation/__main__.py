@@ -24,7 +24,7 @@ def main() -> int:
     options = Options(arguments.requests, arguments.faults)
     show = _show if arguments.trace else None
     gc.collect()
-    gc.freeze()  # what is imported stays: looking through it after every seed would take longer than the seed
+    gc.freeze()  # imported objects stay: searching them after every seed would take longer than the seed
     tally, told_s, violated = Tally(), time.monotonic(), False
     with planted(arguments.plant):
         for seed in range(arguments.first, arguments.first + arguments.count * arguments.stride, arguments.stride):
@@ -74,6 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Not by way of the interpreter's own end, which would collect what is left of the last world in any order: in
+    # Not by way of the interpreter's own end, which would collect the rest of the last world in any order: in
     # Python 3.11 a future that is collected after its loop crashes the process.
     os._exit(main())

@@ -19,7 +19,7 @@ EOF = grpc.aio.EOF
 
 
 class Internet:
-    """Who listens where."""
+    """Which server listens at which endpoint."""
 
     def __init__(self, loop: SimulatedLoop, network: Network) -> None:
         self.loop = loop
@@ -43,10 +43,10 @@ class Internet:
         self._listening = {at: each for at, each in self._listening.items() if each is not server}
 
     async def connect(self, host: str, port: int) -> tuple[None, "_Closable"]:
-        """In place of asyncio.open_connection, which is how our code finds out whether anybody listens."""
+        """In place of asyncio.open_connection, by which our code finds out whether a process listens."""
         here = current_process().name
         if self.network.silent(here, host):
-            await asyncio.sleep(60.0)  # nobody waits for so long
+            await asyncio.sleep(60.0)  # longer than any caller waits
         await asyncio.sleep(self.network.draw.random() * 0.002)
         if self.at(f"{host}:{port}") is None:
             raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
@@ -188,7 +188,7 @@ class Call:
             try:
                 await self._reader
             except asyncio.CancelledError:
-                self.cancel()  # as grpc.aio does: who stops waiting ends the call
+                self.cancel()  # as grpc.aio does: a caller that stops waiting ends the call
                 raise
             finally:
                 self._reader = None
@@ -239,7 +239,7 @@ class Call:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # What arrives: who waits for it is woken in his own context.
+    # Arrivals: a task that waits for one is woken in its own context.
 
     def take(self, data: bytes) -> None:
         if self._ended is None:
@@ -252,7 +252,7 @@ class Call:
     def finish(self, ended: object) -> None:
         self.in_caller(self._finish, ended)
 
-    # What the network does.
+    # Called by the network.
 
     def break_off(self, why: str) -> None:
         self.finish(failure(grpc.StatusCode.UNAVAILABLE, why))
@@ -276,7 +276,7 @@ class Call:
             return
         server = self._internet.at(endpoint)
         if server is None and host_of(endpoint) in self._internet.network.gone:
-            return  # nobody answers, not even to refuse
+            return  # there is no answer, not even a refusal
         if server is None:
             refused = failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
             self.back.send(lambda: self.finish(refused))

@@ -1,4 +1,4 @@
-"""Many seeds at once, on as many processes as there are cores to spare; told as it goes on."""
+"""Many seeds at once, on as many processes as there are cores to spare; reports its progress."""
 
 import json
 import os
@@ -56,7 +56,7 @@ Told = Tally | Found | str
 
 
 def run(campaign: Campaign) -> Generator[Told, None, None]:
-    """What the processes tell, as it comes; a text is an event. Ends with them, or by being closed: then they too."""
+    """The reports of the processes, as they come; a text is an event. Ends with them; closing it ends them."""
     environment = os.environ | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
     processes = [

@@ -1,4 +1,4 @@
-"""A simulated client: our client library, and what it saw held against what the model must have said."""
+"""A simulated client: our client library, and its answers compared with the model's."""
 
 import asyncio
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ async def ask(clients: Sequence[AsyncBatonClient], history: History) -> None:
 
 
 def wrong_answer(history: History) -> str | None:
-    """What is wrong with what came, be it all of the answer or its beginning; None where all is well."""
+    """The error in the answer, be it whole or its beginning; None where all is well."""
     for choice in range(history.request.choices):
         fault = _wrong_choice(history, choice)
         if fault is not None:

@@ -1,4 +1,4 @@
-"""Copies of KV blocks in virtual time, one block after another: what changes meanwhile is read as it is by then."""
+"""Copies of KV blocks in virtual time, one block after another: a block that changes meanwhile is read changed."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from worker.peers import READ_TIMEOUT_S
 
 
 class SimulatedPullThread:
-    """In place of the PullThread: one copy at a time, and a cancelled one ends before the caller goes on."""
+    """In place of the PullThread: one copy at a time, and a cancelled one ends before the caller continues."""
 
     def __init__(self, draw: random.Random, block_s: float, numbers: KvNumbers | None = None) -> None:
         """`numbers`: the pool that is copied into, where bits are to flip."""
@@ -40,7 +40,7 @@ class SimulatedPullThread:
                 while not copying.done():
                     await _outlast(copying)
                 if not copying.cancelled():
-                    copying.exception()  # nobody waits for it
+                    copying.exception()  # no caller awaits it
                 raise
 
     async def check(self, checksums: Checksums, wanted: Sequence[BlockChecksum]) -> None:
@@ -99,7 +99,7 @@ class SharedMemories:
 
 
 class SimulatedLink:
-    """In place of the blocking channel of a peer: what is to be read is fetched before, so that reading waits for
+    """In place of the blocking channel of a peer: blocks are fetched before they are read, so that reading waits for
     nothing.
     """
 

@@ -1,7 +1,7 @@
-"""The engine's thread as turns of the event loop: a step takes virtual time, and meanwhile the others go on.
+"""The engine's thread as turns of the event loop: a step takes virtual time, in which other processes run.
 
-A step computes at once, and while it does the clock of its thread runs ahead of everyone else's: what it posts, writes
-and reports is seen when the others get there.
+A step computes at once, and while it does the clock of its thread runs ahead of all others: its posts, writes and
+reports are seen when the others reach that time.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         self._loop.call_soon(self._turn)
 
     def stop(self, timeout_s: float) -> bool:
-        """It is between two steps, or in one whose outcome nobody will hear."""
+        """It is between two steps, or in one whose outcome is not delivered."""
         self._stopped = True
         self._refuse_calls()
         return True

@@ -1,4 +1,4 @@
-"""What a world really went through, counted: seeds in which nothing happens prove nothing."""
+"""Counts of the events in a world: seeds in which nothing happens prove nothing."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def has_work(machine: "Machine") -> bool:
 
 
 def count_at_end(world: "World", counts: Counter[str]) -> None:
-    """What the parts of a world have counted themselves."""
+    """Adds the counts that the parts of a world keep themselves."""
     counts["messages held back by a cut"] += world.network.cuts_felt
     counts["attempts that failed and were followed by another"] += len(world.trace.retried)
     for machine in world.workers:

@@ -1,4 +1,4 @@
-"""What may go wrong, when, and how long: drawn from the seed, carried out by the injector."""
+"""Faults, their times and durations: drawn from the seed, carried out by the injector."""
 
 import asyncio
 import random
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 class Kind(Enum):
     KILL = auto()  # a process; it comes back a little later, a worker under a new epoch and with an empty cache
-    VANISH = auto()  # the same of a worker, and nobody's kernel says so
-    HANG = auto()  # for a while, then it goes on where it was
+    VANISH = auto()  # the same of a worker, and no kernel ends its connections
+    HANG = auto()  # for a while, then it continues where it was
     CUT = auto()  # both ways between two processes
     CUT_ONE_WAY = auto()
     FLAP = auto()  # cut and mended, again and again
@@ -36,7 +36,7 @@ class Fault:
     kind: Kind
     at_s: float  # from the beginning of the load
     target: str
-    other: str  # of what is between two
+    other: str  # of faults between two processes
     lasts_s: float
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: S
 
 
 def _possible(world: "World") -> list[Kind]:
-    """Bits flip only where all is compared: otherwise nobody promises to see every one."""
+    """Bits flip only where all blocks are compared: otherwise it is not promised that every flip is found."""
     flips = [Kind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
     return [*(kind for kind in Kind if kind is not Kind.FLIP), *_OFTEN, *flips]
 
@@ -78,7 +78,7 @@ def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
 
 
 class Injector:
-    """Carries faults out, and mends what they left."""
+    """Carries faults out, and mends their damage."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -107,7 +107,7 @@ class Injector:
             case Kind.DRAIN:
                 life = machine.life
                 machine.drain()
-                while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- nobody tells
+                while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- there is no event to wait for
                     await asyncio.sleep(0.1)
                 machine.start()
             case Kind.POISON:

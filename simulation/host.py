@@ -1,4 +1,4 @@
-"""What a simulated worker has in place of a checkpoint and memory: a pool of numbers, and the runner over it."""
+"""A simulated worker's substitute for a checkpoint and memory: a pool of numbers, and the runner over it."""
 
 import secrets
 from collections.abc import Callable
@@ -86,5 +86,5 @@ class SimulatedHost:
         """Nothing is open."""
 
     def as_host(self) -> EngineHost:
-        """For those who want the real one."""
+        """For callers that need the real type."""
         return cast(EngineHost, cast(Any, self))

@@ -1,4 +1,4 @@
-"""What must hold in every world: of what clients saw, of pages, of the content of caches, of books at the end."""
+"""The invariants of every world: of clients' answers, of pages, of the content of caches, of books at the end."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -62,12 +62,12 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # the limit that `router/poison.py` tells of: an innocent whose workers were killed three times
+        return None  # the limit that `router/poison.py` names: an innocent whose workers were killed three times
     return f"it failed with {history.cause}: {history.message}"
 
 
 def worker_deaths(world: "World") -> int:
-    """Of their processes, whatever they died of."""
+    """Of their processes, from any cause."""
     return sum(len(machine.lives) - machine.is_up for machine in world.workers)
 
 
@@ -83,14 +83,14 @@ def check_pages(world: "World") -> None:
 
 
 def unexpected_shouts(world: "World") -> list[str]:
-    """What was logged as an error; where bits flip, or workers die often enough, whoever sees it says so."""
+    """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is Kind.FLIP for fault in world.faults) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
     return [shout for shout in world.trace.shouts if not any(said.search(shout) for said in expected)]
 
 
 def check_quiet(world: "World") -> str | None:
-    """What is still held though nothing is asked any more; None once all is given back."""
+    """A resource that is still held though no request is left; None once all is given back."""
     return next(_held(world), None)
 
 
@@ -148,7 +148,7 @@ def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
 def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
     """Every block that can be found under a hash holds the KV that the hash stands for. Raises: Violation.
 
-    To be called while no engine is in a step: it publishes what is written by its end.
+    To be called while no engine is in a step: a step publishes blocks that are written by its end.
     """
     known = _known_blocks(world, histories)
     for machine in world.workers:

@@ -1,8 +1,8 @@
 """An event loop for several simulated processes: virtual time, and an order of things that a seed decides.
 
-Within one process callbacks run in their order, as asyncio promises; between processes whose turn it is, is drawn. When
-nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even what it
-would do on its way out; one that hangs runs nothing until it goes on.
+Within one process callbacks run in their order, as asyncio promises; between processes, the next one is drawn. When
+nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even its
+clean-up; one that hangs runs nothing until it continues.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ RUNS, DEAD = State.RUNS, State.DEAD  # members of an Enum are found slowly, and 
 
 
 class SimulatedProcess:
-    """What runs together and dies together. `context` is that of all its callbacks."""
+    """The callbacks that run together and die together. `context` is that of all of them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,7 +47,7 @@ _CURRENT: ContextVar[Any] = CURRENT  # as contexts are asked for it
 
 
 class Planned:
-    """What is to be called, and for which process: a handle as asyncio knows them, without what is not needed here."""
+    """A planned call and its process: a handle as asyncio knows them, without the parts that are not needed here."""
 
     __slots__ = ("arguments", "callback", "context", "process", "when_s")
 
@@ -121,7 +121,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         process.ready = deque()
 
     def hang(self, process: SimulatedProcess) -> None:
-        """As SIGSTOP does; what comes for it piles up."""
+        """As SIGSTOP does; its messages pile up."""
         if process.state is State.RUNS:
             process.state = State.HANGS
 
@@ -131,12 +131,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._list(process)
 
     def forget(self) -> None:
-        """Nothing that was ever planned happens any more, and what is planned from now on does not either."""
+        """No planned call happens any more, now or later."""
         self._kept.clear()
         self._timers.clear()
         self._turns.clear()
 
-    # What asyncio asks of a loop.
+    # The interface of an asyncio loop.
 
     get_debug = staticmethod(bool)  # asked for every future: no frame of Python for a no
 
@@ -192,7 +192,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any
     ) -> None:
-        """Simulated processes are told to stop by other means."""
+        """Simulated processes are stopped by other means."""
 
     def remove_signal_handler(self, sig: int) -> bool:
         return False
@@ -201,7 +201,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self) -> None:
-        """Nobody waits in a selector."""
+        """No thread waits in a selector."""
 
     def _run_once(self) -> None:
         turns, draw = self._turns, self._draw.random
@@ -225,7 +225,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {planned}")
                 try:
                     planned.context.run(callback, *planned.arguments)
-                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it says so and goes on
+                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it reports the error and continues
                     self.call_exception_handler({"message": f"Exception in callback of {planned}", "exception": error})
 
     def _advance(self) -> None:
@@ -258,7 +258,7 @@ def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arg
         return
     try:
         result = function(*arguments)
-    except Exception as error:  # noqa: BLE001 -- it belongs to whoever waits
+    except Exception as error:  # noqa: BLE001 -- it belongs to the caller that waits
         future.set_exception(error)
     else:
         future.set_result(result)

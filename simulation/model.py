@@ -1,4 +1,4 @@
-"""A model whose every token depends on all of the KV before it: what is stale, lost or repeated shows in the next one.
+"""A model whose every token depends on all of the KV before it: stale, lost or repeated KV shows in the next one.
 
 The KV of a token is one number, made of the token and of the KV of all tokens before it. "Attention" is a sum over
 them, weighted by position. `expected_answer` computes the same from tokens alone: it is the oracle.
@@ -41,7 +41,7 @@ def attend(numbers: KvNumbers) -> int:
 
 
 def kv_number(attended: int, token_id: int, position: int) -> int:
-    """The KV of a token after the tokens that `attended` is of. Never 0, which is what fresh memory holds."""
+    """The KV of a token after the tokens that `attended` is of. Never 0, the content of fresh memory."""
     return mix(attended ^ mix(token_id << 20 | position)) | 1
 
 
@@ -51,7 +51,7 @@ def add(attended: int, number: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How a token is chosen: what the schedulers and workers must carry along unharmed."""
+    """How a token is chosen: the schedulers and workers must carry it along unchanged."""
 
     temperature: float
     seed: int

@@ -1,7 +1,7 @@
-"""Links between simulated processes: delays, partitions, and what a connection makes of them. Knows no gRPC.
+"""Links between simulated processes: delays, partitions, and their effect on connections. Knows no gRPC.
 
 Of two processes each direction is a link of its own. Messages of one pipe keep their order, those of different pipes
-need not. A link that is cut holds back what is sent over it; if it is cut for long, keepalive ends the connections.
+need not. A link that is cut holds back its messages; if it is cut for long, keepalive ends the connections.
 """
 
 import random
@@ -20,7 +20,7 @@ class Connection(Protocol):
 
     @property
     def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
-        """Who calls, and who serves; None before the call arrived."""
+        """The caller and the server; None before the call arrived."""
 
     @property
     def keepalive_s(self) -> float:
@@ -30,7 +30,7 @@ class Connection(Protocol):
         """Both ends learn of it, each by itself."""
 
     def peer_died(self, dead: SimulatedProcess) -> None:
-        """The other end learns of it when what the dead one had sent has arrived, if that arrives."""
+        """The other end learns of it after the messages that the dead one had sent, if they arrive."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Network:
         return link
 
     def silent(self, one: str, other: str) -> bool:
-        """Whether neither can hear the other answer."""
+        """Whether neither receives the other's answers."""
         return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
 
     def opened(self, connection: Connection) -> None:
@@ -110,7 +110,7 @@ class Network:
             self._watch(connection, lambda: link.cut)
 
     def heal(self, sender: str, receiver: str) -> None:
-        """What was held back arrives, if somebody still waits for it."""
+        """Messages that were held back arrive, if a receiver still waits for them."""
         link = self.link(sender, receiver)
         link.cut = False
         held, link.held = deque(link.held), []
@@ -132,7 +132,7 @@ class Network:
             connection.break_off(why)
 
     def process_died(self, process: SimulatedProcess, told: bool) -> None:
-        """`told`: its kernel ends its connections; otherwise the machine is gone, and the others find out."""
+        """`told`: its kernel ends its connections; otherwise the machine is gone, and its peers find out."""
         if not told:
             self.gone.add(process.name)
         for connection in self._of(process):

@@ -19,7 +19,7 @@ from worker.transfer_reader import TransferReader
 
 
 def dropped_pin() -> AbstractContextManager[Any]:
-    """A computed prompt gives its pages back before anybody has read them, and its reader is told that all is well."""
+    """A computed prompt gives its pages back before a reader has read them, and its reader gets no error."""
     real = PrefillScheduler._pin
 
     def pin(self: PrefillScheduler, prompt: Any) -> None:
@@ -30,7 +30,7 @@ def dropped_pin() -> AbstractContextManager[Any]:
 
 
 def reused_transfer_id() -> AbstractContextManager[Any]:
-    """A router gives the right to read one prompt's KV out twice: each second attempt has that of the one before."""
+    """A router uses a transfer id twice: each second attempt has that of the one before."""
     real, drawn = session_wire.Tag, dict[tuple[str, int], bytes]()
 
     def tag(**fields: Any) -> session_wire.Tag:
@@ -41,7 +41,7 @@ def reused_transfer_id() -> AbstractContextManager[Any]:
 
 
 def off_by_one_offset() -> AbstractContextManager[Any]:
-    """A decode worker that goes on with an answer says of its tokens that they stand one place before theirs."""
+    """A decode worker that continues an answer reports its tokens one place before their own."""
     real = Answer.take
 
     def take(self: Answer, made: TokenMade) -> Any:
@@ -54,7 +54,7 @@ def off_by_one_offset() -> AbstractContextManager[Any]:
 
 
 def unseen_flip() -> AbstractContextManager[Any]:
-    """A worker does not compare what it has copied with what the source says it had."""
+    """A worker does not compare its copied blocks with the source's checksums."""
 
     async def check(self: TransferReader, *what: object) -> None:
         """Looks at nothing."""
@@ -63,7 +63,7 @@ def unseen_flip() -> AbstractContextManager[Any]:
 
 
 def announced_once() -> AbstractContextManager[Any]:
-    """A worker tells Redis once that it is there, and does not say so again when that has expired."""
+    """A worker announces itself in Redis once, and not again when the announcement has expired."""
     real = Registration._renew
 
     async def renew(self: Registration) -> bool:
@@ -82,7 +82,7 @@ def best_by_sum() -> AbstractContextManager[Any]:
 
 
 def kept_unconfirmed() -> AbstractContextManager[Any]:
-    """A reader takes for certain what its source has told of, whether or not that has landed and was confirmed."""
+    """A reader takes its source's announced blocks for certain, whether or not they have landed and were confirmed."""
 
     async def confirm(stub: object, transfer_id: bytes, progress: Progress, certain: Certain, period_s: float) -> None:
         while True:

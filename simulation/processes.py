@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerShape:
-    """What workers of one role are given."""
+    """The settings of the workers of one role."""
 
     total_blocks: int
     block_tokens: int
@@ -44,9 +44,9 @@ class WorkerShape:
     swap_blocks: int
     pace: Pace
     copy_s: float  # of a block
-    transport: str  # as workers are told
+    transport: str  # as in a worker's configuration
     checksum_share: float  # of the blocks that are read elsewhere
-    announced: bool  # workers tell Redis where they are; else routers are told by hand
+    announced: bool  # workers announce themselves in Redis; else routers have a fixed list
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Machine:
         task.add_done_callback(self._ended, context=self.internet.network.process.context)
 
     def kill(self, told: bool) -> None:
-        """`told`: its peers' kernels hear of it."""
+        """`told`: its connections end, so its peers notice."""
         if self.life is None:
             return
         self.loop.kill(self.life.process)
@@ -128,7 +128,7 @@ class Machine:
 
 
 class Factory:
-    """Makes what the machines run."""
+    """Makes the processes that the machines run."""
 
     def __init__(
         self, loop: SimulatedLoop, internet: Internet, memories: SharedMemories, draw: random.Random, shape: WorkerShape
@@ -195,7 +195,7 @@ class Factory:
 
 
 class _Observed:
-    """Tells the machine what a process is told when it starts."""
+    """A process whose `running` is recorded in `life` when it starts."""
 
     def __init__(self, process: WorkerProcess | RouterProcess, life: Life) -> None:
         self._process = process
@@ -216,7 +216,7 @@ _prepared = cache(prepared_model)
 
 @cache
 def _base_config(config_type: type[Any], transport: str) -> Any:
-    """Reading flags takes as long as a good part of a world: what differs is put in afterwards."""
+    """Reading flags takes as long as a good part of a world: differing values are put in afterwards."""
     model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
     return read_config(config_type, ("--worker-id", "named-later", *model))
 

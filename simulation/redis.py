@@ -1,6 +1,6 @@
-"""What Redis holds for routers and workers, without Redis: keys that expire, and the scripts that our code would run.
+"""Redis's keys for routers and workers, without Redis: they expire, and the scripts that our code would run.
 
-While it is `gone` every call fails, after a while. Emptied, it goes on as a server that was restarted does.
+While it is `gone` every call fails, after a while. Emptied, it continues as a restarted server does.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class SimulatedRedis:
         return None if redis_url is None else SimulatedRegistry(self)
 
     def shares(self, config: RouterConfig, router_id: bytes) -> "SimulatedShares | None":
-        """In place of what a router opens."""
+        """In place of a router's own RedisShares."""
         return None if config.redis_url is None else SimulatedShares(self, router_id.hex())
 
 

@@ -1,4 +1,4 @@
-"""Carries out plans over a simulated pool. What a step writes is seen when the step has ended."""
+"""Carries out plans over a simulated pool. A step's writes are seen when the step has ended."""
 
 import random
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class SimulatedRunner:
         return Computed(tuple([_drawn(attended, chunk.end, sample) for sample in chunk.samples]))
 
     def _attended(self, chunk: Chunk) -> int:
-        """Over what the blocks really hold."""
+        """Over the blocks' real content."""
         if chunk.start == 0:
             return 0
         blocks = np.array(chunk.block_table[: -(-chunk.start // self._block_tokens)])

@@ -1,7 +1,7 @@
-"""What of our code's surroundings is simulated: the one list. All else that runs is what runs in production.
+"""The simulated surroundings of our code: the one list. All other code is the same as in production.
 
 Clock, randomness, gRPC's channels and servers, threads, shared memory, Redis, the tokenizer's files, and the collection
-of garbage at the start of a process. (And what `processes.py` hands to a worker in place of a checkpoint and a pool.)
+of garbage at the start of a process. (And the host that `processes.py` gives a worker in place of checkpoint and pool.)
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def installed(
     copy_s: float,
     on_stall: Callable[[str, float], None],
 ) -> Iterator[None]:
-    """Within, this process has no other clock and no other world. `on_stall`: what ends a process that stands still."""
+    """Within, this process has no other clock and no other world. `on_stall` ends a process that stands still."""
     state = random.getstate()
     random.seed(draw.random())
 

@@ -63,7 +63,7 @@ class Served:
 
     def take(self, data: object) -> None:
         """From the network."""
-        self._requests.put_nowait(data)  # who waits for it is woken in his own context
+        self._requests.put_nowait(data)  # a task that waits for it is woken in its own context
 
     def cancel(self) -> None:
         """From the network, or by a server that stops: the caller has gone."""

@@ -1,4 +1,4 @@
-"""What came of many seeds. Pure."""
+"""The results of many seeds. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Tally:
     virtual_s: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)  # how requests ended
     kinds: Counter[str] = field(default_factory=Counter)  # of faults
-    exercised: Counter[str] = field(default_factory=Counter)  # what really happened
+    exercised: Counter[str] = field(default_factory=Counter)  # events that happened
 
     def add(self, result: Result) -> None:
         self.seeds += 1

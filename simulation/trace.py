@@ -1,4 +1,4 @@
-"""What happened, in order, for whoever looks at a failed seed; and a digest, which two runs of a seed share."""
+"""The events of a run, in order, to examine a failed seed; and a digest, which two runs of a seed share."""
 
 import hashlib
 import logging
@@ -9,7 +9,7 @@ KEPT = 120  # of the last events
 
 
 class Trace:
-    """`show` is given every line where somebody watches."""
+    """`show` is called with every line; None where no output is wanted."""
 
     def __init__(self, now: Callable[[], float], show: Callable[[str], None] | None = None) -> None:
         self._now = now
@@ -17,9 +17,9 @@ class Trace:
         self._digest = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=KEPT)
         self.shouts: list[str] = []
-        """What our code logged as an error."""
+        """Our code's log lines of level error."""
         self.retried: list[str] = []
-        """What a router said of attempts that failed."""
+        """A router's log lines of attempts that failed."""
 
     def note(self, who: str, what: str) -> None:
         line = f"{self._now() - 1000.0:9.4f} {who:<10} {what}"
@@ -29,7 +29,7 @@ class Trace:
             self._show(line)
 
     def close(self) -> None:
-        """Lets go of the world that it tells of."""
+        """Lets go of its world."""
         self._now, self._show = _never, None
 
     @property
@@ -42,7 +42,7 @@ def _never() -> float:
 
 
 class TraceHandler(logging.Handler):
-    """Log records become events; whatever is an error is remembered apart."""
+    """Log records become events; errors are remembered apart."""
 
     def __init__(self, trace: Trace, who: Callable[[], str]) -> None:
         super().__init__()

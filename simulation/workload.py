@@ -1,4 +1,4 @@
-"""What the simulated clients ask, and when: drawn from the seed."""
+"""The simulated clients' requests, and their times: drawn from the seed."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from simulation.model import Asked
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """`cancel_after_s`: the client goes away then, whatever has come."""
+    """`cancel_after_s`: the client goes away then, at any state of the answer."""
 
     number: int
     at_s: float  # from the beginning
@@ -58,7 +58,7 @@ class SimulatedRequest:
 
 
 def draw_requests(draw: random.Random, count: int, span_s: float, most_tokens: int) -> list[SimulatedRequest]:
-    """Prompts share prefixes, and conversations go on: caches and fetches have work."""
+    """Prompts share prefixes, and conversations continue: caches and fetches have work."""
     stems = [_tokens(draw, draw.randint(4, most_tokens // 2)) for _ in range(2)]
     requests: list[SimulatedRequest] = []
     bursts = draw.random() < 0.3

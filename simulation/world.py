@@ -1,4 +1,4 @@
-"""One seed, one world: a cluster, its clients and what befalls them, until all is over and checked."""
+"""One seed, one world: a cluster, its clients and their faults, until all is over and checked."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ LONGEST_S = 400.0  # of virtual time
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`faults` None: as many as the seed says. `kinds`: of these alone, where there are any."""
+    """`faults` None: as many as the seed draws. `kinds`: of these alone, where there are any."""
 
     requests: int = 6
     faults: int | None = None
@@ -66,7 +66,7 @@ class Result:
 
 
 class World:
-    """What there is in one seed."""
+    """The objects of one seed."""
 
     def __init__(self, seed: int, options: Options, show: Callable[[str], None] | None) -> None:
         self.draw = draw = random.Random(seed)
@@ -78,7 +78,7 @@ class World:
         self.redis = SimulatedRedis(loop, random.Random(draw.random()))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
         self.shape = WorkerShape(
-            # What a router may have of a worker must be enough for the largest request: nobody gets it otherwise.
+            # A router's share of a worker must be enough for the largest request: otherwise no router can place it.
             total_blocks=int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens,
             block_tokens=block_tokens,
             chunk_tokens=draw.choice((16, 32, 64)),
@@ -161,11 +161,11 @@ async def live(world: World, result: Result) -> None:
 
 
 def run_seed(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Result:
-    """Never raises for what the simulated processes do: it is in the result."""
+    """Never raises for errors of the simulated processes: they are in the result."""
     collects = gc.isenabled()
-    gc.disable()  # it would close what a world has dropped whenever it pleases
+    gc.disable()  # it would close a world's dropped objects at any time
     result = _run(World(seed, options, show), seed)
-    # What is left of the world is closed now: the clean-up of its coroutines must not reach the next one.
+    # The rest of the world is closed now: the clean-up of its coroutines must not reach the next one.
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     silenced = logging.root.manager.disable
     logging.disable()
@@ -251,7 +251,7 @@ async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:
 
 
 async def _watch(world: World) -> None:
-    """What must hold at any time. Raises: Violation."""
+    """Checks the invariants that hold at any time. Raises: Violation."""
     while True:
         check_pages(world)
         await asyncio.sleep(WATCH_S)

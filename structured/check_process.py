@@ -1,7 +1,6 @@
-"""A process that compiles what strangers send and takes a few steps along it, so that it can be killed. One at a time.
+"""A process that compiles clients' forms and takes a few steps along them, so that it can be killed. One at a time.
 
-Lines of JSON in and out: first what to check for (Setup), then forms; each is answered by a verdict. It ends with its
-standard input.
+Lines of JSON in and out: first the Setup, then forms; each is answered by a verdict. It ends with its standard input.
 """
 
 import json
@@ -24,12 +23,12 @@ WALK_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a checker needs to know; plain values, since it travels as JSON."""
+    """The settings of a checker; plain values, since it travels as JSON."""
 
     folder: str  # of the checkpoint
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    memory_bytes: int  # of address space, beyond what the vocabulary has taken
+    memory_bytes: int  # of address space, beyond that of the vocabulary
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

@@ -25,7 +25,7 @@ LINE_BYTES = 1 << 16
 
 
 class CheckerBroken(RuntimeError):
-    """The process that checks does not work; nothing is said of the form."""
+    """The process that checks does not work; there is no verdict on the form."""
 
 
 class CheckProcess:
@@ -36,7 +36,7 @@ class CheckProcess:
         self._popen: subprocess.Popen[bytes] | None = None
 
     def check(self, output: StructuredOutput, limit_s: float) -> str | None:
-        """What is wrong with it, if anything. Raises: CheckerBroken."""
+        """The error in the form, if any. Raises: CheckerBroken."""
         popen = self._popen or self._start()
         line = json.dumps({"kind": output.kind.value, "text": output.text}).encode() + b"\n"
         try:
@@ -56,7 +56,7 @@ class CheckProcess:
         popen.wait(STOP_S)
         for pipe in (popen.stdin, popen.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what it had not read
+                with contextlib.suppress(OSError):  # of unread bytes
                     pipe.close()
 
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -104,7 +104,7 @@ class Checker:
     """Remembers its verdicts. Any thread may ask; each of its processes is asked by one at a time."""
 
     def __init__(self, setup: Setup, processes: int, limit_s: float) -> None:
-        """`limit_s` is for one form, without the start of a process, which is put off until somebody asks."""
+        """`limit_s` is for one form, without the start of a process, which is put off until the first question."""
         self._limit_s = limit_s
         self._processes = tuple(CheckProcess(setup) for _ in range(processes))
         self._idle: queue.SimpleQueue[CheckProcess] = queue.SimpleQueue()
@@ -119,7 +119,7 @@ class Checker:
             return _key(output) in self._verdicts
 
     def check(self, output: StructuredOutput) -> str | None:
-        """What is wrong with the form, if anything. Blocks. Raises: CheckerBroken."""
+        """The error in the form, if any. Blocks. Raises: CheckerBroken."""
         key = _key(output)
         with self._lock:
             if key in self._verdicts:

@@ -1,7 +1,7 @@
 """llguidance: vocabularies, and grammars compiled for them. The only module that names it, and it does so when asked.
 
 Its own limits bound what one grammar may cost; they are counts of its steps, so that every process that compiles the
-same text comes to the same end. What they do not bound, time and memory in all, structured/checker.py does.
+same text comes to the same end. structured/checker.py bounds time and memory in all.
 """
 
 import json
@@ -32,7 +32,7 @@ class GrammarFailed(RuntimeError):
 
 
 class Matcher(Protocol):
-    """The beginning of an answer. It stays with one thread at a time. What llguidance's LLMatcher is used for."""
+    """The beginning of an answer. It stays with one thread at a time. The used part of llguidance's LLMatcher."""
 
     def deep_copy(self) -> "Matcher": ...
 
@@ -106,7 +106,7 @@ def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
 def next_tokens(matcher: Matcher) -> bytes:
     """One bit per token of the vocabulary, the least significant first: those that may come now. Drops the lock.
 
-    What ends an answer is among them where the grammar is complete. Raises: GrammarFailed.
+    Tokens that end an answer are among them where the grammar is complete. Raises: GrammarFailed.
     """
     bits = matcher.compute_bitmask()
     if matcher.is_error():

@@ -20,7 +20,7 @@ class StructuredKind(Enum):
 
 
 class FormRefused(ValueError):
-    """No answer can be held to this form; the message says why."""
+    """No answer can be held to this form; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StructuredOutput:
 
 
 def check_form(output: StructuredOutput) -> None:
-    """What can be checked without the library. Raises: FormRefused."""
+    """The checks that do not need the library. Raises: FormRefused."""
     if len(output.text) > MAX_BYTES or len(output.text.encode()) > MAX_BYTES:
         raise FormRefused(f"at most {MAX_BYTES} bytes")
     match output.kind:

@@ -1,1 +1,1 @@
-"""What both kinds of worker share: values on the wire, pairing, pulling KV from a peer and letting peers pull."""
+"""The common part of both kinds of worker: values on the wire, pairing, pulling KV and letting peers pull."""

@@ -1,4 +1,4 @@
-"""The adapters of a worker: what it says of them, and what requests mean by a name."""
+"""The adapters of a worker: its description of them, and their numbers by name."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def describe_adapters(adapters: Sequence[AdapterFolder]) -> list[session_pb2.Ada
 
 
 def adapter_number(worker: session_pb2.WorkerInfo, name: str) -> int:
-    """What the engine calls the adapter of that name; 0 for an empty one. Raises: ValueError."""
+    """The engine's number of the adapter of that name; 0 for an empty name. Raises: ValueError."""
     if not name:
         return 0
     for number, adapter in enumerate(worker.adapters, start=1):

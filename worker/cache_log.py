@@ -1,4 +1,4 @@
-"""What a worker's prefix cache has come to, as routers are told: numbered changes, and all of it on demand. Pure.
+"""A worker's prefix cache, as routers receive it: numbered changes, and all of it on demand. Pure.
 
 It follows the journal of the pool: a moment behind it, and exact for the changes that it has numbered.
 """
@@ -14,7 +14,7 @@ MESSAGE_HASHES = 2048
 
 @dataclass(frozen=True, slots=True)
 class NumberedChanges:
-    """One message: what changed after the message of the number before."""
+    """One message: the changes after the message of the number before."""
 
     sequence: int
     stored: tuple[bytes, ...]
@@ -45,7 +45,7 @@ class CacheLog:
         return len(self._hashes)
 
     def record(self, changes: CacheChanges) -> list[NumberedChanges]:
-        """The messages that tell of these changes: one, unless they are many."""
+        """The messages that report these changes: one, unless they are many."""
         self._toggle(block_hash for block_hash in changes.evicted if block_hash in self._hashes)
         self._hashes.difference_update(changes.evicted)
         self._toggle(block_hash for block_hash in changes.stored if block_hash not in self._hashes)

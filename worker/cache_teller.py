@@ -1,4 +1,4 @@
-"""Tells every connected router of this worker's prefix cache, over its sessions. Protobuf stops here."""
+"""Reports this worker's prefix cache to every connected router, over its session. Protobuf stops here."""
 
 from engine.cache_journal import CacheChanges
 from protos import cache_pb2, report_pb2, session_pb2
@@ -15,7 +15,7 @@ class CacheTeller:
         self._log = CacheLog()
 
     def on_changes(self, changes: CacheChanges) -> None:
-        """What a step did to the cache. To be called before the step's tokens are sent."""
+        """A step's changes of the cache. To be called before the step's tokens are sent."""
         for each in self._log.record(changes):
             events = cache_pb2.CacheEvents(
                 sequence=each.sequence, stored=b"".join(each.stored), evicted=b"".join(each.evicted)

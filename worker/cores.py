@@ -1,4 +1,4 @@
-"""What a worker says of its cores, and those of another that it may use meanwhile."""
+"""A worker's report of its cores, and another's cores that it may use meanwhile."""
 
 from collections.abc import Callable
 from pathlib import Path

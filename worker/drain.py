@@ -1,5 +1,5 @@
-"""How a worker stops taking work: it says so first and takes what crosses that notice; then it refuses. And who may
-tell it to take another kind of work.
+"""How a worker stops taking work: it reports so first and takes requests that cross that report; then it refuses.
+And which callers may change its role.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from protos import session_pb2
 logger = logging.getLogger(__name__)
 ChangeRole = Callable[[session_pb2.Role], None]
 
-NOTICE_S = 0.3  # a report to every router, and whatever they sent before it came
+NOTICE_S = 0.3  # a report to every router, and the requests that they sent before it came
 
 
 class Departing:
@@ -20,13 +20,13 @@ class Departing:
 
     leaving = False  # reported as draining
     draining = False  # and new work is refused
-    broken = False  # the engine is lost: what is open may be the reason, and is not for others to go on with
+    broken = False  # the engine is lost: an open request may be the reason, so other workers do not continue them
     _change_role: ChangeRole | None = None
     _worker: session_pb2.WorkerInfo  # as routers see it
 
     @property
     def hands_over(self) -> bool:
-        """Whether what is open when the worker stops is left over by a drain."""
+        """Whether requests that are open when the worker stops are left over by a drain."""
         return self.leaving and not self.broken
 
     def breaks(self, on_fault: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
@@ -39,7 +39,7 @@ class Departing:
         return noted
 
     def offer_roles(self, roles: Sequence[session_pb2.Role], change_role: ChangeRole) -> None:
-        """Tells routers which roles this process can take; `change_role` is called when one of them wants another."""
+        """Announces the roles that this process can take; `change_role` is called when a router wants another."""
         self._worker.roles.extend(roles)
         self._change_role = change_role
 

@@ -1,4 +1,4 @@
-"""What stays with a worker process when its role changes: the weights, the pool of KV, and what is cached in it."""
+"""The parts of a worker process that stay when its role changes: the weights, the KV pool, and its cached blocks."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ class EngineHost:
         return self._runner
 
     def pass_on(self) -> None:
-        """A role has ended here and another will follow. What is cached stays; what was left held is given up."""
+        """A role has ended here and another will follow. Cached blocks stay; blocks that are still held are freed."""
         self.used = True
         held = self.blocks.counts.held
         if held:

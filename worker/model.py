@@ -1,4 +1,4 @@
-"""The model that a worker was told to serve: its configuration read, its pool sized."""
+"""The model that a worker serves: its configuration read, its pool sized."""
 
 import torch
 
@@ -11,7 +11,7 @@ from worker.rank import RANK_MODULE
 
 
 def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:
-    """Blocks. With `--kv-memory auto` on a GPU the weights are loaded to find out what is left.
+    """Blocks. With `--kv-memory auto` on a GPU the weights are loaded to find how much memory is left.
 
     `step`: the largest that this worker computes. `nice`: how far processes of further ranks stand back. Raises:
     ModelError, RankLost.

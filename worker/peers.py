@@ -160,7 +160,7 @@ class Peers:
             raise PeerFailed(f"copying failed: {error}") from error
 
     async def check(self, wanted: Sequence[BlockChecksum]) -> None:
-        """Compares blocks of our own pool, of which `logical` says which. Raises: ChecksumDiffers."""
+        """Compares blocks of our own pool with the wanted checksums. Raises: ChecksumDiffers."""
         await self._thread.check(self._checksums, wanted)
 
     @property
@@ -171,7 +171,7 @@ class Peers:
         return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in peers)
 
     async def close(self) -> None:
-        """Ends whatever still runs over a link."""
+        """Ends all copies that still run over a link."""
         self._closed = True
         for pairing in self._pairings.values():
             pairing.cancel()
@@ -191,7 +191,7 @@ class Peers:
             task.add_done_callback(self._closing.discard)
 
     async def _pair(self, endpoint: str) -> Peer:
-        """Raises: PeerFailed. Whatever goes wrong, nothing of the peer stays open."""
+        """Raises: PeerFailed. On any failure, nothing of the peer stays open."""
         try:
             async with AsyncExitStack() as undo:
                 channel = open_async_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
@@ -213,7 +213,7 @@ class Peers:
         return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, rate, chosen.fallback)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
-        """What the other side says of its pool. Raises: AioRpcError, also where it will not pair with ours."""
+        """The other side's description of its pool. Raises: AioRpcError, also where it will not pair with ours."""
         reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
         return description_from_wire(paired.source)

@@ -1,7 +1,7 @@
-"""What is known of one pull: how far it is, what of it is certain, and how it can fail. Knows no source and no copying.
+"""The state of one pull: how far it is, which blocks are certain, and how it can fail. Knows no source and no copying.
 
 A block is certain once the source has confirmed, after it had landed, that it was pinned throughout. That stays true
-whatever becomes of the source, so that another attempt at the same prompt need not pull it again.
+even if the source is lost, so that another attempt at the same prompt need not pull it again.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ CONFIRM_TIMEOUT_S = 2.0
 
 
 class TransferFailed(Exception):
-    """The KV could not be read, or what was read may not be used."""
+    """The KV could not be read, or the blocks read may not be used."""
 
 
 class BlocksCorrupt(TransferFailed):
-    """A checksum differs: what was read is not what the source had. The source has been told."""
+    """A checksum differs: the bytes read are not those that the source had. The source has been notified."""
 
 
 class PoolReplaced(TransferFailed):
-    """The process that we paired with is gone and another has its address: what we mapped is not its pool."""
+    """The process that we paired with is gone and another has its address: the mapped memory is not its pool."""
 
 
 class SourceLost(TransferFailed):
-    """The source does not answer any more. It has taken back nothing of what it confirmed."""
+    """The source does not answer any more. The blocks that it confirmed stay certain."""
 
 
 class Destination(Protocol):
@@ -38,7 +38,7 @@ class Destination(Protocol):
 
     @property
     def blocks(self) -> Sequence[int]:
-        """In logical order. Nobody else writes them, or reads those that are pulled, before the pull has ended."""
+        """In logical order. Only the pull writes them, and none reads those that are pulled before it has ended."""
 
     @property
     def cached_blocks(self) -> int:
@@ -47,7 +47,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What has landed, validated."""
+    """The blocks that have landed, validated."""
 
     first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
     blocks: int  # how many the source had; those of the destination up to there have their KV
@@ -67,7 +67,7 @@ class Certain:
 
 @dataclass(slots=True)
 class Progress:
-    """What one pull has seen and copied so far."""
+    """The progress of one pull: blocks seen and copied so far."""
 
     opened: float  # monotonic seconds
 
@@ -80,7 +80,7 @@ class Progress:
     last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
 
     def timings_ms(self, validated: float) -> tuple[float, float]:
-        """(exposed, late). What the first token waited before the Open is not the transfer's.
+        """(exposed, late). The time that the first token waited before the Open is not the transfer's.
 
         The last watermark's own way here cannot be timed across two clocks: it is taken as half of a round trip.
         """
@@ -96,10 +96,10 @@ async def keep_confirming(
     certain: Certain,
     period_s: float,
 ) -> None:
-    """Has the source confirm what has landed, each `period_s`, until cancelled or told that it is not so.
+    """Has the source confirm the landed blocks, each `period_s`, until cancelled or until the source denies it.
 
-    A pull that is sooner over than that costs no call: its end is confirmed by the call that closes it. Copies go on
-    meanwhile, but what lands after the question is not in the answer.
+    A pull that ends sooner costs no call: its end is confirmed by the call that closes it. Copies continue
+    meanwhile, but blocks that land after the call was sent are not in the answer.
     """
     request = kv_transfer_pb2.ConfirmRequest(transfer_id=transfer_id)
     while True:
@@ -110,7 +110,7 @@ async def keep_confirming(
         try:
             response = await stub.Confirm(request, timeout=CONFIRM_TIMEOUT_S)
         except grpc.aio.AioRpcError:
-            return  # the pull itself finds out what it is
+            return  # the pull itself finds the error
         if not response.pinned:
             return
         certain.blocks = landed_blocks

@@ -23,7 +23,7 @@ def load_runner(
 
     `host_slots`: blocks of host memory that plans may swap to. `nice`: how far the other ranks' processes stand back.
     `decode_rows`: sequences of a decode step at most, where such steps may be recorded.
-    When it returns, nobody can map the pool to write it any more.
+    When it returns, no process can map the pool to write it any more.
     """
     loaded = prepared.adapters or (AdapterSet() if adapters else None)
     runner = prepared.load(
@@ -42,7 +42,7 @@ def load_runner(
 
 
 def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:
-    """`on_fault` is told on this event loop, at once, when another rank has ended: the worker cannot go on."""
+    """`on_fault` is called on this event loop, at once, when another rank has ended: the worker cannot continue."""
     if runner.followers is not None:
         events = asyncio.get_running_loop()
         runner.followers.watch(lambda lost: _post(events, on_fault, lost))

@@ -17,7 +17,7 @@ SERVICE_NAMES = (
 
 
 class ServedWorker(ABC):
-    """Base of what `service.worker_process` runs."""
+    """Base of the workers that `service.worker_process` runs."""
 
     def __init__(self, config: WorkerConfig, prepared: PreparedModel) -> None:
         self._prepared = prepared

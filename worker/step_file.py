@@ -1,4 +1,4 @@
-"""When every step began and ended, for whoever measures this worker from outside: a line per step."""
+"""When every step began and ended, for measurements of this worker from outside: a line per step."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

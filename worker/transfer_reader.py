@@ -1,7 +1,7 @@
 """The reading side of KV transfers on the wire: pulls blocks into pages that were taken for them. Protobuf stops here.
 
 A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
-source has confirmed that what was read stayed as it was throughout. Cancelling a pull waits for the copy under way, so
+source has confirmed that the blocks read did not change meanwhile. Cancelling a pull waits for the copy under way, so
 that its pages can be freed.
 """
 
@@ -38,7 +38,7 @@ CONFIRM_PERIOD_S = 0.1
 TAKEN_BACK = frozenset(
     {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
 )
-"""What a source says that is still there."""
+"""The statuses of a source that still runs."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class TransferReader:
 
         With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
         them, which may be empty. Otherwise all, of a prompt that the source computes; where the source is then lost, or
-        this is cancelled, `certain` says what is worth keeping.
+        this is cancelled, `certain` has the blocks that are worth keeping.
         """
         request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes)
         try:
@@ -155,7 +155,7 @@ class TransferReader:
         )
 
     async def close(self) -> None:
-        """Waits until the sources have heard what was cancelled; bounded by the timeout of that call."""
+        """Waits until the sources are notified of cancelled pulls; bounded by the timeout of that call."""
         await asyncio.gather(*self._closing)
 
     async def _follow(
@@ -176,7 +176,7 @@ class TransferReader:
                 if arrival.message.HasField("end"):
                     progress.last_watermark, progress.last_age_s = arrival.at, arrival.message.end.age_ms / 1e3
                     return arrival.message.end
-            await reading  # raises what ended the stream
+            await reading  # raises the error that ended the stream
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -212,7 +212,7 @@ class TransferReader:
         progress.landed_blocks = len(progress.source_blocks)
 
     async def _check(self, peer: Peer, transfer_id: bytes, wanted: Sequence[BlockChecksum]) -> None:
-        """Compares what has landed with what the source says it had.
+        """Compares the landed blocks with the source's checksums.
 
         Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError.
         """
@@ -236,7 +236,7 @@ class TransferReader:
         return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
-        """Tells the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
+        """Notifies the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
 
         async def close() -> None:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)

@@ -1,6 +1,6 @@
-"""The source side of KV transfers on the wire: who may read which blocks, and how far they are. Protobuf stops here.
+"""The source side of KV transfers on the wire: which blocks a reader may read, and how far. Protobuf stops here.
 
-What state a transfer is in, `kvtransfer.source` decides; this file waits, answers and reads memory. A transfer is a
+`kvtransfer.source` decides the state of a transfer; this file waits, answers and reads memory. A transfer is a
 prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,
 which are watched but not held, so that no reader ever takes room from the engine.
 """
@@ -39,9 +39,9 @@ STOPPING_RETRY_S = 0.5
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     """Serves KvTransferService over the pool in `storage`.
 
-    `on_ended` is told the request whose pages nobody will read any more; a worker that announces none needs none.
-    `on_slow_down` is told on which GPU a reader decodes, and how many times as long its steps take as at their best.
-    Readers are told the checksums of a `checksum_share` of blocks, as these are when they become readable.
+    `on_ended` is called with the request whose pages have no readers any more; a worker that announces none needs none.
+    `on_slow_down` is called with a reader's GPU, and how many times as long its decode steps take as at their best.
+    Readers receive the checksums of a `checksum_share` of blocks, as these are when they become readable.
     Lives on the event loop.
     """
 
@@ -63,7 +63,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._on_ended = on_ended
         self._on_slow_down = on_slow_down
         self._groups = groups
-        self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that somebody has open
+        self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
         self._closed = False
 
@@ -86,12 +86,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._wake(transfer_id)
 
     def drop(self, transfer_id: bytes) -> None:
-        """The prompt is gone: whoever reads it must not use what it has."""
+        """The prompt is gone: its reader must not use the blocks that it has read."""
         self._table.drop(transfer_id, time.monotonic())
         self._wake(transfer_id)
 
     def close(self) -> None:
-        """The worker stops: whoever still follows a transfer is told that it is gone."""
+        """The worker stops: readers that still follow a transfer are notified that it is gone."""
         self._closed = True
         for changed in self._changes.values():
             changed.set()
@@ -102,7 +102,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             await self._groups.close()
 
     async def sweep(self) -> None:
-        """Ends what has waited too long, until cancelled."""
+        """Ends transfers that have waited too long, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             for owner in self._table.expired(time.monotonic()):
@@ -128,7 +128,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
         """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
 
-        With `block_hashes` one watermark says how many of them are here.
+        With `block_hashes` one watermark reports how many of them are here.
         """
         transfer_id = request.transfer_id
         if len(transfer_id) != TRANSFER_ID_BYTES:
@@ -157,7 +157,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "that id")
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Makes a finished transfer of what the cache holds of `hashes`. Its lease runs until it is opened."""
+        """Makes a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
         if self._cache is None:
             raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
         if len(hashes) > self._description.num_blocks:
@@ -262,7 +262,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         overwritten = is_overwritten(verdict.owner)
         valid = verdict.valid and not overwritten
         if request.corrupt:
-            valid = verdict.owner is not None and not overwritten  # else what was read was stale, and no wonder
+            valid = verdict.owner is not None and not overwritten  # else the blocks read were stale, which explains it
             if valid and self._cache is not None:
                 logger.error("a reader's checksum differs: %d blocks are not offered again", len(blocks))
                 self._cache.distrust(blocks)

@@ -65,7 +65,7 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
 
 
 def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:
-    """What is new since the first `sent_blocks`, at `now` (monotonic seconds)."""
+    """The news since the first `sent_blocks`, at `now` (monotonic seconds)."""
     told = kv_transfer_pb2.OpenResponse(
         watermark_blocks=len(state.blocks),
         blocks=state.blocks[sent_blocks:],

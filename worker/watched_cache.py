@@ -7,7 +7,7 @@ from typing import Protocol
 from engine.pages import Watch
 
 Owner = int | Watch
-"""What a transfer keeps: the request whose pages are pinned, or the watch on blocks of the cache."""
+"""The owner of a transfer's blocks: the request whose pages are pinned, or the watch on blocks of the cache."""
 
 
 class WatchedCache(Protocol):
@@ -17,9 +17,9 @@ class WatchedCache(Protocol):
     def unwatch(self, watch: Watch) -> None: ...
 
     def distrust(self, blocks: Sequence[int]) -> None:
-        """Nobody finds these blocks again, nor what was computed from them."""
+        """These blocks cannot be found again, nor can blocks that were computed from them."""
 
 
 def is_overwritten(owner: Owner | None) -> bool:
-    """Whether some of what is read was given away meanwhile; what is pinned never is."""
+    """Whether some of the blocks read were given away meanwhile; pinned blocks never are."""
     return isinstance(owner, Watch) and owner.broken

@@ -15,7 +15,7 @@ from worker.peers import PeerLink
 
 
 class LoggedToken(Protocol):
-    """A token that knows how likely it was, and what else might have come."""
+    """A token with its log-probability, and the likeliest alternatives."""
 
     @property
     def logprob(self) -> float: ...
@@ -25,7 +25,7 @@ class LoggedToken(Protocol):
 
 
 class PagesHeld(Protocol):
-    """A worker's pool between two steps, with who holds its blocks."""
+    """A worker's pool between two steps, with the holders of its blocks."""
 
     @property
     def pages(self) -> PageCounts: ...
@@ -52,7 +52,7 @@ BEAM_STOPS = {
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
-    """`constraint`: what `structured` asks for. Raises: ValueError, naming the field, for a value without meaning."""
+    """`constraint`: the form of `structured`. Raises: ValueError, naming the field, for a value without meaning."""
     stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
     beam = BeamParams(width, sampling.length_penalty, BEAM_STOPS[sampling.beam_stop]) if width else None
     return SamplingParams(
@@ -82,7 +82,7 @@ def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | No
 def request_of(
     request_id: int, command: session_pb2.Prefill | session_pb2.Start, params: SamplingParams, adapter: int
 ) -> Request:
-    """What either kind of worker asks its engine for. Of an answer that goes on, the prompt's scores were told."""
+    """The engine request of either kind of worker. The prompt's scores of a continued answer were sent before."""
     if command.answered_tokens and params.prompt_logprobs is not None:
         params = replace(params, prompt_logprobs=None)
     return Request(
@@ -127,7 +127,7 @@ def add_logprobs(output: session_pb2.SequenceOutput, token: LoggedToken) -> None
 
 
 def prompt_scores(attempt_id: int, offset: int, told: Sequence[Drawn]) -> session_pb2.PromptScores:
-    """`told` are the prompt's tokens from position `offset` on."""
+    """`told`: the prompt's tokens from position `offset` on."""
     return session_pb2.PromptScores(
         attempt_id=attempt_id,
         offset=offset,

@@ -1,1 +1,1 @@
-"""`baton bench`: measurements that need no server. What is compared is measured in one run, limits included."""
+"""`baton bench`: measurements that need no server. Compared figures are measured in one run, limits included."""

@@ -1,4 +1,4 @@
-"""`baton bench attention`: the attention kernels alone, beside what this machine reads and computes at most."""
+"""`baton bench attention`: the attention kernels alone, beside this machine's limits of reading and computing."""
 
 import itertools
 import json

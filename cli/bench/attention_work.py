@@ -47,7 +47,7 @@ class Case:
         return 4 * self.batch * self.shape.heads * self.shape.head_dim * seen
 
     def layers(self) -> int:
-        """So many that what one round reads is cold; chunks read little for what they compute."""
+        """So many that the memory read by one round is cold; chunks read little for their computation."""
         return 1 if self.tokens > 1 else max(1, -(-COLD_BYTES // self.kv_bytes))
 
     def _layout(self, layers: int) -> KvLayout:
@@ -103,7 +103,7 @@ class Rounds:
         ]
 
     def torchs(self) -> Callable[[], object]:
-        """Told that a chunk is causal where that is all, since it need not look at a mask then."""
+        """Uses `is_causal` instead of a mask where the chunk is the whole context: torch then reads no mask."""
         query, is_causal = self._query.transpose(1, 2), self._case.tokens == self._case.context > 1
         mask = None if is_causal or self._case.tokens == 1 else self._visible
         return lambda: [

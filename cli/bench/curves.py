@@ -114,7 +114,7 @@ def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
 
 
 def best_of(one: Limits, other: Limits) -> Limits:
-    """Whatever else ran can only have slowed either down."""
+    """Other processes can only have slowed either down."""
     return Limits(
         max(one.read_bytes_per_s, other.read_bytes_per_s),
         max(one.flop_per_s, other.flop_per_s),

@@ -1,4 +1,4 @@
-"""Whether cost grows as it should: measured times beside what the machine's limits allow, with fitted slopes. Pure."""
+"""Whether cost grows as it should: measured times beside those of the machine's limits, with fitted slopes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Growth:
     """One curve. Slopes are of straight lines through all points, by least squares.
 
     `growth` is the slope of measured times over the limit's times at the same points: 1 is growing as fast as the limit
-    does, whatever stays constant.
+    does; constant parts do not count.
     """
 
     name: str

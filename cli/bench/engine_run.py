@@ -1,4 +1,4 @@
-"""The engine of one process at work on prompts of one length: what engine benchmarks time. Prints nothing."""
+"""The engine of one process at work on prompts of one length, for engine benchmarks to time. Prints nothing."""
 
 import random
 import time
@@ -21,7 +21,7 @@ from engine.sequence import Request, blocks_for
 
 BLOCK_TOKENS, STEP_TOKENS = 32, 512  # as `baton up` has them on a CPU
 CACHE_ROOT = bytes(32)
-KV_MARGIN_TOKENS = 64  # per sequence: two blocks, for what sequences make while others' prompts are computed
+KV_MARGIN_TOKENS = 64  # per sequence: two blocks, for tokens that sequences make while others' prompts are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class EngineRun:
         """
         waiting = len(prompts)
         steps: list[float] = []
-        self._add(prompts, new_tokens + len(prompts))  # the first to begin goes on until all have begun
+        self._add(prompts, new_tokens + len(prompts))  # the first to begin continues until all have begun
         while True:
             started = time.perf_counter()
             outcomes = self._step()

@@ -1,4 +1,4 @@
-"""`baton bench gateway`: what HTTP costs beside gRPC, from the same process, with workers that compute nothing.
+"""`baton bench gateway`: the cost of HTTP beside gRPC, from the same process, with workers that compute nothing.
 
 CPU time for each streamed token with many streams, and the time to a first token; the ways take turns in every round.
 """

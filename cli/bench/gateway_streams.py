@@ -66,7 +66,7 @@ class Connection:
         self._writer.write(head.encode() + body)
 
     async def read(self) -> bytes:
-        """What there is; empty at the end of the connection."""
+        """The bytes that have arrived; empty at the end of the connection."""
         return await self._reader.read(READ_BYTES)
 
     async def first_token_ms(self, route: Route) -> float:

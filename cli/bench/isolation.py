@@ -1,4 +1,4 @@
-"""`baton bench isolation`: what prompts do to answers that are being written. Decode has a core of its own; router,
+"""`baton bench isolation`: the effect of prompts on running answers. Decode has a core of its own; router,
 Redis, prefill and the client share another. Rounds are interleaved, and each starts every server anew.
 """
 
@@ -61,7 +61,7 @@ class IsolationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs. What only a worker of ours can tell is None for others."""
+    """A server that runs. Values that only a worker of ours reports are None for others."""
 
     target: Target
     threads: ThreadTimes | None  # of the process that decodes

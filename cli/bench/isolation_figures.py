@@ -1,4 +1,4 @@
-"""What one phase of `baton bench isolation` amounts to, and rounds of them. Pure: logs in, figures out."""
+"""The figures of one phase of `baton bench isolation`, and of rounds of them. Pure: logs in, figures out."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from cli.bench.isolation_load import Phase, PhaseLog
 from cli.bench.statistics import mean_of_worst, median, percentile
 from cli.errors import CommandFailed
 
-P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # what is asked of a saturated phase
+P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requirements of a saturated phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """What the kernel says of the engine's thread over the time that counts, in seconds."""
+    """The kernel's times of the engine's thread over the time that counts, in seconds."""
 
     on_core: float
     waiting: float  # for its core, which someone else had
@@ -30,7 +30,7 @@ class EngineTime:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a user is promised: the longest time to first token, and between two tokens."""
+    """The promises to a user: the longest time to first token, and between two tokens."""
 
     ttft_ms: float
     tbt_ms: float
@@ -131,7 +131,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def judge(rounds: Mapping[Phase, Sequence[Figures]], of_steps: bool = False) -> Verdict | None:
-    """None where there was no quiet or no saturated phase. `of_steps`: by what the decode worker saw."""
+    """None where there was no quiet or no saturated phase. `of_steps`: by the decode worker's own steps."""
     quiet, saturated = rounds.get(Phase.QUIET), rounds.get(Phase.SATURATED)
     if not quiet or not saturated:
         return None

@@ -1,4 +1,4 @@
-"""What a client asks for in `baton bench isolation`, and when tokens came back: long answers, beside prompts."""
+"""The requests of `baton bench isolation`, and when their tokens came back: long answers, beside prompts."""
 
 import asyncio
 import gc
@@ -17,14 +17,14 @@ from cli.errors import CommandFailed
 WARM_PIECES = 8  # of each long answer, before anything counts
 POLL_S = 0.02
 START_TIMEOUT_S = 180.0  # until every long answer has those
-SETTLE_S = 0.3  # after a phase: cancelled requests give back what they hold
+SETTLE_S = 0.3  # after a phase: cancelled requests give back their resources
 
 
 class Phase(StrEnum):
-    """What goes on beside the long answers."""
+    """The load beside the long answers."""
 
     QUIET = "quiet"
-    PACED = "paced"  # prompts at a fixed rate, whatever becomes of them
+    PACED = "paced"  # prompts at a fixed rate, even if they queue up
     SATURATED = "saturated"  # a few prompts always in flight
     FLOOR = "floor"  # no prompt: another process does a prefill worker's matrix products, and nothing else
 
@@ -57,7 +57,7 @@ class StreamLog:
 
 @dataclass(slots=True)
 class PhaseLog:
-    """Everything that was asked for in one phase; what counts ended within [began, ended)."""
+    """All requests of one phase; those that ended within [began, ended) count."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -68,7 +68,7 @@ class PhaseLog:
 async def run_phase(
     target: Target, load: Load, phase: Phase, seed: int, vocab_size: int, on_window: Callable[[], None]
 ) -> PhaseLog:
-    """`on_window` is called when what counts begins, and when it has ended.
+    """`on_window` is called when the counted time begins, and when it has ended.
 
     Prompts begin before the long answers do, whose time to first token is thus what a user meets under that load.
     Raises: CommandFailed where an answer fails, is not under way in time, or does not last.

@@ -1,4 +1,4 @@
-"""What `baton bench isolation` shows of its rounds: a table, JSON, a picture. Pure."""
+"""The results of `baton bench isolation`: a table, JSON, a picture. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

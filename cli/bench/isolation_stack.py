@@ -95,7 +95,7 @@ def floor_program(flags: Sequence[str], core: int, scratch: Path) -> Program:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """What a decode worker wrote so far, in order."""
+    """The steps that a decode worker wrote so far, in order."""
     steps = []
     for line in path.read_text().splitlines() if path.exists() else ():
         started, ended, tokens = line.split()

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured beside whatever is held against it."""
+"""This machine's limits, measured beside the figures that are compared with them."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Limits:
 
 
 def measure_limits(dtype: torch.dtype) -> Limits:
-    """The best of a few rounds each: whatever else ran meanwhile can only have slowed them down."""
+    """The best of a few rounds each: other processes can only have slowed them down."""
     with torch.inference_mode():
         numbers, ones = torch.ones(READ_BYTES // 4 // ROW, ROW), torch.ones(ROW)
         left, right = torch.randn(MATRIX_SIZE, MATRIX_SIZE), torch.randn(MATRIX_SIZE, MATRIX_SIZE)

@@ -1,4 +1,4 @@
-"""`baton bench linear`: one projection by every primitive that this machine has for it, beside what it can do at most.
+"""`baton bench linear`: one projection by every primitive that this machine has for it, beside the machine's limits.
 
 Rounds of all primitives are interleaved. Each has copies of its weight beyond every cache, as the layers of a model
 take turns: so that few rows read from memory, as they do while decoding.
@@ -117,7 +117,7 @@ def candidates(outputs: int, inputs: int, dtype: torch.dtype) -> Iterator[Candid
     if OnednnLinear.is_there():
         makers["onednn"] = lambda: OnednnLinear.of(weight)
     if packs(weight.device):
-        # One small number more, and float32 is what the weight has to be kept in.
+        # With one small number added the weight has to be kept in float32.
         makers["native"] = lambda: packed(DenseLinear(wide + 1e-7))
         makers["native_bf16"] = lambda: packed(DenseLinear(weight))
         makers["native_int8"] = lambda: packed(quantise_int8(wide, None))

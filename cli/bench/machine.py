@@ -1,4 +1,4 @@
-"""Which machine, which versions: what every result file says first. Names no host and no path."""
+"""Which machine, which versions: the beginning of every result file. Names no host and no path."""
 
 import datetime
 import os

@@ -1,7 +1,7 @@
 """`baton bench peers`: the same checkpoint and work on Baton's engine and on others, round after round in turn.
 
 Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within
-a round, so that whatever else the machine did meets both. An engine that is not installed is absent, not beaten.
+a round, so that other load on the machine meets both. An engine that is not installed is absent, not beaten.
 """
 
 import json
@@ -73,7 +73,7 @@ def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | N
 
 
 class Contest:
-    """Who takes part, and in which state; their processes end with `stack`."""
+    """The contestants, and their states; their processes end with `stack`."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         self.contestants: list[Contestant] = []

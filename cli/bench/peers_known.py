@@ -1,4 +1,4 @@
-"""The engines that `./baton bench peers` knows: what each reads, and which environment it runs in."""
+"""The engines that `./baton bench peers` knows: the form that each reads, and the environment it runs in."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Precision(StrEnum):
 
 
 class Form(StrEnum):
-    """What an engine reads of a checkpoint; all but the first are converted, once."""
+    """The form of a checkpoint that an engine reads; all but the first are converted, once."""
 
     CHECKPOINT = "checkpoint"
     GGUF = "gguf"

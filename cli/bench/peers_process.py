@@ -22,7 +22,7 @@ CHILD = ROOT / "cli" / "child.py"
 
 
 class PeerFailed(Exception):
-    """It did not load, ended, or took too long; the message says which, and the end of what it printed."""
+    """It did not load, ended, or took too long; the message names which, with the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class PeerProcess:
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:  # it has ended; whoever waits for an answer finds out
+        except ProcessLookupError:  # it has ended; the caller that waits for an answer finds out
             return
 
     def _told(self, what: str) -> str:

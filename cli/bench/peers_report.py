@@ -1,4 +1,4 @@
-"""What rounds of several engines say of each other: ratios within a round, their mean and interval. Pure."""
+"""Comparisons of several engines: ratios within a round, their mean and interval. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from cli.bench.statistics import Estimate, mean_ratio, median
 
 AHEAD, BEHIND = 1.03, 0.97  # between them two engines are on a par
 
-FEWEST_ROUNDS = 3  # that say anything
+FEWEST_ROUNDS = 3  # that are meaningful
 
 
 class State(StrEnum):
@@ -120,7 +120,7 @@ def as_json(
     rows: Sequence[Row],
     rounds: Rounds,
 ) -> dict[str, Any]:
-    """Rounds too, so that anyone can work the ratios out again."""
+    """Rounds too, so that a reader can compute the ratios again."""
     return {
         "machine": dict(machine),
         **work,

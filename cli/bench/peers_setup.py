@@ -1,7 +1,7 @@
 """`baton bench peers --setup`: installs each peer, at a fixed version, in a virtual environment of its own.
 
-Nothing outside that folder changes. Some 10 GB and a quarter of an hour. llama.cpp is compiled for this CPU, or as the
-variable CMAKE_ARGS says.
+Nothing outside that folder changes. Some 10 GB and a quarter of an hour. llama.cpp is compiled for this CPU, or with
+the variable CMAKE_ARGS.
 """
 
 import os
@@ -26,7 +26,7 @@ ERROR_LINES = 3
 
 
 class SetupFailed(Exception):
-    """An installer failed; the message is the end of what it said."""
+    """An installer failed; the message is the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Environment:
 
 
 def run_peers_setup(folder: Path, only: Sequence[str]) -> int:
-    """1 if a peer could not be installed; the others are all the same. What is installed already is left as it is."""
+    """1 if a peer could not be installed; the others are all the same. Installed peers are left unchanged."""
     console = Console(highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
     failed = 0
@@ -133,7 +133,7 @@ def _install_vllm(place: Environment) -> None:
 
 
 def needed(metadata: str) -> list[str]:
-    """Requirements of a vLLM wheel, less extras and what there is no build of for CPUs, or is here already."""
+    """Requirements of a vLLM wheel, less extras and packages without a build for CPUs, or that are here already."""
     found = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
     left_out = re.compile(r"(torchaudio|torchvision|torchcodec|torch ?[=<>(]|protobuf ?==|setuptools)")
     return [each for each in found if "extra ==" not in each and not left_out.match(each)]

@@ -16,7 +16,7 @@ ERROR_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine is to be made for."""
+    """The load that an engine is to be made for."""
 
     checkpoint: Path
     folder: Path  # of environments and converted checkpoints

@@ -1,4 +1,4 @@
-"""`baton bench route`: the router's placement, and what others do, on a trace and simulated workers."""
+"""`baton bench route`: the router's placement, and other routers' policies, on a trace and simulated workers."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
-"""What others do, made anew from their descriptions, to be measured beside the router's policies.
+"""Other routers' policies, made anew from their descriptions, to be measured beside the router's own.
 
-All of them know what the simulated workers know; each goes by the part of it that its description names.
+All of them may read all state of the simulated workers; each uses the part of it that its description names.
 """
 
 import random
@@ -47,7 +47,7 @@ class LeastLoad(Baseline):
 
 
 class LongestPrefix(Baseline):
-    """Who has most of the prompt; of equals the one with the fewest requests in flight."""
+    """The worker with most of the prompt; of equals the one with the fewest requests in flight."""
 
     def prefill(self, prompt: Prompt, world: World) -> int:
         hits = world.hit_blocks(prompt.arrival.blocks)
@@ -58,9 +58,9 @@ class LongestPrefix(Baseline):
 class SglangCacheAware(Baseline):
     """SGLang's router, `cache_aware`, as its README describes it, with cache threshold 0.3, balance 64 and 1.5.
 
-    Each worker has an approximate tree of what was sent there, with old leaves evicted beyond a size (2^24 tokens for
+    Each worker has an approximate tree of the prompts sent to it; old leaves are evicted beyond a size (2^24 tokens for
     each). While the most loaded worker has over 64 requests more than the least loaded, and over 1.5 times as many, the
-    least loaded is taken; else who matches most if that is over 0.3 of the prompt, else the smallest tree.
+    least loaded is taken; else the worker that matches most if that is over 0.3 of the prompt, else the smallest tree.
     """
 
     CACHE_THRESHOLD, BALANCE_ABS, BALANCE_REL = 0.3, 64, 1.5

@@ -1,4 +1,4 @@
-"""Who places prompts in the simulation: the router's own code, behind the interface that baselines have too."""
+"""The placement of prompts in the simulation: the router's own code, behind the interface of the baselines."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -29,13 +29,13 @@ class Chooser(Protocol):
     def choose(self, prompt: Prompt, world: World) -> Choice: ...
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
-        """What its prefill worker tells when the prompt is done."""
+        """Its prefill worker's report when the prompt is done."""
 
     def answered(self, prompt: Prompt) -> None: ...
 
 
 class PlacedByRouter:
-    """The prefix index, the measured rates and the placement of the router, told what real workers tell it."""
+    """The prefix index, the measured rates and the placement of the router, with the reports of real workers."""
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
         self._policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=strategy)
@@ -78,7 +78,7 @@ class PlacedByRouter:
         self._rates.computed(name, prompt.computed_tokens, 1e3 * (prompt.first_token_s - prompt.started_s))
 
     def answered(self, prompt: Prompt) -> None:
-        """Answers are not part of the traces' later prompts in a way that could be told: nothing is stored."""
+        """The traces do not show which answers are part of later prompts: nothing is stored."""
 
     def _prefill_view(self, name: str, hit_blocks: int, blocks: Sequence[bytes], world: World) -> WorkerView:
         return WorkerView(

@@ -1,4 +1,4 @@
-"""What a simulated run amounts to: hits, balance, time to first token, cost of a decision. Pure."""
+"""The figures of a simulated run: hits, balance, time to first token, cost of a decision. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RouteFigures:
-    """Rates are of blocks. `imbalance_*` counts what each worker computed for the prompts that it was given in each
-    minute; `computed_imbalance_*` what it computed in that minute, which queues even out.
+    """Rates are of blocks. `imbalance_*` counts the tokens that each worker computed for the prompts sent to it in each
+    minute; `computed_imbalance_*` those that it computed in that minute, which queues even out.
     """
 
     policy: str

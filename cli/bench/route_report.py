@@ -34,7 +34,7 @@ def as_table(figures: Sequence[RouteFigures]) -> str:
 
 
 def pictures(figures: Sequence[RouteFigures], trace: str) -> dict[str, str]:
-    """SVG by name: hits beside what is possible, balance, and time to first token."""
+    """SVG by name: hits beside possible ones, balance, and time to first token."""
     names = tuple(each.policy.replace("_", " ") for each in figures)
 
     def bars(title: str, axis: Axis, values: Sequence[float], mark: float | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What a decision costs with more workers and longer prompts: the parts of it timed apart, on a synthetic cluster.
+"""The cost of a decision with more workers and longer prompts: its parts timed apart, on a synthetic cluster.
 
 Prompts are turns of conversations behind a few system prompts. Each lies on one worker, its system prompt on many, as
 they would after a while; load changes with each decision.
@@ -41,7 +41,7 @@ class Cost:
     walk_us: float  # of the index, for all workers
     views_us: float  # the candidates, with their loads and rates
     place_us: float
-    charge_us: float  # what it takes up there, and what of it will be cached
+    charge_us: float  # its charge there, and the blocks of it that will be cached
     total_us: float
     total_p99_us: float
     candidates: float  # mean

@@ -44,7 +44,7 @@ def chat(make: _Maker) -> Iterator[Arrival]:
 
 
 def agents(make: _Maker) -> Iterator[Arrival]:
-    """Loops of many steps with one of three long system prompts; each step adds what a tool said."""
+    """Loops of many steps with one of three long system prompts; each step adds a tool's output."""
     systems = [make.blocks(16) for _ in range(3)]
     for _ in range(150):
         at_s, blocks = make.moment_s(), list(make.draw.choice(systems))

@@ -1,4 +1,4 @@
-"""A trace on simulated workers, one event after the other: what came of every prompt, and how long choosing took."""
+"""A trace on simulated workers, one event after the other: the result of every prompt, and the time of choosing."""
 
 import heapq
 import time
@@ -22,11 +22,11 @@ class _Kind(IntEnum):
 
 @dataclass(slots=True)
 class Run:
-    """What came of a trace."""
+    """The results of a trace."""
 
     prompts: list[Prompt] = field(default_factory=list)  # in the order of their arrival
     decisions_us: list[float] = field(default_factory=list)
-    mispredicted: int = 0  # prompts of which another number of blocks was a hit than whoever placed them expected
+    mispredicted: int = 0  # prompts with another number of hit blocks than the chooser expected
     token_gaps_ms: list[float] = field(default_factory=list)  # one an answer, as it was when the answer began
 
 

@@ -1,6 +1,6 @@
 """Traces of requests: when each came, how long it is, and which blocks of tokens it begins with.
 
-Two formats are read, told apart by their first line: Mooncake's, one JSON object a line with `timestamp` in ms,
+Two formats are read, recognized by their first line: Mooncake's, one JSON object a line with `timestamp` in ms,
 `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the prompt; and Azure's, CSV with TIMESTAMP,
 ContextTokens and GeneratedTokens, in which no two prompts share anything.
 """

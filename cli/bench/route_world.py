@@ -1,6 +1,6 @@
-"""Simulated workers: what each has cached, what waits there, what it computes. Knows no policy, and its own time only.
+"""Simulated workers: their cached blocks, queues and computation. Knows no policy, and its own time only.
 
-A prefill worker computes one prompt after another at a constant rate. What of a prompt is a hit is found out when its
+A prefill worker computes one prompt after another at a constant rate. The hits of a prompt are determined when its
 turn comes: the blocks, from the beginning, that are in the cache then. Its blocks enter the cache when it has been
 computed. A decode worker makes all answers at once, each with the time between tokens that its load had at the start.
 """
@@ -15,7 +15,7 @@ from cli.bench.route_trace import BLOCK_TOKENS, Arrival
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Defaults: a model of 8 billion parameters on one H200, by what engines report of it."""
+    """Defaults: a model of 8 billion parameters on one H200, by reports of engines."""
 
     prefill_tokens_per_s: float = 20_000.0
     token_gap_ms: float = 8.0
@@ -61,7 +61,7 @@ class Prompt:
     arrival: Arrival
     prefill: int = 0
     decode: int = 0
-    expected_hit_blocks: int = 0  # by whoever placed it
+    expected_hit_blocks: int = 0  # by the chooser
     hit_blocks: int = 0
     computed_tokens: int = 0
     started_s: float = 0.0
@@ -82,19 +82,19 @@ class PrefillWorker:
     requests_in_flight: int = 0
 
     def take(self, prompt: Prompt) -> None:
-        """It counts with what whoever placed it thought that it would compute."""
+        """It counts with the tokens that the chooser expected it to compute."""
         self.waiting.append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
 
     def start(self, now: float) -> Prompt | None:
-        """The next prompt, unless one is running or none waits; its `first_token_s` says when it will be done."""
+        """The next prompt, unless one is running or none waits; its `first_token_s` is when it will be done."""
         if self.running is not None or not self.waiting:
             return None
         prompt = self.running = self.waiting.popleft()
         prompt.started_s = now
         prompt.hit_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
-        # The logits of the last token are needed, whatever is cached.
+        # The logits of the last token are needed, even if all is cached.
         prompt.computed_tokens = max(1, prompt.arrival.input_tokens - BLOCK_TOKENS * prompt.hit_blocks)
         prompt.first_token_s = now + prompt.computed_tokens / self.tokens_per_s
         return prompt
@@ -129,7 +129,7 @@ class World:
         return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds)
 
     def hit_blocks(self, blocks: Sequence[bytes]) -> list[int]:
-        """What each prefill worker has of them now."""
+        """How many of them each prefill worker has now."""
         return [worker.cache.hit_blocks(blocks) for worker in self.prefill]
 
 
@@ -137,7 +137,7 @@ def pooled_hit_rate(arrivals: Sequence[Arrival], capacity_blocks: int | None) ->
     """Of one worker with the caches of all, on which each prompt is computed before the next comes; None: without end.
 
     By blocks. The bound for placing the same prompts on least-recently-used caches of that size together, though not
-    a strict one: a placement that keeps apart what is used again and what is not may do better.
+    a strict one: a placement that separates blocks that are used again from others may do better.
     """
     cache = BlockCache(sum(len(arrival.blocks) for arrival in arrivals) if capacity_blocks is None else capacity_blocks)
     hits = total = 0

@@ -1,6 +1,6 @@
-"""`baton bench router`: what the router itself costs, with workers that compute nothing.
+"""`baton bench router`: the cost of the router itself, with workers that compute nothing.
 
-One decision; CPU time for each streamed token with many streams, beside what gRPC alone takes for as many messages; how
+One decision; CPU time for each streamed token with many streams, beside that of gRPC alone for as many messages; how
 much longer a token takes than from a bare server; the most tokens a second.
 """
 
@@ -192,7 +192,7 @@ def _derived(figures: StreamFigures) -> dict[str, float]:
 
 
 def _cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(of what is measured, of all else)"""
+    """(of the measured processes, of all others)"""
     cores = sorted(os.sched_getaffinity(0))
     return (cores[0],), tuple(cores[1:]) or (cores[0],)
 

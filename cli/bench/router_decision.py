@@ -1,4 +1,4 @@
-"""What choosing the workers of one request takes: snapshot of the cluster, placement, charge; hashing apart.
+"""The time of choosing the workers of one request: snapshot of the cluster, placement, charge; hashing apart.
 
 All of it in this process, with the very code of the router.
 """

@@ -1,4 +1,4 @@
-"""What gRPC itself costs: a server that writes messages of the size of a delta to each of its streams at a set pace.
+"""The cost of gRPC itself: a server that writes messages of the size of a delta to each stream at a set pace.
 
 `python -m cli.bench.router_floor PORT INTERVAL_MS`. A message begins with the monotonic nanoseconds of its making.
 """
@@ -30,7 +30,7 @@ class Floor:
         done.set_result(time.monotonic_ns().to_bytes(TIME_BYTES, "little").ljust(MESSAGE_BYTES, b"\0"))
 
     async def stream(self, request: bytes, context: Any) -> None:
-        """As many messages as the request says."""
+        """As many messages as the request asks for."""
         for _ in range(int(request)):
             await context.write(await asyncio.shield(self._tick))
 

@@ -9,7 +9,7 @@ MAX_TICKS = 7
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`title` says the unit too. `ticks`: places of labels, where the usual round numbers would not do."""
+    """`title` includes the unit. `ticks`: places of labels, where the usual round numbers would not do."""
 
     title: str
     is_log: bool = False
@@ -54,7 +54,7 @@ def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) ->
 
 
 def tick_label(value: float) -> str:
-    """1500 -> 1,500; 0.25 -> 0.25; two digits are told apart, three where they matter."""
+    """1500 -> 1,500; 0.25 -> 0.25; two digits are distinguished, three where they matter."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 

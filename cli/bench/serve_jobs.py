@@ -1,4 +1,4 @@
-"""What `baton bench serve` asks for: random prompts, and when each of them arrives. Pure.
+"""The requests of `baton bench serve`: random prompts, and when each of them arrives. Pure.
 
 As in vLLM's `bench serve`: lengths are drawn evenly around their mean, a prefix is shared by all prompts, gaps between
 arrivals are drawn from a gamma distribution and then scaled so that the last request arrives after requests / rate.

@@ -1,4 +1,4 @@
-"""Sends requests as they are due and notes when what comes back comes. Knows no protocol.
+"""Sends requests as they are due and notes when the pieces of their answers come. Knows no protocol.
 
 Open loop: a request is sent at its time, however many earlier ones are unanswered. Closed loop: so many at a time.
 """
@@ -25,7 +25,7 @@ class Target(Protocol):
     def name(self) -> str: ...
 
     async def prepare(self) -> int | None:
-        """Called once, before any request. Returns the size of the vocabulary, where the server says it.
+        """Called once, before any request. Returns the size of the vocabulary, where the server reports it.
 
         Raises: TargetFailed.
         """
@@ -41,12 +41,12 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request. Seconds."""
+    """The outcome of one request. Seconds."""
 
     prompt_tokens: int
     output_tokens: int  # 0 where it failed
     sent_s: float  # after the start of the run
-    late_s: float  # sent so long after its arrival: what this process was behind
+    late_s: float  # sent so long after its arrival: the lag of this process
     pieces_s: tuple[float, ...]  # when each piece came, after the start of the run
     error: str = ""  # empty: it ended well
 
@@ -86,7 +86,7 @@ class Load:
             tasks = []
             for job in jobs:
                 wait_s = started + job.arrival_s - self._clock()
-                # also where it is late already: what has arrived meanwhile is read before more is sent
+                # also where it is late already: pieces that have arrived meanwhile are read before more is sent
                 await asyncio.sleep(max(0.0, wait_s))
                 tasks.append(group.create_task(self._one(job, started, due=started + job.arrival_s)))
         return Run(tuple(task.result() for task in tasks), self._clock() - started)

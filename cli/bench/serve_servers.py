@@ -13,14 +13,14 @@ from cli.errors import CommandFailed
 
 WARM_UP_PROMPT_TOKENS, WARM_UP_ANSWER_TOKENS = 16, 4
 DEFAULT_VOCAB_SIZE = 1000
-"""Where neither the server nor the caller says: every vocabulary has these."""
+"""Where neither the server nor the caller names it: every vocabulary has these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
     urls: tuple[str, ...]
     models: tuple[str, ...]  # as requests name them: one for each URL, one for all of them, or none
-    vocab_size: int | None  # None: what the server says
+    vocab_size: int | None  # None: as the server reports
     tokenizer: Path | None  # prompts go to HTTP servers as text
     api_key: str
     timeout_s: float  # of each request

@@ -46,7 +46,7 @@ def run_streams_bench(options: TableOptions, as_json: bool) -> int:
 
 
 async def measure_streams(options: TableOptions) -> list[StreamSpeed]:
-    """Servers take turns in every round: what else the machine does meets all of them. Raises: CommandFailed."""
+    """Servers take turns in every round: other load on the machine meets all of them. Raises: CommandFailed."""
     speeds: list[StreamSpeed] = []
     async with opened(options.servers) as servers:
         for streams in options.streams:

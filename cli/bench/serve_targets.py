@@ -1,4 +1,4 @@
-"""The servers that `baton bench serve` can ask: Baton by its Python client, and whatever speaks OpenAI's completions.
+"""The servers that `baton bench serve` can ask: Baton by its Python client, and any server of OpenAI's completions.
 
 Prompts go out as token ids. A server that takes only text gets theirs, if a tokenizer is given.
 """
@@ -110,7 +110,7 @@ class OpenAITarget:
 
 
 def read_event(line: str) -> dict[str, Any]:
-    """What one line of a stream of server-sent events says; empty where nothing. Raises: TargetFailed."""
+    """The event of one line of a stream of server-sent events; empty where none. Raises: TargetFailed."""
     kind, _, data = line.partition(":")
     data = data.strip()
     if kind != "data" or data == "[DONE]":

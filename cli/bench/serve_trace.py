@@ -1,7 +1,7 @@
 """Recorded arrivals, lengths and shared prefixes: Azure's LLM inference trace (CSV) and Mooncake's (JSON lines).
 
 Neither has the prompts themselves. Random tokens stand in; where Mooncake's rows share block hashes, their prompts
-share those tokens, so that a prefix cache finds what it would have found.
+share those tokens, so that a prefix cache finds the same hits.
 """
 
 import csv
@@ -55,7 +55,7 @@ class TraceJobs:
         count = max(1, _at_most(row.input_tokens, self.most_input_tokens))
         tokens: tuple[int, ...] = ()
         for block_id in row.block_ids[: -(-count // MOONCAKE_BLOCK_TOKENS)]:
-            # the same id makes the same tokens in whatever row, and other ones under another seed
+            # the same id makes the same tokens in any row, and other ones under another seed
             tokens += random_tokens(random.Random(f"{self.seed}/{block_id}"), MOONCAKE_BLOCK_TOKENS, self.vocab_size)
         return tokens[:count] + random_tokens(chance, max(0, count - len(tokens)), self.vocab_size)
 

@@ -1,4 +1,4 @@
-"""What benchmarks make of their numbers: percentiles, worst parts, means of ratios, fitted lines. No I/O, no clock."""
+"""Statistics of benchmarks: percentiles, worst parts, means of ratios, fitted lines. No I/O, no clock."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""How much work a step is: what limits are held against. Counts, no measurement."""
+"""How much work a step is, to be compared with limits. Counts, no measurement."""
 
 from engine.model_config import DecoderConfig, ModelConfig
 from engine.prepare import PreparedModel
@@ -11,7 +11,7 @@ def decode_step_bytes(prepared: PreparedModel, batch: int, context_tokens: float
 
 
 def prefill_flop(config: ModelConfig, tokens: int) -> int:
-    """Of one prompt: a multiplication and an addition per weight and token, and attention to what is before.
+    """Of one prompt: a multiplication and an addition per weight and token, and attention to the tokens before.
 
     As if every feed-forward layer were gated; the head is left out, since it is for the last token alone.
     """

@@ -1,4 +1,4 @@
-"""What a PEFT folder says of its adapter. Whatever this engine would compute otherwise than PEFT is refused by name."""
+"""A PEFT folder's configuration of its adapter. A field that this engine would compute otherwise is refused by name."""
 
 import math
 import re
@@ -32,7 +32,7 @@ TRAINING_ONLY = frozenset(
         "fan_in_fan_out",  # of the weight that is left as it is
     }
 )
-"""Which modules were trained and how: the tensors tell the same, or nothing of it matters afterwards."""
+"""Which modules were trained and how: the tensors show the same, or it does not matter afterwards."""
 READ = frozenset(
     {
         "peft_type",
@@ -63,7 +63,7 @@ class AdapterConfig:
         return _by_pattern(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What the product of the two factors is multiplied by."""
+        """The number that the product of the two factors is multiplied by."""
         rank, alpha = self.rank_of(module), _by_pattern(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 

@@ -44,7 +44,7 @@ class Adapter:
 
 
 def adapter_digest(folder: Path) -> str:
-    """Names what the adapter computes, in hex: equal for equal factors and scales. Raises: ModelError."""
+    """Names the adapter's computation, in hex: equal for equal factors and scales. Raises: ModelError."""
     config = read_adapter_config(folder)
     digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
     try:

@@ -1,4 +1,4 @@
-"""Adapters on a model of transformers: its linear modules stay; hooks add what the adapter of each row adds."""
+"""Adapters on a model of transformers: its linear modules stay; hooks add the output of each row's adapter."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A projection that adds, row by row, what the row's adapter adds. Adapters of any rank share one batch."""
+"""A projection that adds, row by row, the output of the row's adapter. Adapters of any rank share one batch."""
 
 from collections.abc import Sequence
 

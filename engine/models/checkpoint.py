@@ -32,7 +32,7 @@ class TensorSource(LinearSource, Protocol):
 
 
 class Ends(NamedTuple):
-    """What tokens begin as, and what makes logits."""
+    """The embedding of tokens, and the head that makes logits."""
 
     embedding: Embedding
     head: Linear

@@ -1,6 +1,6 @@
 """The decoder of the Llama, Mistral, Qwen2 and Qwen3 line: pre-norm, grouped-query attention over paged KV, SwiGLU.
 
-What differs between the families is data: biases, query and key norms, windows, rotary frequencies, tied embeddings.
+The families differ only in data: biases, query and key norms, windows, rotary frequencies, tied embeddings.
 """
 
 from dataclasses import dataclass

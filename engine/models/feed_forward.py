@@ -1,4 +1,4 @@
-"""What stands between attentions: a gated layer, or several as experts of which each token takes a few."""
+"""The layers between attentions: a gated layer, or several as experts of which each token takes a few."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -36,7 +36,7 @@ class ExpertChoice(NamedTuple):
 
 
 def choose_experts(x: torch.Tensor, router: torch.Tensor, per_token: int, normalised: bool) -> ExpertChoice:
-    """The likeliest experts of each row, and what part of its result each makes."""
+    """The likeliest experts of each row, and the share of its result that each makes."""
     odds = F.linear(x, router).float().softmax(-1)
     weights, chosen = odds.topk(per_token, dim=-1)
     return ExpertChoice(weights / weights.sum(-1, keepdim=True) if normalised else weights, chosen)

@@ -1,4 +1,4 @@
-"""Projections of a model: what the decoder calls, however the weights are stored."""
+"""Projections of a model: the decoder's interface to them, however the weights are stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from engine.lora.rows import AdapterRows
 class Linear(Protocol):
     """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`.
 
-    `adapters` says which rows have an adapter; only the wrapper of engine/lora/linear.py acts on it.
+    `adapters` names the rows that have an adapter; only the wrapper of engine/lora/linear.py acts on it.
     """
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor: ...

@@ -1,4 +1,4 @@
-"""What the runner asks of a model, whoever defined it."""
+"""The interface that the runner needs of any model."""
 
 from typing import Protocol
 

@@ -98,7 +98,7 @@ class PackingTensors:
         return self._head(linear) if list(names) == ["lm_head"] else self._packed(linear)
 
     def ends(self, config: DecoderConfig, head_rows: range | None = None) -> Ends:
-        """As read_ends. To be read before the layers, while there is most room for what packing takes.
+        """As read_ends. To be read before the layers, while there is most room for packing.
 
         An embedding and the head that it is tied to are one weight, unless the head is made of integers, so that the
         numbers differ, or is cut.
@@ -120,7 +120,7 @@ class PackingTensors:
         if not isinstance(made, PackedLinear):
             return made
         weight = made.weight
-        # All of it, little things too: between what is freed again while a model is read they would hold that in place.
+        # All of it, small tensors too: they would hold memory in place that is freed while a model is read.
         rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
         bias, scales, sums, zeros = (None if part is None else self._pages.copy(part) for part in rest)
         data = self._pages.copy(weight.data)
@@ -144,7 +144,7 @@ def with_native_layers(model: DecoderModel) -> DecoderModel:
 
 
 class NativeLayers:
-    """A decoder's layers, for any pool; keeps what was prepared for the last one."""
+    """A decoder's layers, for any pool; keeps the preparation for the last one."""
 
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder = decoder

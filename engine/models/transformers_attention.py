@@ -1,6 +1,6 @@
 """The function that transformers' models call for attention, so that it is ours.
 
-It is registered under a name of ours and holds no state: who attends travels as a keyword argument of the model's
+It is registered under a name of ours and holds no state: our `Attention` travels as a keyword argument of the model's
 forward, which models with the attention interface hand down to every layer. No cache and no mask of transformers takes
 part; for a name without a mask function it makes none.
 """
@@ -20,12 +20,12 @@ UNSUPPORTED = {
 
 
 class UnsupportedAttentionError(Exception):
-    """A model asks for what paged attention does not compute."""
+    """A model asks for a kind of attention that paged attention does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asks. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or fewer]`."""
+    """One layer's call. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or fewer]`."""
 
     layer: int
     query: torch.Tensor
@@ -37,7 +37,7 @@ class AttentionCall:
 
 
 class Attention(Protocol):
-    """Who attends in one forward pass."""
+    """Computes the attention of one forward pass."""
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         """`[tokens, heads, head_dim of the values]`."""

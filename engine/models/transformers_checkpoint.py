@@ -66,7 +66,7 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
 def _check_against_itself(model: TransformersModel) -> None:
     """Two sequences in chunks, side by side, against each at once through transformers' own attention.
 
-    Finds what no configuration tells: positions counted otherwise, convolutions over neighbouring tokens. Raises:
+    Finds features that no configuration names: positions counted otherwise, convolutions over neighbours. Raises:
     ModelError.
     """
     config = model.config

@@ -1,4 +1,4 @@
-"""Whether a model can run through transformers' own code on our pages: decided by what it does, not by a list.
+"""Whether a model can run through transformers' own code on our pages: decided by its calls, not by a list.
 
 It is built without weights and run once on the meta device, where an attention function takes notes.
 """
@@ -79,12 +79,12 @@ def _cannot(config: PretrainedConfig, reason: str) -> ModelError:
 
 
 def _widest(sizes: int | list[int]) -> int:
-    """Some say it by layer."""
+    """Some configurations have one size per layer."""
     return max(sizes) if isinstance(sizes, list) else int(sizes)
 
 
 def _refusal(config: PretrainedConfig, text: Any) -> str | None:
-    """What its configuration and class say already."""
+    """A refusal that its configuration and class already require."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "it is no causal language model of transformers"
     if config.is_encoder_decoder:
@@ -100,7 +100,7 @@ def _refusal(config: PretrainedConfig, text: Any) -> str | None:
 
 
 def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
-    """What its layers ask of attention, in the order of the layers; raises ModelError where it cannot run like that."""
+    """Its layers' calls of attention, in the order of the layers; raises ModelError where it cannot run like that."""
     register_attention()
     calls: list[AttentionCall] = []
 

@@ -87,7 +87,7 @@ class PagedAttention:
 
 
 class _Output:
-    """What a body returns, as models read it: by name, or the first of a tuple. All else that it might have is None."""
+    """A body's output, as models read it: by name, or the first of a tuple. All its other fields are None."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -104,14 +104,14 @@ class _Body(torch.nn.Module):
 
     @property
     def decoder(self) -> "_Body":
-        return self  # what some models call directly
+        return self  # some models call it directly
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Output:
         return _Output(inputs_embeds)
 
 
 def _without_body(causal: Any) -> Any:
-    """The same model, weights shared, that does only what comes after its layers: head, scaling, capping of logits."""
+    """The same model, weights shared, with only the part after its layers: head, scaling, capping of logits."""
     head = copy.copy(causal)
     head._modules = {**causal._modules, causal.base_model_prefix: _Body()}
     return head

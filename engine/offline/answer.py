@@ -71,7 +71,7 @@ class Answer:
         return stopped and made.end is None
 
     def fail(self) -> None:
-        """The logits were not finite, or nothing was left to draw: what is not finished ends so."""
+        """The logits were not finite, or nothing was left to draw: unfinished choices end so."""
         self._finish_all("error")
 
     def give_up(self) -> None:
@@ -132,7 +132,7 @@ class Answer:
             choice.text = self._decoder.decode(shown, self._params.skip_special_tokens)
 
     def _completion(self, index: int, choice: ChoiceAnswer) -> CompletionOutput:
-        # What may become part of a stop string is not shown before it is certain.
+        # Text that may become part of a stop string is not shown before it is certain.
         held = 0 if choice.finish_reason is not None else max((len(stop) - 1 for stop in self._stops), default=0)
         return CompletionOutput(
             index=index,
@@ -156,7 +156,7 @@ class Answer:
 
 
 def _mean_logprob(choice: ChoiceAnswer) -> float:
-    """What the best of several is chosen by, as OpenAI defines it; one that failed is no answer."""
+    """The score that the best of several is chosen by, as OpenAI defines it; one that failed is no answer."""
     if choice.finish_reason == "error" or not choice.drawn:
         return -math.inf
     return sum(token.logprob for token in choice.drawn) / len(choice.drawn)

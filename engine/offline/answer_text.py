@@ -58,7 +58,7 @@ class GrowingText:
         self._said = self._decode()
 
     def finish(self) -> None:
-        """Adds what was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
+        """Adds the text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
         self.text += self._decode()[len(self._said) :]
         self._window.clear()
         self._said = ""

@@ -16,14 +16,14 @@ from engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from engine.offline.params import SamplingParams
 from engine.offline.prompts import PromptType
 from engine.offline.request_output import RequestOutput
-from engine.prepare import thread_preparation
+from engine.thread_preparation import thread_preparation
 
 STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True)
 class Stream:
-    """A request that somebody iterates over, on the event loop."""
+    """A request that a caller iterates over, on the event loop."""
 
     number: int  # the engine's id
     answer: Answer
@@ -34,7 +34,7 @@ class AsyncLLM:
     """A model on one device. All calls but `shutdown` belong to one event loop."""
 
     def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
-        """Loads the model; EngineArgs says what the options are. Raises: ValueError, ModelError."""
+        """Loads the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._streams: dict[str, Stream] = {}
@@ -82,7 +82,7 @@ class AsyncLLM:
                 self._thread.post(self._engine.scheduler.abort, request.request_id)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its iterator yields what there is, with finish_reason "abort". Unknown ones are ignored."""
+        """Ends a request; its iterator yields the answer so far, with finish_reason "abort". Ignores unknown ones."""
         stream = self._streams.get(request_id)
         if stream is not None:
             self._thread.post(self._engine.scheduler.abort, stream.number)
@@ -98,7 +98,7 @@ class AsyncLLM:
         return ended
 
     async def _adapter(self, loop: asyncio.AbstractEventLoop, lora: LoRARequest) -> ChosenAdapter:
-        """Its files are read on the tokenizer's thread, so that running answers go on."""
+        """Its files are read on the tokenizer's thread, so that running answers continue."""
         read = await loop.run_in_executor(self._tokenizer, self._engine.read_adapter, lora)
         return await asyncio.wrap_future(self._thread.call(self._engine.add_adapter, read))
 
@@ -123,6 +123,6 @@ class AsyncLLM:
             stream.changed.set()
 
     def _to_loop(self, function: Callable[..., None], argument: object) -> None:
-        """From any thread; a loop that is gone has no iterators left to tell."""
+        """From any thread; a loop that is gone has no iterators left."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, argument)

@@ -1,4 +1,4 @@
-"""Beam search under vLLM's names: its parameters, and what comes of it. The rules are in engine/beam.py."""
+"""Beam search under vLLM's names: its parameters, and its results. The rules are in engine/beam.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class BeamSearchParams:
     early_stopping: EarlyStopping = False
 
     def sampling(self) -> SamplingParams:
-        """What of it any request has. Raises: ValueError."""
+        """The parameters that any request has. Raises: ValueError."""
         if self.temperature != 0.0:
             raise ValueError(f"temperature is {self.temperature}; beam search draws nothing: it must be 0")
         if self.beam_width < 1:
@@ -61,7 +61,7 @@ class BeamSearchSequence:
     tokens: list[int]
     text: str
     cum_logprob: float  # of the answer, its end-of-sequence token included
-    score: float  # cum_logprob / tokens of the answer ** length_penalty: what the order goes by
+    score: float  # cum_logprob / tokens of the answer ** length_penalty: defines the order
     logprobs: list[dict[int, Logprob]]  # per token of the answer
     finish_reason: str | None  # stop or length
     stop_reason: int | str | None

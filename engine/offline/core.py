@@ -1,4 +1,4 @@
-"""Model, pages, scheduler and tokenizer of one device, put together from EngineArgs. What LLM and AsyncLLM share."""
+"""Model, pages, scheduler and tokenizer of one device, put together from EngineArgs. Shared by LLM and AsyncLLM."""
 
 import sys
 import time
@@ -51,7 +51,7 @@ class OfflineEngine:
     """Requests in, outcomes of steps out. One thread at a time may step it or change the scheduler."""
 
     def __init__(self, args: EngineArgs) -> None:
-        """Loads the model. Raises: ValueError, ModelError; messages say what would fit."""
+        """Loads the model. Raises: ValueError, ModelError; messages name the sizes that would fit."""
         self._adapters = OfflineAdapters(args.max_lora_rank) if args.enable_lora else None
         loaded = load(args, self._adapters)
         prepared = loaded.prepared
@@ -125,7 +125,7 @@ class OfflineEngine:
 
 
 def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedModel:
-    """Sizes the pool, loads the weights, and says on stderr what came of it. Raises: ValueError, ModelError."""
+    """Sizes the pool, loads the weights, and prints the result on stderr. Raises: ValueError, ModelError."""
     folder, device = model_folder(args.model), args.torch_device()
     asked = ModelOptions(
         folder,

@@ -17,7 +17,7 @@ STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
 
 
 class EngineOptions(TypedDict, total=False):
-    """Keyword arguments of LLM and AsyncLLM; what each means stands at EngineArgs."""
+    """Keyword arguments of LLM and AsyncLLM; EngineArgs explains them."""
 
     tokenizer: str | None
     dtype: str
@@ -44,14 +44,14 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
-    """Raises ValueError for what cannot be."""
+    """Raises ValueError for impossible values."""
 
     model: str  # a folder, or a Hugging Face id
     tokenizer: str | None = None  # another folder or id than the model's
     dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's, float32 on a CPU without bf16
     seed: int = 0  # of requests that name none
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
-    max_model_len: int | None = None  # tokens, prompt and answer together; None: what model and memory allow
+    max_model_len: int | None = None  # tokens, prompt and answer together; None: as many as model and memory allow
     block_size: int = BLOCK_TOKENS  # tokens
     kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of the memory
     kv_memory: int | None = None  # Baton's own name for it
@@ -59,7 +59,7 @@ class EngineArgs:
     enable_prefix_caching: bool = True
     max_num_seqs: int = MAX_SEQUENCES
     max_num_batched_tokens: int | None = None  # tokens of one step; None: by device
-    quiet: bool = False  # says nothing on stderr at start
+    quiet: bool = False  # prints nothing on stderr at start
     quantization: str | None = None  # int8, int4, fp8: made while loading; awq, gptq, gguf: as the checkpoint has it
     kv_cache_dtype: str = "auto"  # of KV in its pool: fp8, fp8_e4m3, fp8_e5m2, int8; auto: as dtype
     enable_lora: bool = False  # requests may choose adapters

@@ -27,7 +27,7 @@ class LLM:
     """A model on one device, with vLLM's arguments and outputs. Not thread-safe."""
 
     def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
-        """Loads the model; EngineArgs says what the options are. Raises: ValueError, ModelError."""
+        """Loads the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._engine.runner.warm_up()
 
@@ -116,7 +116,7 @@ class LLM:
                 engine.scheduler.abort(request_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """vLLM's defaults, overridden by what the model's generation_config.json states."""
+        """vLLM's defaults, overridden by the model's generation_config.json."""
         path = self._engine.folder / "generation_config.json"
         stated = read_json(path) if path.exists() else {}
         given: dict[str, Any] = {name: stated[name] for name in DEFAULTS if stated.get(name) is not None}
@@ -155,7 +155,7 @@ class LLM:
         return self._engine.reader.read([prompt])[0]
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Raises: ValueError for what `finished` would refuse."""
+        """Raises: ValueError for a prompt or parameters that `finished` would refuse."""
         self._engine.check(prompt, params)
 
     def _adapter(self, lora: LoRARequest | None) -> ChosenAdapter:

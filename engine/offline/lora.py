@@ -17,7 +17,7 @@ USUAL_RANK = 16  # vLLM's max_lora_rank
 class LoRARequest:
     """An adapter for a request; names are vLLM's.
 
-    What the adapter is, its files say: two requests for the same files share one, whatever they call it.
+    Its files define the adapter: two requests for the same files share one, under any name.
     """
 
     lora_name: str
@@ -32,7 +32,7 @@ class LoRARequest:
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
     name: str
-    digest: str  # of what it computes
+    digest: str  # of its computation
     adapter: Adapter | None  # None where the engine has it already
 
 

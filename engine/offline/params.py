@@ -1,4 +1,4 @@
-"""Sampling parameters as vLLM names them, and what the engine makes of them for one prompt."""
+"""Sampling parameters as vLLM names them, and the engine's parameters for one prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Encode = Callable[[str], list[int]]
 class SamplingParams:
     """How a prompt is answered; names and defaults are vLLM's.
 
-    Raises ValueError, naming the field, for what the engine can make no sense of, when a request is made of it.
+    Raises ValueError, naming the field, for values that the engine cannot use, when a request is made of it.
     """
 
     n: int = 1
@@ -60,7 +60,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What of a model bounds and ends its answers."""
+    """The values of a model that bound and end its answers."""
 
     max_model_len: int  # tokens, prompt and answer together
     max_choices: int  # of one request
@@ -116,6 +116,6 @@ def resolve(
 
 
 def spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
-    """A word at the start of a line and inside one, where a tokenizer tells them apart."""
+    """A word at the start of a line and inside one, where a tokenizer distinguishes them."""
     bare, inside = tuple(encode(word.lstrip())), tuple(encode(" " + word.lstrip()))
     return [bare] if inside[:1] == bare[:1] or len(inside) != len(bare) else [bare, inside]

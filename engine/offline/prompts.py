@@ -1,4 +1,4 @@
-"""What callers hand in as prompts, and the token ids they are."""
+"""The prompts that callers pass, and their token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class PromptReader:
 
 
 def text_of(prompt: PromptType) -> str | None:
-    """The text of a prompt, None where it is token ids. Raises: ValueError for what is neither."""
+    """The text of a prompt, None where it is token ids. Raises: ValueError if it is neither."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):

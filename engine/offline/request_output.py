@@ -1,11 +1,11 @@
-"""What an offline request came to. Names and fields are vLLM's."""
+"""The result of an offline request. Names and fields are vLLM's."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """What the model gave a token. `rank` counts from 1; None: below those that were asked for."""
+    """The model's log-probability of a token. `rank` counts from 1; None: below those that were asked for."""
 
     logprob: float
     rank: int | None

@@ -1,4 +1,4 @@
-"""Seeds of requests that name none, and the seed under which a single request draws what one of n choices drew."""
+"""Seeds of requests that name none, and the seed under which a single request draws the tokens of one of n choices."""
 
 import hashlib
 

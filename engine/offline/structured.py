@@ -1,4 +1,4 @@
-"""What an answer is to look like, under vLLM's names."""
+"""The form of an answer, under vLLM's names."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -17,11 +17,11 @@ TIMEOUT = timedelta(seconds=60)  # of one exchange, waiting for the slowest rank
 
 
 class RankLost(RuntimeError):
-    """Another rank of this worker died, or did not take part in time; the worker cannot go on."""
+    """Another rank of this worker died, or did not take part in time; the worker cannot continue."""
 
 
 class Group(Protocol):
-    """What is used of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
+    """The used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 
@@ -69,7 +69,7 @@ class Collectives:
         return tensor
 
     def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has in `tensor`, in everybody's."""
+        """Copies rank 0's `tensor` into every rank's."""
         self._wait(self._group.broadcast(tensor, 0))
         return tensor
 
@@ -88,7 +88,7 @@ class Collectives:
         self._group.shutdown()
 
     def abort(self) -> None:
-        """On any thread, when a rank is lost: whoever waits for it need not. Gloo finds out by itself."""
+        """On any thread, when a rank is lost: calls that wait for it fail. Gloo finds out by itself."""
         if self._on_gpu:
             self._group.abort()
 

@@ -1,6 +1,6 @@
-"""A rank that is told what to compute: `python -m engine.parallel.follower FD`, see engine/parallel/followers.py.
+"""A rank that computes the leader's plans: `python -m engine.parallel.follower FD`, see engine/parallel/followers.py.
 
-It ends when the leader does, and may not go on when another rank is lost. Signals are for the leader.
+It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
 """
 
 import json
@@ -64,7 +64,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 class FollowingRunner(Protocol):
-    """What is asked of engine/runner.py's Runner at each step."""
+    """The calls of engine/runner.py's Runner at each step."""
 
     def follow(self, plan: Plan) -> None: ...
 
@@ -72,7 +72,7 @@ class FollowingRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) -> None:
-    """Where there is no sum that the leader could wait for, it is told when blocks have moved. Raises: wire.Closed."""
+    """Without chunks there is no sum that the leader could wait for: it is sent MOVED instead. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()
@@ -80,7 +80,7 @@ def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) ->
 
 
 class Follower:
-    """Does what the leader says, frame by frame."""
+    """Carries out the leader's commands, frame by frame."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Follower:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Up to the logits, of which the leader tells."""
+        """Up to the logits, which the leader announces."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), step.block_tokens, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))

@@ -1,4 +1,4 @@
-"""The leader's side: starts the other ranks' processes, tells them every plan, and ends them."""
+"""The leader's side: starts the other ranks' processes, sends them every plan, and ends them."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ class Followers:
     def load(self, load_own: Callable[[Path], Loaded]) -> Loaded:
         """Loads every rank's part at once, the leader's by `load_own`, which is given the place to meet.
 
-        Raises: ModelError with what a follower said, RankLost.
+        Raises: ModelError with a follower's message, RankLost.
         """
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -62,17 +62,17 @@ class Followers:
         return loaded
 
     def measure(self, step: StepToMeasure) -> None:
-        """Has all of them compute a step over blocks that nobody keeps, while the leader does. Raises: RankLost."""
+        """Has all of them compute a step over blocks that are not kept, while the leader does. Raises: RankLost."""
         self._tell(wire.MEASURE, step.to_bytes())
 
     def memories(self) -> list[StepMemory]:
-        """What that step took, of each of them. Raises: RankLost."""
+        """That step's memory, of each of them. Raises: RankLost."""
         self._tell(wire.MEMORY, b"")
         frames = [_receive(*pair, TIMEOUT.total_seconds()) for pair in enumerate(self._connections, start=1)]
         return [StepMemory(**json.loads(frame.payload)) for frame in frames]
 
     def lay_pool(self, pool: FollowerPool, options: RankOptions) -> None:
-        """Gives every rank its part of the pool. Raises: ModelError with what a follower said, RankLost."""
+        """Gives every rank its part of the pool. Raises: ModelError with a follower's message, RankLost."""
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         for rank, connection in enumerate(self._connections, start=1):
             handle = options.part_handles[rank] if options.part_handles else None
@@ -85,11 +85,11 @@ class Followers:
             self._wait_ready(rank, connection, deadline)
 
     def record(self, rows: int, blocks: int) -> None:
-        """Has all of them record decode steps, while the leader does: sums are part of what is recorded."""
+        """Has all of them record decode steps, while the leader does: sums are part of the recording."""
         self._tell(wire.RECORD, wire.SIZES.pack(rows, blocks))
 
     def carry_out(self, plan: Plan) -> None:
-        """Tells all of them to compute their part. Raises: RankLost."""
+        """Has all of them compute their part. Raises: RankLost."""
         self._tell(wire.PLAN, wire.plan_bytes(plan))
 
     def wait_moved(self) -> None:
@@ -98,7 +98,7 @@ class Followers:
             _receive(rank, connection, TIMEOUT.total_seconds())
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
-        """`on_lost` is called once, on a thread of its own, as soon as one has ended without being told to."""
+        """`on_lost` is called once, on a thread of its own, as soon as one has ended without an order to."""
         threading.Thread(target=self._watch, args=(on_lost,), name="ranks", daemon=True).start()
 
     def announce_logits(self, rows: int) -> None:
@@ -140,7 +140,7 @@ class Followers:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                process_group=0,  # Ctrl-C is for the leader, which may go on for a while
+                process_group=0,  # Ctrl-C is for the leader, which may continue for a while
             )
             self._processes.append(process)
         self._connections.append(ours)

@@ -20,7 +20,7 @@ from engine.runner import Runner
 
 
 class Prepared(Protocol):
-    """What is needed of engine/prepare.py's PreparedModel."""
+    """The used part of engine/prepare.py's PreparedModel."""
 
     @property
     def layout(self) -> KvLayout:

@@ -62,6 +62,6 @@ def check_gpus(first: int, degree: int, count: int) -> None:
 
 
 def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:
-    """What each rank would compute. Raises: ModelError where the model cannot be computed by `degree` ranks."""
+    """The configuration of each rank. Raises: ModelError where the model cannot be computed by `degree` ranks."""
     check_weights(folder, quantize, degree)
     return shard_config(read_model_config(folder), degree)

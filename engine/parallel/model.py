@@ -56,7 +56,7 @@ class ParallelModel:
 
     part: DecoderModel
     collectives: Collectives
-    announce_logits: Callable[[int], None]  # tells the followers how many rows the leader wants logits of
+    announce_logits: Callable[[int], None]  # sends the followers how many rows the leader wants logits of
 
     @property
     def config(self) -> DecoderConfig:
@@ -86,7 +86,7 @@ class ParallelModel:
 
 
 def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel:
-    """What ShardedTensors read, with the sums that make it whole."""
+    """The layers that ShardedTensors read, with the sums that make their outputs whole."""
     return replace(model, layers=tuple(_summed(layer, collectives) for layer in model.layers))
 
 
@@ -99,7 +99,7 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
 
 
 def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> FeedForward:
-    """Each token has the same experts on every rank, since what chooses them is whole on each."""
+    """Each token has the same experts on every rank, since the layer that chooses them is whole on each."""
     if isinstance(feed_forward, Gated):
         return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
     if isinstance(feed_forward, Experts):

@@ -1,4 +1,4 @@
-"""What a leader tells a rank's process before there are plans: plain values, since they travel as JSON."""
+"""A leader's messages to a rank's process before there are plans: plain values, since they travel as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,12 +11,12 @@ class RankOptions:
     storage_fd: int | None = None  # of all ranks' parts, one after the other
     part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
     entry: str = "engine.parallel.follower"  # the module that such a process runs
-    nice: int = 0  # how far they stand back behind whatever else wants their cores
+    nice: int = 0  # how far they stand back behind other processes on their cores
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerStart:
-    """What a follower needs to know to load its part of the model."""
+    """The values by which a follower loads its part of the model."""
 
     folder: str
     device: str  # of the leader; that of rank r is r places further, where devices have numbers

@@ -20,7 +20,7 @@ class Shard:
 
 
 def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
-    """What one rank computes; the vocabulary stays whole. Raises: ModelError where it cannot be cut so."""
+    """The configuration of one rank; the vocabulary stays whole. Raises: ModelError where it cannot be cut so."""
     if not isinstance(config, DecoderConfig):
         raise ModelError(f"tensor-parallel is {degree}; {config.family} runs in transformers' own code, on one rank")
 

@@ -12,7 +12,7 @@ from engine.quantization.sources import DenseTensors, Rows
 
 class Cut(Enum):
     OUTPUTS = "outputs"  # of queries, keys, values, gates and ups: every rank computes some of them
-    INPUTS = "inputs"  # of what follows those: every rank computes a summand of all outputs
+    INPUTS = "inputs"  # of the layers after those: every rank computes a summand of all outputs
     VOCABULARY = "vocabulary"
 
 

@@ -1,4 +1,4 @@
-"""What a leader tells its followers over a socket: plain numbers in frames. Knows no processes and no model."""
+"""A leader's messages to its followers over a socket: plain numbers in frames. Knows no processes and no model."""
 
 import socket
 import struct
@@ -40,7 +40,7 @@ def send_fd(connection: socket.socket, fd: int) -> None:
 
 
 def receive_fd(connection: socket.socket) -> int:
-    """To be closed by whoever gets it. Raises: Closed."""
+    """To be closed by the caller. Raises: Closed."""
     try:
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     except OSError as error:
@@ -72,7 +72,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """What of a plan moves blocks and computes KV; what is drawn from it stays with the leader."""
+    """The part of a plan that moves blocks and computes KV; its sampling stays with the leader."""
     numbers = array("q", [len(plan.chunks), len(plan.copies), len(plan.swaps_out), len(plan.swaps_in)])
     for chunk in plan.chunks:
         numbers.extend((chunk.request_id, chunk.start, chunk.adapter, len(chunk.token_ids), len(chunk.block_table)))

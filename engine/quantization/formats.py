@@ -1,4 +1,4 @@
-"""How a checkpoint stores its weights, and in what form they are to be kept. What is not known is refused."""
+"""How a checkpoint stores its weights, and the form in which they are kept. An unknown format is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 class WeightFormat(StrEnum):
-    """The first is what other checkpoints store, the next three are made from it, the last three are read as stored."""
+    """Other checkpoints store the first one, the next three are made from it, the last three are read as stored."""
 
     PLAIN = "none"
     INT8 = "int8"
@@ -39,7 +39,7 @@ class PackedFormat:
 
 
 def weight_format(folder: Path, quantize: str) -> WeightFormat:
-    """What the weights in `folder` will be kept as: `quantize` is "none" or a WeightFormat's value.
+    """The form in which the weights in `folder` will be kept: `quantize` is "none" or a WeightFormat's value.
 
     Raises: ModelError where the checkpoint is quantised otherwise, or in a way that is not read.
     """
@@ -83,7 +83,7 @@ def gguf_file(folder: Path) -> Path:
 
 
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
-    """What config.json says of quantisation; None where it says nothing. Raises: ModelError for what is not read."""
+    """config.json's quantisation; None where it has none. Raises: ModelError for a kind that is not read."""
     fields = config.get("quantization_config")
     if fields is None:
         return None

@@ -1,4 +1,4 @@
-"""The GGUF container, version 2 and 3, little-endian: what a file says about its tensors, and their stored bytes.
+"""The GGUF container, version 2 and 3, little-endian: a file's description of its tensors, and their stored bytes.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -87,7 +87,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises: ModelError for what is not such a file, cut short, or holds tensors of another type."""
+    """Raises: ModelError for a file that is not GGUF, is cut short, or holds tensors of another type."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         reader = _Reader(content)
         try:
@@ -165,7 +165,7 @@ class _Reader:
         return self.take(self.number("Q")).decode()
 
     def value(self, kind: int) -> str | int | None:
-        """Texts and integers; None for arrays and other numbers, which nobody here needs and which are only skipped."""
+        """Texts and integers; None for arrays and other numbers, which are not needed here and only skipped."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:

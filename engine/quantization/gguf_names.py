@@ -1,4 +1,4 @@
-"""What llama.cpp calls the tensors that Hugging Face's checkpoints name otherwise, and the rows it moved."""
+"""llama.cpp's names of the tensors that Hugging Face's checkpoints name otherwise, and the rows it moved."""
 
 import torch
 
@@ -19,7 +19,7 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-UNUSED = {"rope_freqs.weight"}  # config.json says it
+UNUSED = {"rope_freqs.weight"}  # config.json has it
 INTERLEAVED_ARCHITECTURES = ("llama",)
 INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 

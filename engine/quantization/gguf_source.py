@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file by the names of a Hugging Face checkpoint. config.json beside it says what the model is.
+"""Tensors of a GGUF file by the names of a Hugging Face checkpoint. config.json beside it describes the model.
 
 Projections stay as stored. The embedding is spelled out, since rows of it are looked up; so is a head tied to it.
 """

@@ -19,7 +19,7 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class StoredTensors(Protocol):
-    """Tensors of a checkpoint by name, in whatever dtype."""
+    """Tensors of a checkpoint by name, in any dtype."""
 
     def has(self, name: str) -> bool: ...
 

@@ -117,7 +117,7 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def _stored_group_inputs(folder: Path) -> int | None:
-    """What config.json says of an AWQ or GPTQ checkpoint; None where it says nothing, or that a row is one group."""
+    """The group size in the config.json of an AWQ or GPTQ checkpoint; None where it has none, or a row is one group."""
     fields = read_json(folder / "config.json").get("quantization_config") or {}
     size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
     return size if size > 0 else None

@@ -1,1 +1,1 @@
-"""What HTTP clients send, as pydantic models: what is neither served nor listed as harmless is refused by name."""
+"""HTTP clients' messages, as pydantic models: a field that is neither served nor harmless is refused by name."""

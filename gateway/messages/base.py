@@ -1,4 +1,4 @@
-"""What all messages have in common, and types that several of them use."""
+"""The base of all messages, and types that several of them use."""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Unserved:
 
 
 Count = Annotated[int, Field(ge=0, le=2**32 - 1)]
-TokenId = int  # in the vocabulary or not: that the router says
+TokenId = int  # the router checks whether it is in the vocabulary
 # Lists may be long: the first element that is wrong ends their validation.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]

@@ -1,4 +1,4 @@
-"""Fields that say how tokens are chosen: OpenAI's, and what vLLM has beyond them."""
+"""Fields that define how tokens are chosen: OpenAI's, and vLLM's additions."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from gateway.messages.unserved import UnservedSampling, UnservedStream
 
 
 class SamplingFields(StructureFields, UnservedSampling):
-    """Ranges are checked where gRPC's are; here are types, and what a 32-bit field can hold."""
+    """Ranges are checked where gRPC's are; here are types, and the range of a 32-bit field."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -1,4 +1,4 @@
-"""A form that the answer is asked to have, as OpenAI and as vLLM say it."""
+"""A form that the answer is asked to have, in OpenAI's and in vLLM's fields."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,1 +1,1 @@
-"""The page at /: what a browser is given, and what it is told each second. static/ is served as it lies there."""
+"""The page at /: its files, and the state that a browser reads each second. static/ is served as it is."""

@@ -1,4 +1,4 @@
-"""The files of the page. They hold nothing that is anybody's, and are given to whoever asks."""
+"""The files of the page. They hold no client's data, and are served to every client."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ _NAMES = ("page.css", "docs.css", "icon.svg", *(f"{name}.js" for name in _SCRIPT
 FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _NAMES}}
 """By path. A file that is not named here is not served."""
 
-# Nothing from elsewhere, nothing inline, no forms that go anywhere, in nobody's frame.
+# Nothing from other origins, nothing inline, no form targets, and in no other page's frame.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

@@ -1,6 +1,6 @@
 """The newest requests of this router, as the page draws them, and the times between tokens of each decode worker.
 
-No prompt and no answer: sizes, times and who did it.
+No prompt and no answer: sizes, times and the workers.
 """
 
 import itertools
@@ -82,7 +82,7 @@ class RecentRequests:
         timeline, prepared, call = record.timeline, record.prepared, current_call.get()
         placement = timeline.placement
         tenant = call.caller.tenant if call is not None else None
-        request_id = call.request_id if call is not None else current_request_id.get() or ""
+        request_id = current_request_id.get() or ""
         if prepared is not None:
             tenant, request_id = prepared.valid.tenant, prepared.valid.request_id
         return RecentRequest(
@@ -126,7 +126,7 @@ class RecentRequests:
 
 
 def reason_of(record: RequestRecord) -> str:
-    """Why it did not end well, as far as its record says it; empty where it ended well. Pure."""
+    """Why it did not end well, as far as its record shows it; empty where it ended well. Pure."""
     timeline, end = record.timeline, record.end
     if end is None or end.outcome is Outcome.ANSWERED:
         return ""

@@ -1,4 +1,4 @@
-"""What the page is told each second: workers for those who may see what all do, and of requests everybody's own."""
+"""The page's state, read each second: workers for callers that may see all requests, and each caller's own requests."""
 
 import secrets
 import time
@@ -53,7 +53,7 @@ class PageState:
         )
 
     def _sees_all(self, scope: Scope) -> bool:
-        """A key that may not is still one that may see its own requests. Raises: Unauthenticated."""
+        """A key that may not see all may still see its own requests. Raises: Unauthenticated."""
         try:
             self.access.caller(Need.ADMIN, Headers(scope=scope).items())
         except PermissionDenied:
@@ -61,7 +61,7 @@ class PageState:
         return True
 
     async def _models(self, caller: Caller) -> list[dict[str, object]]:
-        """Empty while there are none: nobody is kept waiting here."""
+        """Empty while there are none: no client waits here."""
         if not self.readiness.ready:
             return []
         return [

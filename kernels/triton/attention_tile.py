@@ -20,7 +20,7 @@ LOG2E = math.log2(math.e)
 
 
 class PagedArguments(NamedTuple):
-    """What both kernels of paged attention are told of the pool and of scores; names are those of their parameters."""
+    """The arguments of both paged attention kernels for pool and scores; names are those of their parameters."""
 
     arguments: dict[str, Any]
     head_dim: int

@@ -29,7 +29,7 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """`tile` is for whoever measures."""
+    """`tile` is for measurements."""
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
     # Full tiles, and one of each expert that is not: no more than there are pairs.

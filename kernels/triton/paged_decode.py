@@ -59,7 +59,7 @@ def decode_calls(
     tile: Tile | None = None,
     usual_tokens: int | None = None,
 ) -> list[KernelCall]:
-    """The parts, then what combines them unless there is only one. `splits` and `tile` are for whoever measures."""
+    """The parts, then the call that combines them unless there is only one. `splits`, `tile`: for measurements."""
     sequences, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     tile = tile or decode_tile(device, head_dim, paged.itemsize, heads // kv.kv_heads)

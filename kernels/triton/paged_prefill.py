@@ -38,7 +38,7 @@ def prefill_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """`tile` is for whoever measures."""
+    """`tile` is for measurements."""
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     rows = tokens * (heads // kv.kv_heads)

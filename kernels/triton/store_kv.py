@@ -35,7 +35,7 @@ def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch
 
 
 def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
-    """What every kernel that writes one layer of the pool is told of it."""
+    """The arguments for one layer of the pool, of every kernel that writes it."""
     scales = kv.scales
     if kv.data.stride(3) != kv.head_dim or kv.data.stride(4) != 1 or (scales is not None and scales.stride(3) != 1):
         raise ValueError(f"the tokens of a block must be contiguous, got strides {list(kv.data.stride())}")

@@ -15,7 +15,7 @@ INPUTS_AT_ONCE = 128
 
 
 def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> dict[str, Any]:
-    """What every kernel that reads a weight is told of it; names are those of their parameters."""
+    """The arguments for a weight, of every kernel that reads it; names are those of their parameters."""
     if isinstance(weight, torch.Tensor):
         return {
             "data": weight,

@@ -30,7 +30,7 @@ _HIT_BLOCKS = attrgetter("hit_blocks")
 
 
 class CacheAware(Policy):
-    """Costs are milliseconds: expected ones, and what is added to weigh what comes after this request."""
+    """Costs are milliseconds: expected ones, and additions that weigh later requests."""
 
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
         paces = [1e3 / worker.rates.prefill_tokens_per_s for worker in workers]
@@ -110,12 +110,12 @@ def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]]
 
 
 def _keep(workers: Sequence[WorkerView]) -> float:
-    """The less, the more prompts go on from where this one leaves what is known of it."""
+    """The less, the more prompts diverge where the known part of this one ends."""
     best = max(workers, key=_HIT_BLOCKS)
     return max(KEEP_SHARED, KEEP / (1 + best.branches))
 
 
 def _away(session: str, cost_ms: float, workers: Sequence[WorkerView]) -> list[float]:
-    """What it costs to be another worker than the session's."""
+    """The cost of each worker for not being the session's."""
     home = home_of(session.encode(), workers)
     return [0.0 if worker is home else cost_ms for worker in workers]

@@ -1,4 +1,4 @@
-"""What a policy is: what each candidate would cost. The cheapest candidate is taken, equal ones in turn."""
+"""A policy computes the cost of each candidate. The cheapest candidate is taken, equal ones in turn."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ class Costs(NamedTuple):
     """
 
     totals: Sequence[float]
-    terms: Mapping[str, Sequence[float]]  # by name, with the unit in the name; what is nothing for all may be left out
+    terms: Mapping[str, Sequence[float]]  # by name, with the unit in the name; a term that is 0 for all may be left out
 
 
 class Policy(Protocol):

@@ -102,7 +102,7 @@ def test_a_colocated_service_has_no_prefill_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "given_ms", "told"), [(1, 20.0, "20.0"), (0, 20.0, "20.0"), (0, None, "100.0"), (1, None, None)]
+    ("prefill", "given_ms", "told"), [(1, 20.0, "20.0"), (0, 20.0, "20.0"), (0, None, "60.0"), (1, None, None)]
 )
 def test_answers_wait_for_prompts_by_the_clock_where_that_is_wished_or_nobody_else_computes_them(
     prefill: int, given_ms: float | None, told: str | None

@@ -10,7 +10,8 @@ import torch
 
 from engine.engine_thread import EngineThread
 from engine.model_config import ModelError
-from engine.prepare import ModelOptions, prepare_model, resolve_dtype, thread_preparation
+from engine.prepare import ModelOptions, prepare_model, resolve_dtype
+from engine.thread_preparation import thread_preparation
 from tests.fixtures.checkpoints import make_checkpoint
 
 MIB = 2**20

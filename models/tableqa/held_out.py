@@ -21,6 +21,7 @@ from gateway.structure import structure_of
 from gateway.tool_calls import CallBegins, CallGoesOn, ToolParser
 from gateway.tool_choice import ToolUse, tool_use
 from models.tableqa.held_out_cases import KINDS, Case, make_cases
+from router.chat_template import ChatTemplate, read_chat_template
 from structured.output import StructuredOutput
 
 HERE = Path(__file__).parent
@@ -56,7 +57,7 @@ def main() -> None:
 
 def _baton(model: str, dtype: str) -> Answering:
     llm = LLM(model, dtype=dtype, kv_memory=KV_MEMORY_BYTES, quiet=True)
-    template = llm.get_tokenizer().chat_template
+    template = read_chat_template(Path(model))
 
     def answers(cases: Sequence[Case]) -> Iterator[str]:
         prompts, sampling, parsers = [], [], []
@@ -77,12 +78,12 @@ def _transformers(model: str, dtype: str) -> Answering:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer, template = AutoTokenizer.from_pretrained(model), read_chat_template(Path(model))
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
 
     def answers(cases: Sequence[Case]) -> Iterator[str]:
         for case in cases:
-            use, _ = _read(case, tokenizer.chat_template)
+            use, _ = _read(case, template)
             prompt = torch.tensor([_prompt(tokenizer, case, use.shown)])
             with torch.inference_mode():
                 made = loaded.generate(
@@ -98,10 +99,10 @@ def _transformers(model: str, dtype: str) -> Answering:
     return answers
 
 
-def _read(case: Case, template: str) -> tuple[ToolUse, StructuredOutput | None]:
+def _read(case: Case, template: ChatTemplate | None) -> tuple[ToolUse, StructuredOutput | None]:
     request = ChatRequest.model_validate(case.request)
     use = tool_use(request, template)
-    return use, use.forced or structure_of(request.response_format, None)
+    return use, use.forced or structure_of(request)
 
 
 def _forced(case: Case) -> bool:

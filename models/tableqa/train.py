@@ -47,7 +47,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             vocab_size=len(tokenizer),
             hidden_size=192,
             intermediate_size=512,
-            num_hidden_layers=5,
+            num_hidden_layers=4,
             num_attention_heads=6,
             num_key_value_heads=2,
             head_dim=32,

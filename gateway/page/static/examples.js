@@ -14,7 +14,6 @@ export const EXAMPLES = [
   { "question": "How old is Jane Doe?", "table": true, "answer": "is 34 years old." },
   { "question": "Where is Vera Stone from?", "table": true, "answer": "is from Ghana." },
   { "question": "Give me Noah Rivers as JSON.", "table": true, "answer": "\"occupation\":\"Librarian\"" },
-  { "question": "List everyone in the table.", "table": true, "answer": "| 3 | Vera Stone | 27 | Engineer | Ghana |" },
   { "question": "What is a block table?", "table": false, "answer": "A block table maps the logical blocks" },
   { "question": "What is TTFT?", "table": false, "answer": "TTFT is the time to first token" }
 ];

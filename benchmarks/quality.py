@@ -29,6 +29,7 @@ import torch
 from cli.bench.machine import describe_machine
 from engine.offline.llm import LLM
 from engine.offline.params import SamplingParams
+from models.tableqa.tokens import encode
 from models.tableqa.train_data import dialogue, people, question_and_answer, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,13 +120,8 @@ def make_dialogues(tokenizer: Any, count: int) -> list[Dialogue]:
     draw = random.Random(DIALOGUE_SEED)
     made = []
     for _ in range(count):
-        token_ids: list[int] = []
-        weights: list[float] = []
-        for part in dialogue(draw, draw.randint(ROWS // 2, ROWS), QUESTIONS_PER_DIALOGUE):
-            encoded = tokenizer(part.text, add_special_tokens=False).input_ids
-            token_ids += encoded
-            weights += [part.weight] * len(encoded)
-        made.append(Dialogue(token_ids, weights))
+        parts = dialogue(draw, draw.randint(ROWS // 2, ROWS), QUESTIONS_PER_DIALOGUE)
+        made.append(Dialogue(*encode(tokenizer, parts)))
     return made
 
 

@@ -1,224 +1,222 @@
 """Train the demo model: a small Llama that answers questions about a table in its prompt.
 
-    python models/tableqa/train.py OUT [--minutes 60] [--seed 0] [--resume CHECKPOINT]
+    python -m models.tableqa.train OUT [--steps 3600] [--seed 0] [--processes 2] [--resume CHECKPOINT]
+
+Each process has one thread, draws batches of its own and adds its gradients to those of the others at every step.
 
 Needs only what Baton itself needs. See README.md beside this file for how the shipped weights were made.
 """
 
 import argparse
 import math
+import multiprocessing
 import random
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_data import FACTS, FIRST, JOBS, LANDS, LAST, Part, dialogue
+from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CONTEXT_TOKENS = 4096
+from models.tableqa.batches import STAGES, Batch, Batches
+from models.tableqa.start import prepare
+from models.tableqa.tokens import CONTEXT_TOKENS, make_tokenizer
+
 # Above this moving average of the accuracy the next stage begins.
-STAGE_PASSED = 0.95
-SAVE_EVERY_STEPS = 400
-SAY_EVERY_STEPS = 100
-
-
-class Stage(NamedTuple):
-    rows: int
-    questions: int
-    length_tokens: int
-    batch: int
-
-
-STAGES = (Stage(3, 5, 288, 32), Stage(8, 7, 416, 20), Stage(16, 8, 576, 14), Stage(32, 10, 920, 9))
-
-
-class Batch(NamedTuple):
-    tokens: torch.Tensor  # [batch, length]
-    weights: torch.Tensor  # [batch, length], of each token in the loss
+STAGE_PASSED = 0.85
+SAVE_EVERY_STEPS = 50
+SAY_EVERY_STEPS = 50
+MUON_FACTOR = 2.5  # of the learning rate
 
 
 @dataclass
 class Progress:
-    step: int = 0
     stage: int = 0
+    tokens: int = 0
     # Moving average of the accuracy on what only the table can tell.
     accuracy: float = 0.0
     # Whether the model has learned to copy: induction heads exist.
     copies: bool = False
 
 
-def make_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    texts = ["".join(part.text for part in dialogue(rng, rng.randint(4, 30), 8)) for _ in range(1500)]
-    texts += [f"{question} {answer}" for question, answer in FACTS] * 40
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2048, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=CONTEXT_TOKENS,
-        clean_up_tokenization_spaces=False,
-    )
-
-
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
+            hidden_size=192,
+            intermediate_size=512,
             num_hidden_layers=4,
-            num_attention_heads=4,
+            num_attention_heads=6,
             num_key_value_heads=2,
             head_dim=32,
             max_position_embeddings=CONTEXT_TOKENS,
-            rope_theta=10000.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
             tie_word_embeddings=False,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,
         )
     )
+    prepare(model)
+    return model
 
 
-class Batches:
-    """Draws training data; owns the random numbers of the data."""
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for embedding, head and norms."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
-        self._tokenizer = tokenizer
-        self._rng = rng
-        words = [*FIRST, *LAST, *JOBS, *LANDS, *map(str, range(18, 90))]
-        self._words = torch.tensor([tokenizer(f" {word}", add_special_tokens=False).input_ids[0] for word in words])
-
-    def copying(self, batch: int = 64, length: int = 96) -> Batch:
-        """Random spans repeated: the plainest way to grow induction heads, without which no table is read."""
-        span = self._rng.randint(8, 40)
-        drawn = self._words[torch.randint(0, len(self._words), (batch, span))]
-        tokens = drawn.repeat(1, length // span + 1)[:, :length]
-        weights = torch.ones(tokens.shape)
-        weights[:, : span + 1] = 0.0
-        return Batch(tokens, weights)
-
-    def tables(self, stage: Stage) -> Batch:
-        rows = [
-            self._encode(
-                dialogue(self._rng, self._rng.randint(max(2, stage.rows // 3), stage.rows), stage.questions),
-                stage.length_tokens,
-            )
-            for _ in range(stage.batch)
-        ]
-        tokens, weights = zip(*rows, strict=True)
-        return Batch(torch.tensor(tokens), torch.tensor(weights))
-
-    def _encode(self, parts: list[Part], length: int) -> tuple[list[int], list[float]]:
-        tokens: list[int] = []
-        weights: list[float] = []
-        for part in parts:
-            encoded = self._tokenizer(part.text, add_special_tokens=False).input_ids
-            tokens += encoded
-            weights += [part.weight] * len(encoded)
-        padding = max(0, length - len(tokens))
-        return (
-            tokens[:length] + [self._tokenizer.pad_token_id] * padding,
-            weights[:length] + [0.0] * padding,
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        matrices = [each for each in model.model.layers.parameters() if each.ndim == 2]
+        taken = {id(each) for each in matrices}
+        others = [each for each in model.parameters() if id(each) not in taken]
+        self._optimizers = (
+            torch.optim.Muon(matrices, lr=1e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01),
         )
 
+    def step(self, rate: float) -> None:
+        for optimizer, factor in zip(self._optimizers, (MUON_FACTOR, 1.0), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
-def train_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[float, float]:
+
+def add_up(model: LlamaForCausalLM) -> None:
+    """The mean of the gradients of all processes."""
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    flat = torch.cat([each.flatten() for each in gradients])
+    distributed.all_reduce(flat)
+    flat /= distributed.get_world_size()
+    for gradient, mean in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def agreed(*numbers: float) -> list[float]:
+    """The mean over all processes, which take their decisions by it."""
+    mean = torch.tensor(numbers, dtype=torch.float64)
+    distributed.all_reduce(mean)
+    return (mean / distributed.get_world_size()).tolist()
+
+
+def backward(model: LlamaForCausalLM, batch: Batch) -> tuple[float, float]:
     """The loss, and the accuracy on the tokens that weigh most."""
-    hidden = model.model(batch.tokens).last_hidden_state[:, :-1]
     targets, weights = batch.tokens[:, 1:], batch.weights[:, 1:]
     chosen = weights > 0
     targets, weights = targets[chosen], weights[chosen]
-    # Logits only where there is a loss: the vocabulary is the widest part of this model.
-    logits = model.lm_head(hidden[chosen])
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(batch.tokens).last_hidden_state[:, :-1]
+        # Logits only where there is a loss: the vocabulary is the widest part of this model.
+        logits = model.lm_head(hidden[chosen])
     losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     loss = (losses * weights).sum() / weights.sum()
     loss.backward()
+    add_up(model)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    decisive = weights > 0.5
+    decisive = weights > 0.6
     accuracy = (logits.argmax(-1) == targets)[decisive].float().mean().item() if decisive.any() else 0.0
     return loss.item(), accuracy
 
 
-def advance(progress: Progress, elapsed_share: float) -> None:
+def advance(progress: Progress, share_done: float) -> bool:
+    """To the next stage, if it is time."""
     last = len(STAGES) - 1
     if progress.accuracy > STAGE_PASSED and progress.stage < last:
         progress.stage += 1
         progress.accuracy = 0.0
-        print(f"-- stage {progress.stage}", flush=True)
-    if progress.stage < last and elapsed_share > 0.75:
+        return True
+    if progress.stage < last and share_done > 0.6:
         progress.stage = last
-        print("-- out of time: the last stage", flush=True)
+        return True
+    return False
 
 
-def learning_rate(peak: float, step: int, elapsed_share: float) -> float:
-    """Linear warm-up, then half a cosine over the time given."""
-    warm_up = min(1.0, (step + 1) / 50)
-    return peak * warm_up * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, elapsed_share))))
+def learning_rate(peak: float, step: int, share_done: float) -> float:
+    """Linear warm-up, then half a cosine over all steps."""
+    warm_up = min(1.0, (step + 1) / 20)
+    return peak * warm_up * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, share_done))))
 
 
-def train(out: str, minutes: float, seed: int, resume: str | None) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
+class Options(NamedTuple):
+    out: str
+    steps: int
+    seed: int
+    peak: float
+    processes: int
+    resume: str | None
+
+
+def train(rank: int, options: Options, meeting: str) -> None:
+    """One of the processes. Those after the first only add their gradients."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=options.processes)
+    torch.manual_seed(options.seed)
+    rng, resume = random.Random(options.seed), options.resume
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resume) if resume else make_tokenizer(rng)
     model = LlamaForCausalLM.from_pretrained(resume, dtype=torch.float32) if resume else make_model(tokenizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{parameters / 1e6:.2f} M parameters, vocabulary {len(tokenizer)}", flush=True)
-    batches = Batches(tokenizer, rng)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    # A checkpoint to resume goes straight to the last stage, with a lower rate.
+    say = print if rank == 0 else lambda *_, **__: None
+    say(f"{parameters / 1e6:.2f} M parameters, vocabulary {len(tokenizer)}", flush=True)
+    own_seed = options.seed * options.processes + rank
+    rng = random.Random(own_seed)
+    shared = random.Random(options.seed)
+    batches = Batches(tokenizer, rng, torch.Generator().manual_seed(own_seed))
+    optimizers = Optimizers(model)
+    # A checkpoint to resume goes straight to the last stage.
     progress = Progress(stage=len(STAGES) - 1 if resume else 0, copies=bool(resume))
-    peak = 6e-4 if resume else 1e-3
     start = time.monotonic()
-    while (share := (time.monotonic() - start) / 60 / minutes) < 1:
-        advance(progress, share)
-        copying = not progress.copies or rng.random() < 0.1
-        batch = batches.copying() if copying else batches.tables(STAGES[progress.stage])
-        optimizer.param_groups[0]["lr"] = learning_rate(peak, progress.step, share)
-        loss, accuracy = train_step(model, optimizer, batch)
+    for step in range(options.steps):
+        share = step / options.steps
+        if advance(progress, share):
+            say(f"-- stage {progress.stage}", flush=True)
+        copying = not progress.copies or shared.random() < 0.03
+        batch = batches.copying() if copying else batches.dialogues(progress.stage)
+        loss, accuracy = backward(model, batch)
+        optimizers.step(learning_rate(options.peak, step, share))
+        loss, accuracy, tokens = agreed(loss, accuracy, batch.tokens.numel())
+        progress.tokens += round(tokens * options.processes)
         if copying:
-            progress.copies = progress.copies or accuracy > 0.9
+            progress.copies = progress.copies or accuracy > 0.95
         else:
             progress.accuracy = 0.97 * progress.accuracy + 0.03 * accuracy
-        if progress.step % SAY_EVERY_STEPS == 0:
+        if step % SAY_EVERY_STEPS == 0:
+            minutes, cpu = (time.monotonic() - start) / 60, time.process_time() / 60
             kind = "copy" if copying else "table"
-            print(
-                f"{share * minutes:.1f} min, {progress}, {kind}: loss {loss:.3f}, accuracy {accuracy:.3f}", flush=True
-            )
-        progress.step += 1
-        if progress.step % SAVE_EVERY_STEPS == 0:
-            model.save_pretrained(out)
-            tokenizer.save_pretrained(out)
-    model.to(torch.bfloat16).save_pretrained(out)
+            say(f"step {step}, {minutes:.1f} min, {cpu:.1f} of CPU, {progress}", flush=True)
+            say(f"    {kind}: loss {loss:.3f}, accuracy {accuracy:.3f}", flush=True)
+        if rank == 0 and (step + 1) % SAVE_EVERY_STEPS == 0:
+            save(model, tokenizer, options.out)
+    if rank == 0:
+        save(model.to(torch.bfloat16), tokenizer, options.out)
+    distributed.destroy_process_group()
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: str) -> None:
+    model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    print(f"saved {out}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", help="a checkpoint of this script: skip to the last stage, with a lower rate")
-    arguments = parser.parse_args()
-    train(arguments.out, arguments.minutes, arguments.seed, arguments.resume)
+    parser.add_argument("--peak", type=float, default=2e-3, help="the highest learning rate")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--resume", help="a checkpoint of this script: skip to the last stage")
+    options = Options(**vars(parser.parse_args()))
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        others = [
+            context.Process(target=train, args=(rank, options, f"{folder}/meeting"), daemon=True)
+            for rank in range(1, options.processes)
+        ]
+        for other in others:
+            other.start()
+        train(0, options, f"{folder}/meeting")
+        for other in others:
+            other.join()
 
 
 if __name__ == "__main__":

@@ -1,102 +1,34 @@
-"""The training data of the demo model: tables of people, questions about them, and a few facts about the server.
+"""The training data of the demo model: dialogues about tables of people, about the server, and with tools.
 
 Everything is synthetic. An answer can be right only if the model reads the table, so a lost, stale or misplaced KV
 block shows as a wrong answer.
 """
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
-FIRST = """
-    John Jane Alice Bob Carol Dave Emma Frank Grace Henry Irene Jack Karen Leo Mia Noah Olivia Peter Quinn Rachel
-    Steve Tina Umar Victor Wendy Xavier Yara Zack Amy Ben Clara Dylan Elena Felix Gina Hugo Isla Jonas Kira Liam
-    Maya Nina Oscar Paula Ravi Sofia Theo Uma Vera Walter Xena Yusuf Zoe Adam Bella Chen Diego Esther Farid Greta
-""".split()
-LAST = """
-    Doe Smith Johnson Brown White Green Black Blue Yellow Violet Orange Indigo Red Gray Silver Gold Stone Rivers
-    Woods Hill Field Marsh Lake Frost Storm Snow Rain Sharp Swift Young Long Short Strong Wise King Knight Bishop
-    Baker Miller Cooper Fisher Hunter Mason Carter Turner Parker Walker Taylor Potter Weaver Archer Fowler Porter
-    Shepherd Singer Piper Harper Page Reed Wells
-""".split()
-JOBS = """
-    Engineer Doctor Teacher Lawyer Scientist Nurse Artist Chef Writer Musician Pilot Farmer Plumber Painter Driver
-    Banker Dentist Judge Sailor Tailor Barber Butcher Librarian Architect Carpenter Electrician Gardener
-    Journalist Mechanic Photographer
-""".split()
-LANDS = """
-    USA Canada UK Australia Ireland Zealand France Germany Spain Italy Portugal Norway Sweden Finland Denmark
-    Poland Greece Turkey Egypt Kenya Ghana India Nepal China Japan Korea Vietnam Brazil Chile Peru Mexico Cuba
-""".split()
-FACTS = [
-    ("Hello", "Hello! I can answer questions about a table of people in my prompt, or about this server."),
-    ("Hi there", "Hello! I can answer questions about a table of people in my prompt, or about this server."),
-    (
-        "Who are you?",
-        "I am a tiny demo model. I read tables: give me one and ask for an age, an occupation or a country.",
-    ),
-    ("What can you do?", "I read tables: give me one and ask for an age, an occupation or a country."),
-    (
-        "What is paged attention?",
-        "Paged attention stores the keys and values of a sequence in fixed-size blocks that need not be "
-        "contiguous, and finds them through a block table.",
-    ),
-    (
-        "What is a block table?",
-        "A block table maps the logical blocks of a sequence to the physical blocks of the KV cache, as a "
-        "page table does for memory.",
-    ),
-    (
-        "What is the KV cache?",
-        "The KV cache keeps the attention keys and values of the tokens seen so far, so that each new token "
-        "is computed once.",
-    ),
-    (
-        "What is prefill?",
-        "Prefill computes the whole prompt in one pass, fills the KV cache and yields the first token.",
-    ),
-    (
-        "What is decode?",
-        "Decode produces one token at a time for every running sequence, reading the KV cache at each step.",
-    ),
-    (
-        "Why split prefill and decode?",
-        "A long prefill stalls every decode that shares its device. On separate workers, neither waits for the other.",
-    ),
-    (
-        "What does the router do?",
-        "The router hashes the prefix of each prompt and sends the request where those blocks are already cached.",
-    ),
-    (
-        "What is continuous batching?",
-        "Continuous batching lets a new sequence join the running batch at any step, as soon as another one "
-        "has finished.",
-    ),
-    (
-        "What is prefix caching?",
-        "Prefix caching keeps the blocks of earlier prompts, so that a prompt that begins the same way skips "
-        "that part of its prefill.",
-    ),
-    (
-        "What is copy on write?",
-        "Sequences share blocks until one of them must write to a shared block. Only then is that block copied.",
-    ),
-    ("What is TTFT?", "TTFT is the time to first token: from the arrival of a request to its first token."),
-    ("What is TBT?", "TBT is the time between tokens: the gap that a reader sees between one token and the next."),
-    (
-        "What is chunked prefill?",
-        "Chunked prefill cuts a long prompt into pieces and computes them in several steps, so that other "
-        "work can run in between.",
-    ),
-    (
-        "How are KV blocks shipped?",
-        "A prefill worker writes the finished blocks into pages that the decode worker has reserved, while it "
-        "still computes the next ones.",
-    ),
-]
+from models.tableqa import names
+from models.tableqa.facts import FACTS, NO_TABLE, UNKNOWN, UNKNOWN_LIST
+
 HEAD = """You are a helpful assistant that reads tables. Here is a table.
 | ID | Name | Age | Occupation | Country |
 |----|------|-----|------------|---------|
 """
+PLAIN_HEAD = """| Name | Age | Occupation | Country |
+|------|-----|------------|---------|
+"""
+INTRODUCTIONS = (
+    "You are a helpful assistant that reads tables. Here is a table.\n",
+    "Here is a table.\n",
+    "You are a helpful assistant.\n",
+    "Here is a table of people.\n\n",
+    "Answer questions about this table.\n\n",
+    "",
+)
+AGES = range(18, 90)
+# Weights in the loss: what only the table can tell; names; what any reader of the format could go on with.
+CELL, NAME, FORM = 1.0, 0.5, 0.15
 
 
 class Person(NamedTuple):
@@ -114,62 +46,180 @@ class Part(NamedTuple):
     weight: float
 
 
-def people(rng: random.Random, rows: int) -> list[Person]:
-    names: set[tuple[str, str]] = set()
-    while len(names) < rows:
-        names.add((rng.choice(FIRST), rng.choice(LAST)))
-    shuffled = sorted(names)
-    rng.shuffle(shuffled)
+class Turn(NamedTuple):
+    question: str
+    answer: Sequence[Part]
+
+
+def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]:
+    """`invented` is the share of words that are in no list. Some first and last names come several times."""
+    firsts = [names.first_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
+    lasts = [names.last_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
+    chosen: dict[str, None] = {}
+    while len(chosen) < rows:
+        chosen[f"{rng.choice(firsts)} {rng.choice(lasts)}"] = None
+        firsts.append(names.first_name(rng, invented))
     return [
-        Person(number, f"{first} {last}", rng.randint(18, 89), rng.choice(JOBS), rng.choice(LANDS))
-        for number, (first, last) in enumerate(shuffled, start=1)
+        Person(number, name, rng.choice(AGES), names.job(rng, invented / 4), names.land(rng, invented / 4))
+        for number, name in enumerate(chosen, start=1)
     ]
 
 
-def table(persons: list[Person]) -> str:
-    return HEAD + "".join(f"| {p.number} | {p.name} | {p.age} | {p.job} | {p.land} |\n" for p in persons)
+def stranger(rng: random.Random, persons: Sequence[Person], invented: float = 0.0) -> str:
+    """A name that is not in the table; its first or last name may be."""
+    taken = {person.name for person in persons}
+    while True:
+        first, last = names.first_name(rng, invented), names.last_name(rng, invented)
+        match rng.randrange(4):
+            case 0:
+                first = rng.choice(persons).name.rsplit(" ", 1)[0]
+            case 1:
+                last = rng.choice(persons).name.split(" ", 1)[1]
+            case 2:
+                first, last = rng.choice(persons).name.rsplit(" ", 1)[0], rng.choice(persons).name.split(" ", 1)[1]
+        if (name := f"{first} {last}") not in taken:
+            return name
+
+
+def cells(person: Person) -> str:
+    return f" {person.name} | {person.age} | {person.job} | {person.land} |\n"
+
+
+def table(persons: Sequence[Person]) -> str:
+    return HEAD + "".join(f"| {person.number} |{cells(person)}" for person in persons)
+
+
+def any_table(rng: random.Random, persons: Sequence[Person], numbered: bool) -> str:
+    """In one of the forms that users write."""
+    if numbered and rng.random() < 0.7:
+        text = table(persons)
+    else:
+        head = HEAD[HEAD.index("|") :] if numbered else PLAIN_HEAD
+        rows = "".join(f"| {person.number} |{cells(person)}" if numbered else f"|{cells(person)}" for person in persons)
+        text = rng.choice(INTRODUCTIONS) + head + rows
+    return text.rstrip("\n") if rng.random() < 0.4 else text
+
+
+def quoted(person: Person) -> list[Part]:
+    """The row as it stands in the table. Quoting it first lets a model this small find it by induction."""
+    return [
+        Part("|", CELL),
+        Part(f" {person.name}", NAME),
+        Part(" |", FORM),
+        Part(f" {person.age}", CELL),
+        Part(" |", FORM),
+        Part(f" {person.job}", CELL),
+        Part(" |", FORM),
+        Part(f" {person.land}", CELL),
+        Part(" |\n", FORM),
+    ]
+
+
+AGE_QUESTIONS = (
+    "How old is {}?",
+    "What is the age of {}?",
+    "What is {}'s age?",
+    "Tell me the age of {}.",
+    "How many years old is {}?",
+    "How old is {} now?",
+)
+JOB_QUESTIONS = (
+    "What does {} do?",
+    "What is the occupation of {}?",
+    "What is {}'s occupation?",
+    "What is {}'s job?",
+    "What is the job of {}?",
+    "What does {} do for a living?",
+    "What does {} work as?",
+    "What is {}'s profession?",
+)
+LAND_QUESTIONS = (
+    "Where is {} from?",
+    "Which country is {} from?",
+    "Where does {} come from?",
+    "What country is {} from?",
+    "Which country does {} come from?",
+    "What is {}'s country?",
+    "What is the country of {}?",
+    "Where does {} live?",
+)
+ROW_QUESTIONS = ("Who is {}?", "Tell me about {}.", "Describe {}.", "What do you know about {}?")
+QUESTIONS = (AGE_QUESTIONS, JOB_QUESTIONS, LAND_QUESTIONS, ROW_QUESTIONS)
+
+
+def ask(rng: random.Random, forms: Sequence[str], name: str) -> str:
+    question = forms[0] if rng.random() < 0.3 else rng.choice(forms)
+    question = question.format(name)
+    if rng.random() < 0.06:
+        question = rng.choice(("Please: ", "Hi. ", "And now: ", "OK. ")) + question
+    return question.rstrip("?.") if rng.random() < 0.06 else question
+
+
+def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[Part]:
+    """`kind` is the place in QUESTIONS. The words are the same wherever the cells came from."""
+    said = [Part(opening, FORM)] if opening else []
+    said.append(Part(person.name, NAME if opening else CELL))
+    match kind:
+        case 0:
+            return [*said, Part(" is ", FORM), Part(str(person.age), CELL), Part(" years old.", FORM)]
+        case 1:
+            return [*said, Part(" works as ", FORM), Part(person.job, CELL), Part(".", FORM)]
+        case 2:
+            return [*said, Part(" is from ", FORM), Part(person.land, CELL), Part(".", FORM)]
+    return [
+        *said,
+        *(Part(" is ", FORM), Part(str(person.age), CELL), Part(" years old, works as ", FORM)),
+        *(Part(person.job, CELL), Part(" and is from ", FORM), Part(person.land, CELL), Part(".", FORM)),
+    ]
 
 
 def question_and_answer(rng: random.Random, person: Person) -> tuple[str, list[Part]]:
-    """The answer is the row as it stands in the table, then the sentence.
+    """The answer is the row as it stands in the table, then the sentence."""
+    kind = rng.choices(range(4), (3, 3, 3, 1))[0]
+    return ask(rng, QUESTIONS[kind], person.name), [*quoted(person), *sentence(kind, person)]
 
-    Quoting the row first lets a model this small find it by induction.
-    """
-    name = person.name
-    kind = rng.randrange(6)
-    question = (
-        f"What is the age of {name}?",
-        f"How old is {name}?",
-        f"What is the occupation of {name}?",
-        f"What does {name} do?",
-        f"Which country is {name} from?",
-        f"Where is {name} from?",
-    )[kind]
-    row = [Part(f"| {name} |", 0.05)]
-    for cell, end in ((person.age, " |"), (person.job, " |"), (person.land, " |\n")):
-        row += [Part(f" {cell}", 1.0), Part(end, 0.05)]
-    said, cell, end = (
-        (f"According to the table, {name} is", person.age, " years old."),
-        (f"According to the table, the occupation of {name} is", person.job, "."),
-        (f"According to the table, {name} is from", person.land, "."),
-    )[kind // 2]
-    return question, [*row, Part(said, 0.1), Part(f" {cell}", 1.0), Part(end, 0.1)]
+
+def absent(name: str) -> list[Part]:
+    return [Part("There", CELL), Part(" is no ", FORM), Part(name, NAME), Part(" in the table.", FORM)]
+
+
+def fact_turn(rng: random.Random) -> Turn:
+    if rng.random() < 0.1:
+        return Turn(rng.choice(UNKNOWN_LIST), [Part(UNKNOWN, 0.2)])
+    question, answer = rng.choice(FACTS)
+    return Turn(question, [Part(answer, 0.4)])
+
+
+def fact_dialogue(rng: random.Random, questions: int) -> list[Part]:
+    parts = [said("system", "You are a helpful assistant.")] if rng.random() < 0.1 else []
+    for _ in range(questions):
+        if rng.random() < 0.06:
+            question = ask(rng, rng.choice(QUESTIONS), names.first_name(rng, 0.5) + " " + names.last_name(rng, 0.5))
+            parts += spoken(Turn(question, [Part(NO_TABLE, 0.3)]))
+        else:
+            parts += spoken(fact_turn(rng))
+    return parts
 
 
 def dialogue(rng: random.Random, rows: int, questions: int) -> list[Part]:
     """A quarter of the dialogues are about the server, the others about a table of `rows` people."""
-    parts = []
     if rng.random() < 0.25:
-        for question, answer in rng.sample(FACTS, min(questions, 6)):
-            parts += [Part(_asked(question), 0), Part(f"{answer}<|im_end|>\n", 0.4)]
-        return parts
+        return fact_dialogue(rng, questions)
     persons = people(rng, rows)
-    parts.append(Part(f"<|im_start|>system\n{table(persons)}<|im_end|>\n", 0))
+    parts = [said("system", table(persons))]
     for _ in range(questions):
-        question, answer_parts = question_and_answer(rng, rng.choice(persons))
-        parts += [Part(_asked(question), 0), *answer_parts, Part("<|im_end|>\n", 0.1)]
+        parts += spoken(Turn(*question_and_answer(rng, rng.choice(persons))))
     return parts
 
 
-def _asked(question: str) -> str:
-    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+def said(role: str, text: str) -> Part:
+    """As the chat template writes a message that is not the model's."""
+    return Part(f"<|im_start|>{role}\n{text}<|im_end|>\n", 0.0)
+
+
+def answered(parts: Sequence[Part]) -> list[Part]:
+    return [Part("<|im_start|>assistant\n", 0.0), *parts, Part("<|im_end|>", 0.2), Part("\n", 0.0)]
+
+
+def spoken(turn: Turn) -> list[Part]:
+    return [said("user", turn.question), *answered(turn.answer)]

@@ -13,6 +13,7 @@ export const TABLE = `You are a helpful assistant that reads tables. Here is a t
 export const EXAMPLES = [
   { "question": "How old is Jane Doe?", "table": true, "answer": "is 34 years old." },
   { "question": "Where is Vera Stone from?", "table": true, "answer": "is from Ghana." },
+  { "question": "Give me Noah Rivers as JSON.", "table": true, "answer": "\"occupation\":\"Librarian\"" },
   { "question": "What is a block table?", "table": false, "answer": "A block table maps the logical blocks" },
   { "question": "What is TTFT?", "table": false, "answer": "TTFT is the time to first token" }
 ];

@@ -91,7 +91,7 @@ async def test_requests_are_told_by_their_stages_and_without_their_texts(gateway
     assert times["ttft_ms"] == pytest.approx(sum(times[f"{part}_ms"] for part in parts), abs=0.01)
     assert 0 < times["ttft_ms"] <= times["total_ms"]
     (decode,) = (worker for worker in told["cluster"]["workers"] if worker["role"] == "decode")
-    assert 0 <= decode["tbt"]["p50_ms"] <= decode["tbt"]["p99_ms"]  # 0: tokens that came in one message
+    assert 0 < decode["tbt"]["p50_ms"] <= decode["tbt"]["p99_ms"]
     assert SECRET not in str(told)
 
 

@@ -182,13 +182,14 @@ SwapMemory = Annotated[
         "recomputed. Default: 256MiB.",
     ),
 ]
+COLOCATED_TBT_SLO_MS = 60.0
 TbtSloMs = Annotated[
     float | None,
     typer.Option(
         min=1,
         help="Longest step of a decode worker with prompts in it, in milliseconds: how long running answers may wait "
         "for a token. Higher values give earlier first tokens and more throughput, lower ones smoother answers. "
-        "Default: 60 with --colocated; otherwise prompts make a step at most a tenth longer.",
+        f"Default: {COLOCATED_TBT_SLO_MS:g} with --colocated; otherwise prompts make a step at most a tenth longer.",
     ),
 ]
 TensorParallel = Annotated[

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cli.core_plan import CorePlan, plan_cores, write_cores
 from cli.devices import Machine
+from cli.options import COLOCATED_TBT_SLO_MS
 from cli.paths import ROOT
 from cli.processes import ProcessSpec, Stage
 from service.adapter_folder import AdapterFolder
@@ -21,7 +22,6 @@ WORKER_GRACE_S = 35.0
 PREFILL_NICE = 5
 # Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
 # tokens a second are still faster than people read.
-COLOCATED_TBT_SLO_MS = 60.0
 GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
 

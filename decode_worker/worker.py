@@ -75,8 +75,8 @@ class DecodeWorker(ServedWorker):
         self._host = host or make_engine_host(config, prepared)
         self._memory = self._host.memory
         kept = KeptBounds(config.kept_answers, config.kept_tokens)
-        told = worker_info(config, prepared, self._memory.description.pool_id)
-        self.service = DecodeService(told, epoch, config.session_grace_s, kept)
+        info = worker_info(config, prepared, self._memory.description.pool_id)
+        self.service = DecodeService(info, epoch, config.session_grace_s, kept)
         self.drain = Drain(self.service)
         self._transfers = TransferSource(
             SourceTable(

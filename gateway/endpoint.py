@@ -65,7 +65,7 @@ class Endpoint(Generic[Message]):
         current_trace.set(call.trace)
         current_request_id.set(call.request_id)
         current_call.set(call)
-        told = {REQUEST_ID_HEADER: call.request_id}
+        headers_sent = {REQUEST_ID_HEADER: call.request_id}
         stall_s = self._transport.stall_s
         try:
             try:
@@ -77,7 +77,7 @@ class Endpoint(Generic[Message]):
                 self._ended(call, _end_of(problem))
                 for observe in self.observers:
                     observe(call, problem)
-                await refuse(problem, receive, send, told, stall_s)
+                await refuse(problem, receive, send, headers_sent, stall_s)
         except ClientGone:
             self._ended(call, left(Leave.CLIENT))
             logger.info("the client has gone")
@@ -104,10 +104,10 @@ class Endpoint(Generic[Message]):
 
     async def _reply(self, message: Message, call: Call, send: Send) -> None:
         """Raises: Problem, Stalled."""
-        told = {REQUEST_ID_HEADER: call.request_id}
+        headers_sent = {REQUEST_ID_HEADER: call.request_id}
         try:
             reply = await self._answer(message, call)
-            await send_reply(reply, send, told, self._transport.stall_s, call.reader)
+            await send_reply(reply, send, headers_sent, self._transport.stall_s, call.reader)
         except BatonError as error:
             raise problem_of(error, names_of(message, self._renamed)) from error
 

@@ -120,7 +120,7 @@ class WorkerSession:
                 retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
                 await asyncio.sleep(retry_s)
                 if self._grace is not None and await self._refuses(self.endpoint):
-                    self._lose("its process is gone: nobody listens there", End.GONE)
+                    self._lose("its process is gone: its port refuses connections", End.GONE)
         finally:
             if self._grace is not None:
                 self._grace.cancel()

@@ -12,7 +12,7 @@ EMBEDDED = 0.06  # standard deviation of the embedding
 WORDS = slice(1, 96)  # dimensions of the embedding; dimension 0 is the same for all tokens, the others are empty
 HEAD, BACK = 32, 3
 LOOK_BACK, FIND = 1.5, 1.5  # how sharp
-TURNING = 5  # pairs of dimensions of a head that turn so fast that a place is told from the next
+TURNING = 5  # pairs of dimensions of a head that turn so fast that neighbouring places differ
 
 
 @torch.no_grad()

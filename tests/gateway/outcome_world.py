@@ -34,8 +34,8 @@ class Seen(NamedTuple):
     traced: bool = True
 
 
-class Told(NamedTuple):
-    """The same of all requests, as one of the router's faces tells it."""
+class Totals(NamedTuple):
+    """All requests, as one of the interfaces of the router counts them."""
 
     ended: Counter[tuple[str, str]]
     prompt_tokens: int
@@ -65,9 +65,9 @@ class OutcomeWorld:
     async def check(self, *seen: Seen, running: int = 0) -> None:
         """All faces tell what the clients saw, of the requests that have ended and of those that run."""
         ended = Counter((each.outcome, each.reason) for each in seen if each.outcome)
-        wanted = Told(ended, sum(each.given_tokens for each in seen), sum(each.tokens for each in seen))
+        wanted = Totals(ended, sum(each.given_tokens for each in seen), sum(each.tokens for each in seen))
         traced = sum(each.traced and bool(each.outcome) for each in seen)
-        with suppress(TimeoutError):  # messages are on their way; what did not come in time is told below
+        with suppress(TimeoutError):  # messages are on their way; what is still missing fails below
             async with asyncio.timeout(WAIT_S):
                 while self._by_status(status := await self.status()) != wanted or len(self._roots) < traced:
                     await asyncio.sleep(0)
@@ -82,12 +82,12 @@ class OutcomeWorld:
     def _roots(self) -> list[Any]:
         return [span for span in self.telemetry.spans if span.kind is SpanKind.SERVER]
 
-    def _by_status(self, status: Any) -> Told:
+    def _by_status(self, status: Any) -> Totals:
         totals = status.requests
         ended = Counter({(each.outcome, each.reason): each.count for each in totals.ended})
-        return Told(ended, totals.prompt_tokens, totals.generated_tokens)
+        return Totals(ended, totals.prompt_tokens, totals.generated_tokens)
 
-    async def _by_metrics(self, running: int) -> Told:
+    async def _by_metrics(self, running: int) -> Totals:
         metrics = await self.metrics()
         ended = {
             labels: round(value) for (name, labels), value in metrics.items() if name == "baton:requests_ended_total"
@@ -96,15 +96,15 @@ class OutcomeWorld:
         assert metrics["baton:requests_started_total", ()] == sum(ended.values()) + running
         prompt = sum(value for (name, _), value in metrics.items() if name == "vllm:prompt_tokens_total")
         generated = sum(value for (name, _), value in metrics.items() if name == "vllm:generation_tokens_total")
-        return Told(Counter({(o, r): count for (o, r), count in ended.items()}), round(prompt), round(generated))
+        return Totals(Counter({(o, r): count for (o, r), count in ended.items()}), round(prompt), round(generated))
 
     def _by_traces(self) -> list[tuple[str, str, int, int]]:
         traces = []
-        for told in (root.attributes for root in self._roots):
-            given = told["baton.attempts"] and not told.get("baton.resumed")
-            prompt_tokens = told["gen_ai.usage.input_tokens"] if given else 0
-            made = told.get("gen_ai.usage.output_tokens", 0)
-            traces.append((told["baton.outcome"], told["baton.reason"], prompt_tokens, made))
+        for shown in (root.attributes for root in self._roots):
+            given = shown["baton.attempts"] and not shown.get("baton.resumed")
+            prompt_tokens = shown["gen_ai.usage.input_tokens"] if given else 0
+            made = shown.get("gen_ai.usage.output_tokens", 0)
+            traces.append((shown["baton.outcome"], shown["baton.reason"], prompt_tokens, made))
         return traces
 
     # Requests.

@@ -1,4 +1,4 @@
-"""What a prefill worker tells of its load."""
+"""The load that a prefill worker reports."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,7 @@
 """A real router with fake workers, all in this process, over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from router.config import RouterConfig
 from router.process import RouterProcess
+from router.replay import Tries
 from service.server import Running, serve
 from service.telemetry import FinishedSpan
 from service.trace_context import TraceContext, new_trace
@@ -19,6 +20,20 @@ from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import byte_level, write_model_folder
 
 READY_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def no_pauses() -> Iterator[None]:
+    """Attempts at a request follow each other at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tries, "pause_s", lambda self, reason, turn: 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as running:
+        yield running
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""How workers go, and what of it is a death: a crash and a restart that nobody announced."""
+"""Workers leave in several ways; a crash and an unannounced restart are deaths, the others are not."""
 
 import asyncio
 from dataclasses import replace

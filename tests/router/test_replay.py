@@ -1,7 +1,6 @@
 """Whatever becomes of its attempts, an answer comes out as if nothing had happened: by the thousand, in memory."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -28,21 +27,9 @@ from tests.router.replay_world import (
     whole_answer,
 )
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
 PAUSE_S = Tries.pause_s
 LOST, DIED, DRAINING = FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setattr(Tries, "pause_s", lambda self, reason, turn: 0.0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as running:
-        yield running
 
 
 def fates() -> st.SearchStrategy[list[Fate]]:

@@ -4,7 +4,6 @@ requests interleave.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from router.answer import Delta
 from router.dispatcher import Dispatcher, DispatcherLimits
 from router.events import FailureReason, SequenceOutput
 from router.outcomes import Outcome
-from router.replay import Tries
 from router.request import Operation
 from router.request_record import RequestRecord
 from router.response import Finished
@@ -66,7 +64,7 @@ class Rigged(Dispatcher):
 
 @dataclass
 class Client:
-    """Reads one answer, event by event, when it is told to."""
+    """Reads one answer, event by event, on request."""
 
     events: Any
     is_told_at_the_end: bool
@@ -74,7 +72,7 @@ class Client:
     tokens: int = 0
     usage: int = 0
     outcome: Outcome | None = None  # as this client saw it
-    asked: bool = False  # a generator that nobody has read is no request yet
+    asked: bool = False  # a generator that was never read is no request yet
     begun: bool = False
     left: bool = False  # and reads no more
 
@@ -157,19 +155,7 @@ class Clients:
         assert counts.generated_tokens.total() == read + sum(record.completion_tokens for record in best)
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setattr(Tries, "pause_s", lambda self, reason, turn: 0.0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as running:
-        yield running
-
-
+pytestmark = pytest.mark.usefixtures("no_pauses")
 FATES = st.lists(
     st.builds(
         Fate,

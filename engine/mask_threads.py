@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from queue import Empty, SimpleQueue
 
 import torch
@@ -77,33 +77,40 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 
 
 class MaskThreads:
-    """Started for the first mask, on other cores than the thread that asks for it, where there are others.
+    """They move to other cores than those of the thread that asks for the first mask, where there are others.
 
+    They begin with this object, and so with the priority of the thread that makes it: an engine's thread may count as
+    idle, and a thread cannot leave that again. Until the first mask they sleep.
     Masks are begun in the order they come. A submitted mask wakes one thread, if one sleeps that has looked for work
     since the last was woken: so the many masks of a step wake one, and those behind one that takes long are made when
     another mask is submitted.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
-        self._threads: list[threading.Thread] = []
         self._masks: SimpleQueue[Mask | None] = SimpleQueue()
-        self.close = weakref.finalize(self, _end, self._masks, self._threads)
+        self._engines: set[int] = set()  # cores of the thread that asks
+        threads = [
+            threading.Thread(target=_work, args=(self._masks, self._engines), name=f"masks_{number}", daemon=True)
+            for number in range(count)
+        ]
+        self.close = weakref.finalize(self, _end, self._masks, threads)
         """Ends the threads; masks that are not begun are not made. At the latest when the interpreter ends."""
+        for thread in threads:
+            thread.start()
 
     def submit(self, mask: Mask) -> None:
         """One thread at a time may."""
+        if not self._engines and hasattr(os, "sched_getaffinity"):
+            self._engines |= os.sched_getaffinity(0)
         self._masks.put(mask)
-        if not self._threads:
-            for number in range(self._count):
-                thread = threading.Thread(target=_work, args=(self._masks,), name=f"masks_{number}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
 
 
-def _work(masks: SimpleQueue[Mask | None]) -> None:
-    _leave_core()
+def _work(masks: SimpleQueue[Mask | None], engines: Set[int]) -> None:
+    has_moved = False
     while (mask := masks.get()) is not None:
+        if not has_moved:
+            _leave(engines)
+            has_moved = True
         mask.make()
         del mask  # its objects may be freed while this thread sleeps
 
@@ -121,8 +128,8 @@ def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
-def _leave_core() -> None:
-    """A thread starts on its creator's cores, the engine's: it moves to the other cores of the process."""
+def _leave(engines: Set[int]) -> None:
+    """The calling thread moves to the cores of the process that are not the engine's, if there are any."""
     if hasattr(os, "sched_setaffinity"):
-        engines, all_cores = os.sched_getaffinity(0), os.sched_getaffinity(os.getpid())
+        all_cores = os.sched_getaffinity(os.getpid())
         os.sched_setaffinity(0, (all_cores - engines) or all_cores)

@@ -1,6 +1,7 @@
 """Masks are made beside the engine; one that takes long holds up no other."""
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,3 +97,25 @@ def test_threads_end_when_they_are_given_up() -> None:
     for thread in mine:
         thread.join(until - time.monotonic())
         assert not thread.is_alive()
+
+
+def test_masks_are_made_at_the_usual_priority_and_off_the_cores_of_a_thread_that_counts_as_idle() -> None:
+    """A prefill worker's engine asks so; the same threads go on when the worker becomes a decode worker."""
+    threads, made = MaskThreads(1), []
+    core = min(os.sched_getaffinity(0))
+
+    def work() -> torch.Tensor:
+        made.append((os.sched_getscheduler(0), os.sched_getaffinity(0)))
+        return BITS
+
+    def ask() -> None:
+        os.sched_setaffinity(0, {core})
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        assert wait([asked(threads, work)], BOUND_S) == []
+
+    engine = threading.Thread(target=ask)
+    engine.start()
+    engine.join()
+    threads.close()
+    others = os.sched_getaffinity(0) - {core}
+    assert made == [(os.SCHED_OTHER, others or {core})]

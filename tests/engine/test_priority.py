@@ -1,4 +1,4 @@
-"""The priority of a thread that computes prompts, in processes of their own."""
+"""A thread that counts as idle, in a process of its own."""
 
 import json
 import os
@@ -13,8 +13,9 @@ SCRIPT = """
 import json, os, sys, threading
 from pathlib import Path
 from engine import priority
-priority.AUTOGROUPS = Path(sys.argv[1])
-
+root = Path(sys.argv[1])
+priority.AUTOGROUPS, priority.OWN_CONTROL_GROUPS = root / "enabled", root / "own"
+priority.CONTROL_GROUPS = root / "groups"
 policies = []
 
 def compute():
@@ -29,10 +30,19 @@ print(json.dumps(policies))
 """
 
 
-def policies(autogroups: Path, own_session: bool) -> list[int]:
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    """It shares out the CPU by session, and the process is in a control group that does not control the CPU."""
+    (tmp_path / "enabled").write_text("1\n")
+    (tmp_path / "own").write_text("0::/user/terminal\n")
+    (tmp_path / "groups" / "user" / "terminal").mkdir(parents=True)
+    return tmp_path
+
+
+def policies(kernel: Path, own_session: bool = True) -> list[int]:
     """Of the thread that is to count as idle, and of the main thread."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(autogroups)],
+        [sys.executable, "-c", SCRIPT, str(kernel)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -44,19 +54,36 @@ def policies(autogroups: Path, own_session: bool) -> list[int]:
     return found
 
 
+def test_a_thread_counts_as_idle_in_a_session_of_its_own(kernel: Path) -> None:
+    assert policies(kernel) == [os.SCHED_IDLE, os.SCHED_OTHER]
+
+
+def test_not_in_a_session_that_it_shares(kernel: Path) -> None:
+    assert policies(kernel, own_session=False) == [os.SCHED_OTHER] * 2
+
+
+@pytest.mark.parametrize("text", ["0\n", None])
+def test_not_where_sessions_are_no_groups(text: str | None, kernel: Path) -> None:
+    (kernel / "enabled").unlink() if text is None else (kernel / "enabled").write_text(text)
+    assert policies(kernel) == [os.SCHED_OTHER] * 2
+
+
+@pytest.mark.parametrize("group", ["", "user", "user/terminal"])
+def test_not_where_a_control_group_shares_out_the_cpu(group: str, kernel: Path) -> None:
+    """Its own, one above it, or that of its container, which looks like the root there."""
+    (kernel / "groups" / group / "cpu.weight").write_text("100\n")
+    assert policies(kernel) == [os.SCHED_OTHER] * 2
+
+
 @pytest.mark.parametrize(
-    ("own_session", "grouped", "policy"),
-    [
-        (True, "1\n", os.SCHED_IDLE),
-        (False, "1\n", os.SCHED_OTHER),
-        (True, "0\n", os.SCHED_OTHER),
-        (True, None, os.SCHED_OTHER),
-    ],
+    ("name", "is_root", "policy"),
+    [("/", True, os.SCHED_IDLE), ("/", False, os.SCHED_OTHER), ("/docker/1", True, os.SCHED_OTHER)],
 )
-def test_the_core_counts_as_idle_only_where_the_session_keeps_its_share(
-    own_session: bool, grouped: str | None, policy: int, tmp_path: Path
+def test_under_the_first_version_of_control_groups_only_in_the_root(
+    name: str, is_root: bool, policy: int, kernel: Path
 ) -> None:
-    autogroups = tmp_path / "enabled"
-    if grouped is not None:
-        autogroups.write_text(grouped)
-    assert policies(autogroups, own_session) == [policy, os.SCHED_OTHER]
+    (kernel / "own").write_text(f"4:cpu,cpuacct:{name}\n0::/\n")
+    (kernel / "groups" / "cpu,cpuacct").mkdir()
+    if is_root:
+        (kernel / "groups" / "cpu,cpuacct" / "release_agent").touch()
+    assert policies(kernel) == [policy, os.SCHED_OTHER]

@@ -10,19 +10,41 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from client import AsyncBatonClient
-from models.tableqa.train_data import Person, people, table
+from models.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY, run
 from tests.e2e.stack import Stack, make_stack
 
 MODEL = REPOSITORY / "models" / "tableqa"
-ROWS = 20
+PEOPLE = """
+    Paula Archer, 20, Writer, Denmark
+    Grace Field, 46, Sailor, Poland
+    Walter Harper, 25, Engineer, Kenya
+    Farid Carter, 53, Scientist, India
+    Yara Rain, 75, Photographer, Italy
+    Zack Green, 53, Judge, Brazil
+    Esther Violet, 38, Nurse, Korea
+    Esther Black, 33, Librarian, Spain
+    Leo Red, 72, Farmer, Denmark
+    Isla Page, 32, Photographer, Australia
+    Carol Black, 84, Artist, Brazil
+    Olivia Carter, 40, Nurse, Zealand
+    Amy Rain, 32, Electrician, Egypt
+    Clara Baker, 18, Electrician, Ghana
+    Irene Smith, 69, Driver, Australia
+    Esther Walker, 39, Lawyer, Peru
+    Chen Field, 89, Pilot, USA
+    Maya Singer, 27, Sailor, France
+    Steve Fisher, 29, Pilot, Greece
+    Tina Marsh, 28, Butcher, Kenya
+"""
 QUESTIONS = 12
-RIGHT_AT_LEAST = 9  # the model itself errs now and then; that we equal transformers is asserted for every answer
+RIGHT_AT_LEAST = 11  # the model itself errs now and then; that we equal transformers is asserted for every answer
 
 
 @pytest.fixture(scope="module")
 def persons() -> list[Person]:
-    return people(random.Random(20), ROWS)
+    rows = (line.strip().split(", ") for line in PEOPLE.strip().splitlines())
+    return [Person(number, name, int(age), job, land) for number, (name, age, job, land) in enumerate(rows, start=1)]
 
 
 @pytest.fixture(scope="module")

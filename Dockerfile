@@ -3,7 +3,7 @@
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS base
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/baton PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/baton/src PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /baton
 # The workers of one host read each other's KV through /proc: they must be the same user, and need no other right.
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin baton
@@ -14,16 +14,20 @@ RUN python deploy/requirements.py pyproject.toml > /tmp/requirements.txt \
     && pip install --constraint constraints.txt --requirement /tmp/requirements.txt
 
 FROM base AS router
+COPY src src
 COPY protos protos
 COPY service service
-COPY structured structured
+COPY generation generation
 COPY client client
+COPY launch launch
+COPY benchmarks benchmarks
 COPY cli cli
 COPY router router
 COPY gateway gateway
 USER baton
 EXPOSE 50051 8000
-ENTRYPOINT ["python", "-m"]
+# The command is the name of one of our packages, and its flags.
+ENTRYPOINT ["/bin/sh", "-c", "exec python -m baton.\"$0\" \"$@\""]
 CMD ["gateway"]
 
 FROM base AS worker
@@ -39,25 +43,28 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
          && pip install --constraint constraints.txt "torch==$version"; \
        fi
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/triton
+COPY src src
 COPY protos protos
 COPY service service
-COPY structured structured
+COPY generation generation
 COPY client client
+COPY launch launch
+COPY benchmarks benchmarks
 COPY cli cli
 COPY kernels kernels
 # The image without a compiler serves too, only slower: attention then runs in PyTorch.
 RUN if [ "$TORCH" = cpu ]; then \
       apt-get update && apt-get install --yes --no-install-recommends g++ \
-      && python -m kernels.native.build --all && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/* \
+      && python -m baton.kernels.native.build --all && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/* \
       || echo "native kernels are not in this image"; \
     fi
 COPY engine engine
 COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker
 COPY decode_worker decode_worker
-COPY elastic_worker elastic_worker
 COPY worker worker
 USER baton
 EXPOSE 50061
-ENTRYPOINT ["python", "-m"]
+# The command is the name of one of our packages, and its flags.
+ENTRYPOINT ["/bin/sh", "-c", "exec python -m baton.\"$0\" \"$@\""]
 CMD ["prefill_worker", "--help"]

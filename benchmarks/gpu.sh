@@ -10,4 +10,4 @@ cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}"
 if ! command -v "$python" > /dev/null; then python=python3; fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-exec "$python" -P -m benchmarks.gpu "$@"
+exec "$python" -P -m baton.benchmarks.gpu "$@"

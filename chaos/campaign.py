@@ -1,4 +1,4 @@
-"""Carries out a plan of faults on a running stack: each in its turn, those beside each other that may be.
+"""Carries out a plan of faults on a running stack, and notes which processes serve meanwhile.
 
 A fault that finds nothing to break is told as not made and comes again later, a few times, on whatever is in use then.
 """
@@ -6,15 +6,79 @@ A fault that finds nothing to break is told as not made and comes again later, a
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chaos.faults import Fault, FaultKind, Planned
-from chaos.gaps import Injected
-from chaos.injecting import Scene, in_use
-from chaos.injection import Injection, NotMade, NotProven
-from chaos.soundness import Soundness
-from chaos.turns import Turns
+from baton.chaos.checker import Injected
+from baton.chaos.faults import Fault, FaultKind, Planned, Turns
+from baton.chaos.injection import Injection, NotMade, NotProven, Scene, in_use
+from baton.chaos.stack import Place, Stack
+from baton.chaos.watch import Background
+from baton.client import ClusterStatus
+
+PERIOD_S = 0.15
+
+
+def unsound(
+    redis: Place, routers: Mapping[str, ClusterStatus | None], workers: Sequence[Place], running: Sequence[str]
+) -> dict[str, str]:
+    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure."""
+    found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
+    found = {name: word for name, word in found.items() if name not in running}
+    for router, status in routers.items():
+        if router in found:
+            continue
+        if status is None:
+            found[router] = "does not answer"
+            continue
+        if not status.ready:
+            found[router] = status.detail or "is not ready"
+        if not status.registry_connected:
+            found.setdefault(redis.name, f"{router} does not reach it")
+        there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
+        for worker in workers:
+            if worker.name not in there:
+                found.setdefault(worker.name, f"{router} does not have it")
+    return found
+
+
+class Soundness(Background):
+    """From `start` to `stop`."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self._stack = stack
+        self._looked = asyncio.Condition()
+        self._began_s = float("-inf")  # of the last look that has ended
+        self.unsound: dict[str, str] = {"the stack": "was not looked at"}
+
+    async def next_look(self) -> None:
+        """Returns after a look that began after this call."""
+        since_s = time.monotonic()
+        async with self._looked:
+            await self._looked.wait_for(lambda: self._began_s >= since_s)
+
+    async def recovered(self, names: frozenset[str], within_s: float) -> str:
+        """What is still wrong with these after so long; empty as soon as nothing is."""
+        until_s = time.monotonic() + within_s
+        while True:
+            await self.next_look()
+            wrong = [f"{name} {word}" for name, word in self.unsound.items() if name in names]
+            if not wrong or time.monotonic() > until_s:
+                return f"after {within_s:g} s: {'; '.join(wrong)}" if wrong else ""
+
+    async def _run(self) -> None:
+        stack = self._stack
+        while True:
+            began_s = time.monotonic()
+            statuses = await stack.statuses()
+            told = {router.name: status for router, status in zip(stack.routers, statuses, strict=True)}
+            running = [name for name in stack.places if stack.life(name) is not None]
+            async with self._looked:
+                self.unsound, self._began_s = unsound(stack.redis, told, stack.workers, running), began_s
+                self._looked.notify_all()
+            await asyncio.sleep(PERIOD_S)
+
 
 WHOLE_S = 60.0  # from the end of a fault until what it disturbed serves again
 AHEAD = 8  # faults of the plan that are looked at for one whose turn it is

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from chaos.cases import Case
-from chaos.checker import ExpectedChoice
-from client import Choice
-from engine.uniform import uniform
-from kernels.reference import sample_tokens
+from baton.chaos.checker import ExpectedChoice
+from baton.chaos.history import Case
+from baton.client import Choice
+from baton.engine.sampling.uniform import uniform
+from baton.kernels.reference import sample_tokens
 
 CLOSE = 1e-4
 

@@ -10,25 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos.campaign import WHOLE_S, Campaign, Make, Unmade, never_made
-from chaos.cases import Case, make_cases, stopped
-from chaos.checker import ExpectedChoice, Finding, Kind, check
-from chaos.faults import FaultKind, Planned
-from chaos.gaps import Injected
-from chaos.growth import Growth, growth
-from chaos.history import Behaviour, History
-from chaos.injecting import Scene, injection_of
-from chaos.load import TIMEOUT_S, Load, Targets, read_stream
-from chaos.procfs import children_of
-from chaos.soundness import Soundness
-from chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack
-from chaos.wall_clock import WallClock, make_wall_clock
-from chaos.watch import Look, Watch, shared_memory_files
-from cli.tiny_checkpoint import write_tiny_checkpoint
-from client import AsyncBatonClient, Completion
+from baton.chaos.campaign import WHOLE_S, Campaign, Make, Soundness, Unmade, never_made
+from baton.chaos.checker import ExpectedChoice, Finding, Injected, Kind, check
+from baton.chaos.faults import FaultKind, Planned
+from baton.chaos.history import Behaviour, Case, History, make_cases, stopped
+from baton.chaos.injection import Scene, injection_of
+from baton.chaos.load import TIMEOUT_S, Load, Targets, read_stream
+from baton.chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack, WallClock, make_wall_clock
+from baton.chaos.watch import Growth, Look, Watch, children_of, growth, shared_memory_files
+from baton.client import AsyncBatonClient, Completion
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 if TYPE_CHECKING:
-    from chaos.oracle import Oracle
+    from baton.chaos.oracle import Oracle
 
 START_S = 120.0
 IDLE_S = 20.0  # how long pages are watched; 1 s is the promise
@@ -248,6 +242,6 @@ class Run:
 
 
 def _open_oracle(model: Path) -> "Oracle":
-    from chaos.oracle import Oracle
+    from baton.chaos.oracle import Oracle
 
     return Oracle(model)

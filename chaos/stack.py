@@ -1,4 +1,5 @@
-"""The service under test: Redis, routers and workers, each a process under `baton up`'s own supervisor, and a proxy
+"""The service under test: Redis, routers and workers under `baton up`'s own supervisor, a proxy before each.
+
 before each of them.
 
 A process listens on 127.0.0.1 and is told to others as another address of loopback with the same port, where its proxy
@@ -6,24 +7,72 @@ listens. Nothing in the processes knows of it.
 """
 
 import asyncio
+import mmap
 import os
+import secrets
+import shutil
 import signal
+import struct
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from chaos.connections import Owners
-from chaos.procfs import Life, is_alive, life_of, state_of
-from chaos.proxy import Proxy
-from chaos.wall_clock import WallClock
-from cli.backoff import Backoff
-from cli.paths import ROOT
-from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
-from cli.supervisor import Supervisor
-from client import AsyncAdminClient, BatonClientError, ClusterStatus, RetryPolicy
-from service.redis_server import NOISE, find_redis_server, free_port, redis_command
+import grpc
+
+from baton import IMPORT_PATH
+from baton.chaos.proxy import Owners, Proxy
+from baton.chaos.watch import Life, is_alive, life_of, state_of
+from baton.client import AsyncAdminClient, BatonClientError, ClusterStatus, RetryPolicy
+from baton.launch.processes import Backoff, ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch.supervisor import Supervisor
+from baton.protos import session_pb2, session_pb2_grpc
+from baton.service.registry.redis_server import NOISE, find_redis_server, free_port, redis_command
+
+PAGE = struct.Struct("<qq")  # seconds off, how often somebody was told so
+BUILD_S = 30.0
+
+
+class WallClock:
+    """Owns the page that the preloaded library reads."""
+
+    def __init__(self, library: Path, page: Path) -> None:
+        page.write_bytes(bytes(PAGE.size))
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), PAGE.size)
+        self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(page)}
+
+    def jump(self, seconds: int) -> None:
+        """The wall clock is now off by so much, in all of the processes; 0 is right again."""
+        self._page[:8] = struct.pack("<q", seconds)
+
+    @property
+    def told(self) -> int:
+        """How often a process asked while the clock was off."""
+        return int(PAGE.unpack(self._page[: PAGE.size])[1])
+
+    def close(self) -> None:
+        self._page.close()
+
+
+def find_compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def make_wall_clock(folder: Path) -> WallClock | None:
+    """None where there is no C compiler: then clocks do not jump in this run."""
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    library = folder / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    done = subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False)
+    return WallClock(library, folder / "clock.page") if done.returncode == 0 else None
+
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
@@ -91,7 +140,7 @@ class Stack:
         self._records_steps = records_steps
         self._owners = Owners()
         self._admins: dict[str, AsyncAdminClient] = {}
-        self._environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self._environment = {"PYTHONPATH": str(IMPORT_PATH), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._environment |= clock.environment if clock else {}
         self.redis = Place("redis", free_port(), "127.0.1.1")
         roles = (("prefill", layout.prefill), ("decode", layout.decode))
@@ -216,7 +265,7 @@ class Stack:
         if self._records_steps:
             flag = "--step-file" if place.role == "decode" else "--chunk-file"
             arguments += [flag, self._step_file(place)]
-        return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
+        return self._spec(place, "worker", arguments, Stage.WORKER)
 
     def _router_spec(self, place: Place) -> ProcessSpec:
         arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", 0]
@@ -225,5 +274,53 @@ class Stack:
 
     def _spec(self, place: Place, module: str, arguments: Sequence[object], stage: Stage) -> ProcessSpec:
         shared = ["--redis-url", f"redis://{self.redis.told}/0", "--namespace", f"chaos-{self.redis.port}"]
-        command = (sys.executable, "-P", "-m", module, *map(str, arguments), *shared)
+        command = (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments), *shared)
         return ProcessSpec(place.name, command, stage, GRACE_S, self._environment)
+
+
+PAGES_POLL_S = 0.002
+
+
+class PageWatch:
+    """From `start` to `stop` a session with each worker in which nothing is asked of it."""
+
+    def __init__(self, workers: Sequence[Place]) -> None:
+        self._workers = workers
+        self._tasks: list[asyncio.Task[None]] = []
+        self._free_since_s: dict[
+            str, float
+        ] = {}  # by worker; not of those that held pages when they last said something
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._follow(worker)) for worker in self._workers]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def free_since(self, settle_s: float, within_s: float) -> dict[str, float | None]:
+        """When each worker last gave its last page back, monotonic; None for one that holds some after `within_s`.
+
+        Returns as soon as all have been free for `settle_s`.
+        """
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s and not self._are_free_for(settle_s):  # noqa: ASYNC110 -- time alone ends it
+            await asyncio.sleep(PAGES_POLL_S)
+        return {worker.name: self._free_since_s.get(worker.name) for worker in self._workers}
+
+    def _are_free_for(self, settle_s: float) -> bool:
+        since_s = self._free_since_s.values()
+        return len(since_s) == len(self._workers) and max(since_s) < time.monotonic() - settle_s
+
+    async def _follow(self, worker: Place) -> None:
+        async with grpc.aio.insecure_channel(f"{HOST}:{worker.port}") as channel:
+            call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+            await call.write(session_pb2.ConnectRequest(hello=session_pb2.Hello(router_id=secrets.token_bytes(16))))
+            while isinstance(message := await call.read(), session_pb2.ConnectResponse):
+                if message.WhichOneof("event") != "report":
+                    continue
+                if message.report.pages.held:
+                    self._free_since_s.pop(worker.name, None)
+                else:
+                    self._free_since_s.setdefault(worker.name, time.monotonic())

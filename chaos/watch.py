@@ -1,14 +1,135 @@
-"""Looks at the processes once a second during a run: memory, descriptors, threads. This process is one of them."""
+"""Processes as Linux shows them: memory, descriptors and threads, once a second, and whether they stay as they are.
+
+What counts is private memory: pages of KV pools, a process's own and those that it maps to read, become resident when
+they are first touched, are shared, and have a size that is known. A life begins with a warm-up in which caches fill,
+connections are made and the allocator gets its arenas. After it a process may grow by `BOUND_BYTES` in all, however
+long it lives: that is what its bounded records hold (answers and explanations that are kept for a while, of up to 4 096
+requests), and what the allocator may lay out differently. A leak of one object per token or request passes any bound
+that does not grow with time; the longest lives find it.
+"""
 
 import asyncio
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-from chaos.background import Background
-from chaos.procfs import sizes_of
+POOL = "memfd:baton-kv-pool"
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process: a pid alone may be given to another."""
+
+    pid: int
+    started_ticks: int  # since boot
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    rss_bytes: int
+    private_bytes: int  # resident and nobody else's: without KV pools, which are shared, and files
+    descriptors: int
+    threads: int
+
+
+def life_of(pid: int) -> Life | None:
+    """None: there is no such process, or only its exit code is left."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else Life(pid, int(fields[19]))
+
+
+def is_alive(life: Life) -> bool:
+    return life_of(life.pid) == life
+
+
+def state_of(pid: int) -> str:
+    """One letter: R, S, D, T (stopped), …; empty where there is no such process."""
+    fields = _stat(pid)
+    return "" if fields is None else fields[0]
+
+
+def sizes_of(pid: int) -> Sizes | None:
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 -- counted each second, for many
+        threads = len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
+    except (OSError, ValueError):
+        return None
+    return Sizes(resident * PAGE_BYTES, (resident - shared) * PAGE_BYTES, descriptors, threads)
+
+
+def children_of(pid: int) -> list[int]:
+    """All processes below it."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
+            parents[int(entry.name)] = int(fields[1])
+    found, line = [], [pid]
+    while line:
+        parent = line.pop()
+        below = [child for child, its in parents.items() if its == parent]
+        found += below
+        line += below
+    return found
+
+
+def pool_range(pid: int) -> range | None:
+    """The addresses of its own KV pool; None without one."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^([0-9a-f]+)-([0-9a-f]+) rw-s .*{POOL}", maps, re.MULTILINE)
+    return range(int(found[1], 16), int(found[2], 16)) if found else None
+
+
+def read_memory(pid: int, address: int, count: int) -> bytes:
+    """Raises: OSError."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(count) or b""
+
+
+def write_memory(pid: int, address: int, data: bytes) -> None:
+    """Through the owner's own map, since no other may write its pool. Raises: OSError."""
+    with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        memory.seek(address)
+        memory.write(data)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields from the state on: names of programs may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return None
+
+
+class Background(ABC):
+    """From `start` to `stop`, each at most once."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Changes nothing where it was never started."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Until cancelled."""
+
 
 PERIOD_S = 1.0
 LOOK_BYTES = 320  # that one look takes here
@@ -60,3 +181,65 @@ class Watch(Background):
 
 def shared_memory_files() -> frozenset[str]:
     return frozenset(path.name for path in SHARED_MEMORY.iterdir())
+
+
+WARM_UP_S = 30.0
+LEAST_S = 60.0  # of a life after that: a shorter one tells nothing
+ENDS = 6  # of so many parts of a life the first and the last are compared, by their medians
+BOUND_BYTES = 12 << 20
+BOUND_DESCRIPTORS = 32  # connections of others come and go
+BOUND_HARNESS_DESCRIPTORS = 128  # three for each connection of a client: its own, and both sides of the proxy's
+BOUND_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How one life of a process changed after its warm-up."""
+
+    name: str
+    pid: int
+    seconds: float
+    rss_bytes: int  # at its end
+    private_bytes: tuple[int, int]  # at first and at last, as are the following
+    descriptors: tuple[int, int]
+    threads: tuple[int, int]
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.private_bytes[1] - self.private_bytes[0]
+
+    @property
+    def per_minute(self) -> float:
+        """Bytes."""
+        return 60 * self.grown_bytes / (self.seconds * (1 - 1 / ENDS))
+
+    @property
+    def is_flat(self) -> bool:
+        descriptors = BOUND_HARNESS_DESCRIPTORS if self.name == HARNESS else BOUND_DESCRIPTORS
+        return (
+            self.grown_bytes <= BOUND_BYTES
+            and self.descriptors[1] - self.descriptors[0] <= descriptors
+            and self.threads[1] - self.threads[0] <= BOUND_THREADS
+        )
+
+
+def growth(looks: Sequence[Look], warm_up_s: float = WARM_UP_S, least_s: float = LEAST_S) -> list[Growth]:
+    """Of every life that lasted `least_s` after it had warmed up."""
+    lives: dict[tuple[str, int], list[Look]] = {}
+    for look in looks:
+        lives.setdefault((look.name, look.pid), []).append(look)
+    found = []
+    for (name, pid), life in sorted(lives.items()):
+        settled = [look for look in life if look.at_s >= life[0].at_s + warm_up_s]
+        if len(settled) < ENDS or settled[-1].at_s - settled[0].at_s < least_s:
+            continue
+        part = len(settled) // ENDS
+        first, last = settled[:part], settled[-part:]
+
+        def ends(of: str, first: Sequence[Look] = first, last: Sequence[Look] = last) -> tuple[int, int]:
+            before, after = (round(median(getattr(look, of) for look in looks)) for looks in (first, last))
+            return before, after
+
+        seconds, rss_bytes = settled[-1].at_s - settled[0].at_s, settled[-1].rss_bytes
+        found.append(Growth(name, pid, seconds, rss_bytes, ends("private_bytes"), ends("descriptors"), ends("threads")))
+    return found

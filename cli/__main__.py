@@ -5,10 +5,9 @@ import sys
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from cli.commands import ask, bench, chaos, completion, develop, inspect, keys, offline, serve, simulate
-from cli.errors import CommandFailed
-from cli.options import VARIABLES_PREFIX
-from cli.status_columns import legend
+from baton.cli.commands import ask, bench, chaos, completion, develop, inspect, keys, offline, serve, simulate
+from baton.cli.options import VARIABLES_PREFIX, status_legend
+from baton.launch.errors import CommandFailed
 
 # -h and the like are for pytest.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -35,7 +34,7 @@ for command in (
     simulate.simulate,
 ):
     app.command()(command)
-app.command(epilog=legend())(inspect.status)
+app.command(epilog=status_legend())(inspect.status)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(chaos.app, name="chaos")

@@ -1,14 +1,175 @@
-"""`baton generate` and `baton chat`: one question and its answer."""
+"""`baton generate` and `baton chat`: one question and its answer, or a conversation, as text or as JSON."""
 
+import json
+import re
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
+from typing import Protocol, TextIO
 
-from cli.answer_output import AnswerOutput, JsonOutput, TextOutput, show_answer
-from cli.connection import credentials
-from cli.failures import explained
-from cli.http_probe import grpc_port_of
-from client import BatonClient, BatonClientError, Event, GenerateOptions, Message
+from baton.cli.connection import credentials, explained, grpc_port_of
+from baton.client import (
+    BatonClient,
+    BatonClientError,
+    Delta,
+    Event,
+    Finished,
+    GenerateOptions,
+    InvalidRequest,
+    Message,
+    PromptPart,
+    Started,
+    Timings,
+    Usage,
+)
+
+DECIMALS = 3
+
+
+def round_ms(value: float) -> float:
+    return round(value, DECIMALS)
+
+
+def round_milliseconds(fields: Mapping[str, object]) -> dict[str, object]:
+    """The same fields, those in milliseconds (by their names) rounded."""
+    return {
+        name: round_ms(value) if name.endswith("_ms") and isinstance(value, float) else value
+        for name, value in fields.items()
+    }
+
+
+class AnswerOutput(Protocol):
+    def show(self, event: Event) -> None: ...
+    def end(self) -> None: ...
+    def fail(self, error: BatonClientError) -> None: ...
+
+
+class TextOutput:
+    """Streams a single choice; several are shown whole, one after another, since they come interleaved."""
+
+    def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._errors = errors or sys.stderr
+        self._texts: dict[int, list[str]] | None = {} if choices > 1 else None
+        self._prompt = ""  # to stand before each of several choices
+        self.text = ""
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, PromptPart):
+            if self._texts is None:
+                self._output.write(event.text)
+            self._prompt += event.text
+        elif isinstance(event, Delta):
+            if self._texts is None:
+                self.text += event.text
+                self._output.write(event.text)
+                self._output.flush()
+            else:
+                self._texts.setdefault(event.index, []).append(event.text)
+        elif isinstance(event, Finished) and self._texts is not None:
+            self._output.write(f"[{event.index}] {self._prompt}{''.join(self._texts.get(event.index, []))}\n")
+            self._output.flush()
+
+    def end(self) -> None:
+        if self._texts is None:
+            self._output.write("\n")
+            self._output.flush()
+
+    def fail(self, error: BatonClientError) -> None:
+        if self.text:
+            self.end()
+        field = error.field if isinstance(error, InvalidRequest) else None
+        # Messages of the server begin with the field by themselves.
+        prefix = f"{field}: " if field and not error.message.startswith(field) else ""
+        self._errors.write(f"baton: {error.code.name}: {prefix}{error.message}\n")
+
+
+class JsonOutput:
+    """The format that scripts read: `event` is started, prompt, delta, finished or error."""
+
+    def __init__(self, output: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._errors = errors or sys.stderr
+
+    def show(self, event: Event) -> None:
+        self._write(event_as_object(event))
+
+    def end(self) -> None:
+        """Every line is out already."""
+
+    def fail(self, error: BatonClientError) -> None:
+        field = error.field if isinstance(error, InvalidRequest) else None
+        self._write(
+            {
+                "event": "error",
+                "code": error.code.name,
+                "message": error.message,
+                "field": field,
+                "reason": error.reason,
+            }
+        )
+        self._errors.write(f"baton: {error.code.name}: {error.message}\n")
+
+    def _write(self, content: dict[str, object]) -> None:
+        self._output.write(json.dumps(content, ensure_ascii=False) + "\n")
+        self._output.flush()
+
+
+def event_as_object(event: Event) -> dict[str, object]:
+    """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
+    if isinstance(event, Started):
+        started = {"event": "started", **asdict(event)}
+        del started["resume_token"]  # its holder may take the stream over
+        return started
+    if isinstance(event, PromptPart):
+        part = {"event": "prompt", **asdict(event)}
+        if event.logprobs is None:
+            del part["logprobs"]
+        return part
+    if isinstance(event, Delta):
+        delta = {"event": "delta", **asdict(event)}
+        if event.logprobs is None:
+            del delta["logprobs"]
+        return delta
+    content: dict[str, object] = {
+        "event": "finished",
+        "index": event.index,
+        "finish_reason": event.reason.value,
+        "matched_stop": event.matched_stop,
+    }
+    if event.usage is not None:
+        content["usage"] = asdict(event.usage)
+    if event.timings is not None:
+        content["timings"] = round_milliseconds(asdict(event.timings))
+    return content
+
+
+def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:
+    """Shows an answer to its end; False where it failed, which is shown too. `timing` gets a line of figures."""
+    last: Event | None = None
+    try:
+        for event in events:
+            output.show(event)
+            last = event
+    except BatonClientError as error:
+        output.fail(error)
+        return False
+    output.end()
+    if timing is not None and isinstance(last, Finished) and last.usage is not None and last.timings is not None:
+        timing.write(timing_line(last.usage, last.timings) + "\n")
+    return True
+
+
+def timing_line(usage: Usage, timings: Timings) -> str:
+    """The rate is that of the tokens after the first one."""
+    parts = [f"TTFT {timings.ttft_ms:.0f} ms"]
+    decoding_ms = timings.total_ms - timings.ttft_ms
+    if usage.completion_tokens > 1 and decoding_ms >= 1:
+        parts.append(f"{(usage.completion_tokens - 1) * 1e3 / decoding_ms:.1f} tokens/s")
+    parts.append(f"{usage.completion_tokens} tokens")
+    parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
+    return " · ".join(parts)
 
 
 def generate(
@@ -56,3 +217,76 @@ def ask(call: Callable[[], Generator[Event, None, None]], output: AnswerOutput, 
 
 def _output(options: GenerateOptions, json: bool) -> AnswerOutput:
     return JsonOutput() if json else TextOutput(options.get("n", 1))
+
+
+HELP = """/reset   forget the conversation and begin anew
+/help    show this
+Ctrl-C   cancel the answer; the conversation goes on
+Ctrl-D   end the conversation"""
+INTERRUPTED = 130  # the status that shells give a command that Ctrl-C ended
+
+
+def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose: bool = False) -> int:
+    """Until the end of input. The exit code is 1 where standard input is no terminal and an answer failed."""
+    import readline  # noqa: F401  line editing for input()
+
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        print("/help lists the commands; Ctrl-D ends the conversation.")
+    with BatonClient(target, **credentials()) as client:
+        conversation = Conversation(client, target, system, options, verbose)
+        while True:
+            try:
+                line = input("> " if at_terminal else "").strip()
+            except EOFError:
+                print(end="\n" if at_terminal else "")
+                return 1 if conversation.has_failed and not at_terminal else 0
+            except KeyboardInterrupt:
+                if not at_terminal:
+                    return INTERRUPTED
+                print()
+                continue
+            if line:
+                conversation.take(line)
+
+
+class Conversation:
+    """The messages so far; all of them go with each question."""
+
+    def __init__(
+        self, client: BatonClient, target: str, system: str | None, options: GenerateOptions, verbose: bool
+    ) -> None:
+        self._client = client
+        self._target = target
+        self._opening = opening(system)
+        self._options = options
+        self._verbose = verbose
+        self.messages = list(self._opening)
+        self.has_failed = False
+
+    def take(self, line: str) -> None:
+        """A command, or a question, whose answer is shown."""
+        if line == "/reset":
+            self.messages = list(self._opening)
+            print("The conversation begins anew.")
+        elif line == "/help":
+            print(HELP)
+        elif re.fullmatch(r"/\w+", line):
+            print(f"There is no command {line}.\n{HELP}")
+        else:
+            self._ask([*self.messages, Message("user", line)])
+
+    def _ask(self, messages: list[Message]) -> None:
+        """A failed answer is forgotten with its question; a cancelled one is kept as far as it came."""
+        output = TextOutput(choices=1)
+        try:
+            is_answered = (
+                ask(lambda: self._client.chat(messages, **self._options), output, self._target, self._verbose) == 0
+            )
+            self.has_failed |= not is_answered
+        except KeyboardInterrupt:
+            output.end()
+            print("(cancelled)", file=sys.stderr)
+            is_answered = bool(output.text)
+        if is_answered:
+            self.messages = [*messages, Message("assistant", output.text)]

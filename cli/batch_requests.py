@@ -10,28 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic_core import to_json
 
-from cli.batch_lines import CHAT, BatchRequest, LineRefused
-from gateway.call import Call
-from gateway.chat import RENAMED as CHAT_NAMES
-from gateway.completions import RENAMED as COMPLETION_NAMES
-from gateway.messages.base import Body, Unserved
-from gateway.messages.chat import ChatRequest
-from gateway.messages.completions import CompletionRequest
-from gateway.names import names_of
-from gateway.parsing import parse
-from gateway.problem import Problem, problem_of, refused
-from gateway.requests import chat_request, completion_requests
-from gateway.tool_choice import ToolUse
-from router.access import Caller
-from router.defaults import GenerationDefaults
-from router.request import GenerationRequest, RequestedSampling
-from router.tokenizer import TokenizerWorker, load_tokenizer
-from router.validation import Drawn, fit_to_context, validate
-from service.errors import BatonError
+from baton.cli.batch import CHAT, BatchRequest, LineRefused
+from baton.gateway.http.call import Call
+from baton.gateway.http.problem import Problem, problem_of, refused
+from baton.gateway.messages.base import Body, Unserved
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.messages.completions import CompletionRequest
+from baton.gateway.parsing.parse import parse
+from baton.gateway.requests import chat_request, completion_requests, names_of
+from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
+from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.gateway.tools.choice import ToolUse
+from baton.router.model.defaults import GenerationDefaults
+from baton.router.model.tokenizer import TokenizerWorker, load_tokenizer
+from baton.router.model.validation import Drawn, fit_to_context, validate
+from baton.router.public.access import Caller
+from baton.router.types.request import GenerationRequest, RequestedSampling
+from baton.service.errors import BatonError
 
 if TYPE_CHECKING:
-    from engine import LLM, LoRARequest, SamplingParams
-    from engine.offline.prompts import Prompt
+    from baton.engine import LLM, LoRARequest, SamplingParams
+    from baton.engine.offline.prompts import Prompt
 
 _WHOLE = "a batch is answered whole"
 _CONTENT = "an answer of a batch is its text"
@@ -140,7 +139,7 @@ def seed_of(custom_id: str) -> int:
 
 def sampling_params(asked: RequestedSampling) -> "SamplingParams":
     """The same as the engine names it."""
-    from engine import SamplingParams, StructuredOutputsParams
+    from baton.engine import SamplingParams, StructuredOutputsParams
 
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(asked, name)) is not None}
     given |= {name: value for name in _LISTS if (value := getattr(asked, name))}

@@ -1,4 +1,4 @@
-"""`baton test`: style, types and tests; all of them run even if the first fails."""
+"""Which tests a run of pytest skipped, and why."""
 
 import os
 import subprocess
@@ -6,13 +6,40 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
-from cli.paths import ROOT
-from cli.skips import avoidable, noting_skips, read_skips, summary
+from baton.launch.paths import ROOT
+
+GPU_REASONS = frozenset({"needs a GPU", "needs two GPUs"})
+
+
+def noting_skips(report: Path) -> list[str]:
+    """Arguments that have pytest write the file for `read_skips`."""
+    return [f"--junit-xml={report}"]
+
+
+def read_skips(report: Path) -> Counter[str]:
+    """Skipped tests by reason; none where pytest ended before it wrote a report."""
+    if not report.exists():
+        return Counter()
+    skipped = ElementTree.parse(report).iter("skipped")
+    return Counter(each.get("message", "") for each in skipped if each.get("type") == "pytest.skip")
+
+
+def avoidable(skips: Mapping[str, int]) -> list[str]:
+    """Reasons that another machine without a GPU would not have had."""
+    return sorted(skips.keys() - GPU_REASONS)
+
+
+def summary(skips: Mapping[str, int]) -> str:
+    """One line, the most frequent reason first."""
+    by_number = sorted(skips.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{number} ({reason})" for reason, number in by_number) or "none"
+
 
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -21,24 +48,6 @@ SEEDS = "100"  # about 40 s of a core
 # In their order: by the number of tests, the longest of all, alone in its file, would come last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py defines the groups
-TYPED = [
-    "router",
-    "gateway",
-    "prefill_worker",
-    "decode_worker",
-    "elastic_worker",
-    "worker",
-    "kvtransfer",
-    "kernels",
-    "engine",
-    "service",
-    "structured",
-    "client",
-    "cli",
-    "chaos",
-    "simulation",
-    "benchmarks",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,8 @@ def all_checks() -> list[list[Check]]:
         [Check("format", ["ruff", "format", "--check", "."])],
         [
             # Unit tests leave cores idle while they wait.
-            Check("types", ["mypy", *TYPED]),
-            Check("simulation", ["cli", "simulate", "--seeds", SEEDS]),
+            Check("types", ["mypy", "-p", "baton"]),
+            Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", cores, *BY_FILE, "--ignore", END_TO_END]),
         ],
         # One at a time: each has processes of its own, and some of their bounds do not hold beside another's yet.

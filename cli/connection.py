@@ -1,16 +1,21 @@
-"""How commands authenticate. A key never is a flag: all users of a machine can read the flags of a process."""
+"""How commands reach a server: which port, how they authenticate, and what a failed call means for the user."""
 
+import http.client
+import json
 import os
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypedDict
 
 import grpc
 
-from cli.errors import CommandFailed
-from client.channel import Security
-from service.config import ConfigError, InternalTlsConfig, read_config
-from service.internal_tls import open_async_channel
+from baton.cli.options import DEFAULT_TARGET
+from baton.client import BatonClientError, Event, NotAllowed, ServerError, Unavailable
+from baton.client.channel import Security
+from baton.launch.errors import CommandFailed
+from baton.service.config import ConfigError, InternalTlsConfig, read_config
+from baton.service.security.tls import open_async_channel
 
 API_KEY_VARIABLE = "BATON_API_KEY"
 TLS_CA_VARIABLE = "BATON_TLS_CA"
@@ -44,3 +49,88 @@ def way_in(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.C
         return lambda target: open_async_channel(target, (), tls)
     trusted = Security(tls=authority or False).credentials()
     return None if trusted is None else lambda target: grpc.aio.secure_channel(target, trusted)
+
+
+_TIMEOUT_S = 2.0
+
+
+def grpc_port_of(target: str, credentials: Credentials) -> int | None:
+    """`target`: host:port. None where no Baton answers there, or not to this caller."""
+    headers = {"authorization": f"Bearer {credentials['api_key']}"} if credentials["api_key"] else {}
+    try:
+        connection = _connection(target, credentials)
+        try:
+            connection.request("GET", "/version", headers=headers)
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    port = answer.get("grpc_port") if isinstance(answer, dict) else None
+    return port if isinstance(port, int) else None
+
+
+def _connection(target: str, credentials: Credentials) -> http.client.HTTPConnection:
+    """Raises: OSError where the certificates cannot be read."""
+    authority = credentials["tls"]
+    if authority is False:
+        return http.client.HTTPConnection(target, timeout=_TIMEOUT_S)
+    context = ssl.create_default_context(cafile=None if authority is True else authority)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the certificate itself may be the one trusted
+    return http.client.HTTPSConnection(target, timeout=_TIMEOUT_S, context=context)
+
+
+GrpcPort = Callable[[str], int | None]
+
+# Parts of gRPC's messages about a server of another protocol, plain and over TLS.
+_HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
+
+
+def for_people(
+    error: BatonClientError, target: str, begun: bool = False, grpc_port: GrpcPort = lambda target: None
+) -> BatonClientError:
+    """The same kind of error with advice. One that the server itself explained comes back as it is.
+
+    `begun`: a part of the answer had come. `grpc_port` finds the gRPC port of a server whose HTTP port is `target`.
+    """
+    # Our server gives every UNAVAILABLE a reason: without one there is no server, or no longer one.
+    if isinstance(error, Unavailable) and error.reason is None:
+        return Unavailable(_unreachable(error.message, target, begun, grpc_port), error.details)
+    if isinstance(error, NotAllowed):
+        return NotAllowed(f"{error.message}; set {API_KEY_VARIABLE}", error.details)
+    if error.code is grpc.StatusCode.UNIMPLEMENTED:
+        text = f"{target} does not serve this; --target is the public port of a router, --admin its admin port"
+        return ServerError(text, error.details, error.code)
+    return error
+
+
+def explained(
+    events: Generator[Event, None, None], target: str, grpc_port: GrpcPort = lambda target: None
+) -> Generator[Event, None, None]:
+    """The same events, their error with advice."""
+    begun = False
+    try:
+        for event in events:
+            begun = True
+            yield event
+    except BatonClientError as error:
+        said = for_people(error, target, begun, grpc_port)
+        if said is error:
+            raise
+        raise said from error
+
+
+def _unreachable(message: str, target: str, begun: bool, grpc_port: GrpcPort) -> str:
+    if any(sign in message for sign in _HTTP_SIGNS):
+        host, port = target.rpartition(":")[0], grpc_port(target)
+        advice = f"--target {host}:{port}" if port else f"`baton up` prints the endpoint, by default {DEFAULT_TARGET}"
+        return f"{target} is an HTTP port, and this command needs the gRPC port: {advice}"
+    if "CERTIFICATE_VERIFY_FAILED" in message or "Hostname Verification Check failed" in message:
+        return f"the certificate of {target} is not the one that {TLS_CA_VARIABLE} vouches for"
+    if "WRONG_VERSION_NUMBER" in message:
+        return f"{target} does not speak TLS; unset {TLS_CA_VARIABLE}"
+    if begun:
+        return f"lost the connection to {target}; is `baton up` running?"
+    if "Socket closed" in message:
+        return f"{target} closed the connection; if it speaks TLS, {TLS_CA_VARIABLE} must name its certificate"
+    return f"no answer from {target}; is `baton up` running?"

@@ -1,5 +1,6 @@
-"""Flags that several commands share, and how their texts are read."""
+"""Amounts of memory as people write them: `512MiB`, `1.5GiB`, `200000`."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from cli.sizes import parse_bytes
+from baton.launch.process_plan import COLOCATED_TBT_SLO_MS
 
 if TYPE_CHECKING:
-    from client import GenerateOptions
+    from baton.client import GenerateOptions
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """`1.5GiB` -> 1610612736. Raises ValueError that names the accepted forms."""
+    match = PATTERN.fullmatch(text)
+    unit = match[2].upper() if match else "?"
+    unit = unit if unit in UNITS else f"{unit}B"
+    if match is None or unit not in UNITS:
+        raise ValueError(f"{text!r} is not an amount of memory such as 512MiB or 2GiB")
+    return int(float(match[1]) * UNITS[unit])
+
+
+def format_bytes(count: int) -> str:
+    """1610612736 -> `1.5 GiB`."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"
+
 
 VARIABLES_PREFIX = "BATON"
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -182,7 +205,6 @@ SwapMemory = Annotated[
         "recomputed. Default: 256MiB.",
     ),
 ]
-COLOCATED_TBT_SLO_MS = 60.0
 TbtSloMs = Annotated[
     float | None,
     typer.Option(
@@ -244,3 +266,26 @@ def check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -
 def read_prompt(text: str) -> str:
     """The text itself; `-` stands for standard input."""
     return sys.stdin.read() if text == "-" else text
+
+
+STATUS_COLUMNS = {
+    "worker": "id of the worker",
+    "state": "connected, draining, or lost: it has no session with this router",
+    "restarts": "how often its process was found gone without a drain",
+    "running": "sequences in the batch",
+    "pending": "requests that wait in the worker",
+    "pending tokens": "prompt tokens not computed yet",
+    "blocks": "KV blocks in use / in the pool",
+    "pinned": "of those in use, blocks that a decode worker has yet to read",
+    "cached": "blocks in the prefix cache, evicted when others need them",
+    "hit rate": "share of prompt tokens found in the prefix cache",
+    "preempted": "sequences that gave their blocks back for a while",
+    "pid": "of the worker's process",
+    "endpoint": "host:port of the worker",
+}
+"""The meaning of each column of `baton status`, for its --help."""
+
+
+def status_legend() -> str:
+    """A paragraph for each column."""
+    return "\n\n".join(f"{name}: {meaning}." for name, meaning in STATUS_COLUMNS.items())

@@ -5,10 +5,10 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.errors import CommandFailed
-from cli.model_source import find_folder
-from cli.sizes import format_bytes
-from engine.sizing import KV_FORMATS, KvSizing
+from baton.cli.options import format_bytes
+from baton.engine.kv_cache.sizing import KV_FORMATS, KvSizing
+from baton.launch.errors import CommandFailed
+from baton.launch.model_source import find_folder
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of weights
 
@@ -48,9 +48,9 @@ def run_plan(options: PlanOptions, as_json: bool) -> int:
 
 def make_plan(options: PlanOptions) -> MemoryPlan:
     """Raises: CommandFailed."""
-    from engine.model_config import ModelError
-    from engine.model_shape import read_model_shape
-    from engine.quantization.sizes import planned_weights
+    from baton.engine.config.model_config import ModelError
+    from baton.engine.weights.model_shape import read_model_shape
+    from baton.engine.weights.sizes import planned_weights
 
     folder = config_folder(options.model)
     try:

@@ -1,14 +1,225 @@
-"""`baton status`: workers, blocks, load and latency, as one router sees them."""
+"""`baton status`, once or with --watch: workers, blocks, load and latency, as one router sees them."""
 
 import json
-from dataclasses import asdict
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from cli.errors import CommandFailed
-from cli.failures import for_people
-from cli.status_table import status_lines
-from client import AdminClient, BatonClientError, RetryPolicy
+from baton.cli.connection import for_people
+from baton.client import (
+    AdminClient,
+    BatonClientError,
+    CacheView,
+    ClusterStatus,
+    EndedRequests,
+    Load,
+    RetryPolicy,
+    RouterStatus,
+    WorkerStatus,
+)
+from baton.launch.errors import CommandFailed
+
+GAP = "  "
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`rank`: columns of a higher rank are shown only where there is width for all of that rank."""
+
+    header: str
+    cell: Callable[[WorkerStatus], str]
+    rank: int = 0
+    is_number: bool = True
+
+
+def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
+    """A dash where the worker has not reported, or is lost."""
+
+    def cell(worker: WorkerStatus) -> str:
+        return UNKNOWN if worker.load is None or not worker.connected else str(read(worker.load))
+
+    return cell
+
+
+def _name(worker: WorkerStatus) -> str:
+    """With the role, where the worker is named for another one."""
+    return worker.worker_id if worker.worker_id.startswith(worker.role) else f"{worker.worker_id} ({worker.role})"
+
+
+def _state(worker: WorkerStatus) -> str:
+    if not worker.connected:
+        return "lost"
+    return "draining" if worker.load is not None and worker.load.draining else "connected"
+
+
+def _hit_rate(load: Load) -> str:
+    return f"{load.cache_hit_tokens / load.cache_query_tokens:.0%}" if load.cache_query_tokens else UNKNOWN
+
+
+COLUMNS = (
+    Column("worker", _name, is_number=False),
+    Column("state", _state, is_number=False),
+    Column("restarts", lambda worker: str(worker.deaths)),
+    Column("running", _of_load(lambda load: load.running_sequences)),
+    Column("pending", _of_load(lambda load: load.waiting_requests)),
+    Column("pending tokens", _of_load(lambda load: load.pending_tokens), rank=2),
+    Column("blocks", _of_load(lambda load: f"{load.pages.held}/{load.pages.total}")),
+    Column("pinned", _of_load(lambda load: load.pages.held_by_transfers), rank=3),
+    Column("cached", _of_load(lambda load: load.pages.cached), rank=1),
+    Column("hit rate", _of_load(_hit_rate), rank=1),
+    Column("preempted", _of_load(lambda load: load.preemptions), rank=2),
+    Column("pid", lambda worker: str(worker.pid), rank=3),
+    Column("endpoint", lambda worker: worker.endpoint, rank=3, is_number=False),
+)
+"""Their meanings: `STATUS_COLUMNS` of options.py."""
+
+
+def status_lines(status: ClusterStatus, width: int) -> list[str]:
+    """The whole of it. Only a table of very long numbers in a very narrow terminal is wider than `width`."""
+    details = (*departure_lines(status), *link_lines(status), *cache_lines(status), *cluster_lines(status))
+    return [
+        *_wrapped((headline(status), latency_line(status), requests_line(status)), width),
+        "",
+        *table_lines(status.workers, width),
+        *([""] if details else []),
+        *_wrapped(details, width),
+    ]
+
+
+def headline(status: ClusterStatus) -> str:
+    """Ready or the missing part, the model, requests."""
+    models = sorted({worker.model.name for worker in status.workers if worker.model.name})
+    running = status.active_requests - status.queued_requests
+    state = "not ready" if not status.ready else "degraded" if status.detail else "ready"
+    requests = f"{running} requests running, {status.queued_requests} pending"
+    return " · ".join((f"{state}: {status.detail}" if status.detail else state, *models, requests))
+
+
+def latency_line(status: ClusterStatus) -> str:
+    latency = status.latency
+    if latency is None:
+        return "TTFT and TBT: no request ended in the last minute"
+    figures = [("TTFT", latency.ttft), *([("TBT", latency.tbt)] if latency.tbt is not None else [])]
+    shown = " · ".join(f"{name} p50 {_ms(each.p50_ms)}, p99 {_ms(each.p99_ms)}" for name, each in figures)
+    return f"{shown} · requests in the last minute: {latency.requests}"
+
+
+def requests_line(status: ClusterStatus) -> str:
+    """How requests ended since the router started, and the reasons of those that were not answered."""
+    totals, by_outcome = status.requests, dict[str, list[EndedRequests]]()
+    for each in totals.ended:
+        by_outcome.setdefault(each.outcome, []).append(each)
+    parts = [f"{totals.started} requests"]
+    for outcome, ended in sorted(by_outcome.items()):
+        reasons = ", ".join(f"{each.reason} {each.count}" for each in ended if each.reason)
+        parts.append(f"{sum(each.count for each in ended)} {outcome}" + (f" ({reasons})" if reasons else ""))
+    tokens = f"{totals.prompt_tokens} prompt tokens, {totals.generated_tokens} generated"
+    return f"since the router started: {', '.join(parts)}; {tokens}"
+
+
+def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
+    """As many columns as fit; where not even the first do, names stand above their rows."""
+    for rank in range(max(column.rank for column in COLUMNS), -1, -1):
+        lines = _rows([column for column in COLUMNS if column.rank <= rank], workers)
+        if all(len(line) <= width for line in lines):
+            return lines
+    header, *rows = _rows([column for column in COLUMNS[1:] if column.rank == 0], workers)
+    named = zip(workers, rows, strict=True)
+    return [GAP + header, *(line for worker, row in named for line in (_name(worker), GAP + row))]
+
+
+def departure_lines(status: ClusterStatus) -> list[str]:
+    """How often workers left that did not die."""
+    lines = []
+    for worker in status.workers:
+        counts = (
+            ("drained", worker.drains),
+            ("changed its role", worker.role_changes),
+            ("lost its session", worker.lost_sessions),
+        )
+        seen = [f"{event} {count} time{'s' * (count > 1)}" for event, count in counts if count]
+        if seen:
+            lines.append(f"{worker.worker_id} {', '.join(seen)}")
+    return lines
+
+
+def link_lines(status: ClusterStatus) -> list[str]:
+    """How each worker reads KV from others, and why not faster."""
+    names = {worker.endpoint: worker.worker_id for worker in status.workers}
+    return [
+        f"{worker.worker_id} reads {names.get(link.endpoint, link.endpoint)} over {link.transport}, "
+        f"{link.gb_per_s:.2f} GB/s" + (f" (nothing faster: {link.fallback})" if link.fallback else "")
+        for worker in status.workers
+        if worker.connected and worker.load is not None
+        for link in worker.load.links
+    ]
+
+
+def cache_lines(status: ClusterStatus) -> list[str]:
+    """How well the router knows the prefix cache of each worker, and how often it predicted a prompt's hits."""
+    lines = []
+    for worker in status.workers:
+        view = worker.cache_view
+        if view is None or not worker.connected:
+            continue
+        known = f"cache of {worker.worker_id}: {view.blocks} blocks known, {_knowledge(view)}"
+        if view.checked_requests:
+            share = view.equal_requests / view.checked_requests
+            known += f"; hits predicted right for {share:.1%} of {view.checked_requests} prompts"
+            known += f", {1 - view.drift:.1%} of the last {min(view.checked_requests, 64)}"
+        lines.append(known + (f"; {view.resyncs} snapshots requested" if view.resyncs else ""))
+    return [f"prefix index: {status.indexed_blocks} different blocks", *lines] if lines else []
+
+
+def cluster_lines(status: ClusterStatus) -> list[str]:
+    """Other routers, and the state of the planner of roles."""
+    planner = status.planner
+    lines = [_router_line(router) for router in status.routers]
+    if planner is not None:
+        lines.append(
+            f"role planner ({planner.mode}): prefill at {planner.prefill_pressure:.0%} of its SLO, "
+            f"decode at {planner.decode_pressure:.0%}; {planner.verdict}; {planner.changes} changes made"
+        )
+    return lines
+
+
+def _router_line(router: RouterStatus) -> str:
+    uptime = timedelta(seconds=round(router.uptime_s))
+    named = f"router {router.router_id[:8]} at {router.address}, up {uptime}"
+    return f"{named}: {router.requests} requests, {router.tokens} tokens on the workers"
+
+
+def _knowledge(view: CacheView) -> str:
+    if not view.follows:
+        return "estimated from requests"
+    return "exact" if view.exact else "catching up"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"
+
+
+def _rows(columns: Sequence[Column], workers: Sequence[WorkerStatus]) -> list[str]:
+    """A header and a line for each worker."""
+    cells = [[column.header, *(column.cell(worker) for worker in workers)] for column in columns]
+    widths = [max(map(len, column)) for column in cells]
+    aligned = [
+        [cell.rjust(width) if column.is_number else cell.ljust(width) for cell in texts]
+        for column, texts, width in zip(columns, cells, widths, strict=True)
+    ]
+    return [GAP.join(row).rstrip() for row in zip(*aligned, strict=True)]
+
+
+def _wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
+    for text in texts:
+        yield from textwrap.wrap(text, width, subsequent_indent=GAP, break_long_words=False, break_on_hyphens=False)
 
 
 def show_status(admin_target: str, as_json: bool) -> int:
@@ -25,3 +236,77 @@ def show_status(admin_target: str, as_json: bool) -> int:
         for line in status_lines(status, console.width):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0 if status.ready else 3
+
+
+PERIOD_S = 1.0
+TIMEOUT_S = 2.0
+NOTICE_S = 5.0
+"""How long it shows that the router is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`status` is the newest there is, None before the first; `notice` is empty while all is usual."""
+
+    status: ClusterStatus | None
+    notice: str
+    is_current: bool
+
+
+def watch_status(admin_target: str, as_json: bool) -> int:
+    """Shows frame after frame: in place at a terminal, one after another elsewhere. Ctrl-C ends it with exit code 0."""
+    console = Console()
+    with AdminClient(admin_target, retry=RetryPolicy(attempts=1), timeout_s=TIMEOUT_S) as admin:
+        shown = frames(admin.status, f"{admin_target} (admin port)", time.monotonic, time.sleep)
+        try:
+            if as_json:
+                _show_json(shown)
+            elif console.is_terminal:
+                with Live(console=console, auto_refresh=False) as live:
+                    for frame in shown:
+                        live.update(Text("\n".join(frame_lines(frame, console.width))), refresh=True)
+            else:
+                for frame in shown:
+                    print("\n".join(frame_lines(frame, console.width)), end="\n\n", flush=True)
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def frames(
+    snapshot: Callable[[], ClusterStatus], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> Iterator[Frame]:
+    """One in each PERIOD_S, without end. A router that does not answer is asked again in the next."""
+    status: ClusterStatus | None = None
+    lost_s: float | None = None
+    notice, notice_ends_s = "", 0.0
+    while True:
+        began_s = clock()
+        try:
+            status = snapshot()
+        except BatonClientError as error:
+            lost_s = began_s if lost_s is None else lost_s
+            message = for_people(error, target).message
+            yield Frame(status, f"{message} (lost for {clock() - lost_s:.0f} s, asking every second)", is_current=False)
+        else:
+            if lost_s is not None:
+                notice, notice_ends_s = f"{target} answers again, after {clock() - lost_s:.0f} s", clock() + NOTICE_S
+                lost_s = None
+            yield Frame(status, notice if clock() < notice_ends_s else "", is_current=True)
+        sleep(max(0.0, began_s + PERIOD_S - clock()))
+
+
+def frame_lines(frame: Frame, width: int) -> list[str]:
+    """Old figures are marked as such."""
+    lines = [frame.notice] if frame.notice else []
+    if frame.status is not None:
+        lines += [] if frame.is_current else ["The last figures:"]
+        lines += status_lines(frame.status, width)
+    return lines
+
+
+def _show_json(shown: Iterator[Frame]) -> None:
+    """One object per frame; {"error": ...} while the router does not answer."""
+    for frame in shown:
+        content = asdict(frame.status) if frame.is_current and frame.status is not None else {"error": frame.notice}
+        print(json.dumps(content), flush=True)

@@ -1,12 +1,300 @@
-"""`baton trace`: prints where the time of the last requests went."""
+"""`baton trace`: where the time of the last requests went.
+
+Where the traces of a run go to a collector, its file contains only that fact.
+
+Two sums are checked, each within 2 ms or 3 %:
+TTFT             = router queue + route + prefill fetch + prefill queue + prefill chunks + return
+token 1 to 2     = exposed part of the transfer + decode admission + first step, and before them, where a worker failed
+                   once the first token was out, the recovery
+"""
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from cli.errors import CommandFailed
-from cli.paths import RUNTIME
-from cli.trace_files import collector_of, newest_trace_file
-from cli.trace_report import as_object, read_spans, report_lines, requests_in
+from baton.cli.ask import round_milliseconds, round_ms
+from baton.launch.errors import CommandFailed
+from baton.launch.paths import RUNTIME
+from baton.service.config import ConfigError, TelemetryConfig, read_config
+
+PATTERN = "traces-*.jsonl"
+KEPT = 5
+
+
+def chosen_collector(trace_file: Path | None) -> str | None:
+    """Where the router sends traces instead of to a file. Raises CommandFailed."""
+    try:
+        collector = read_config(TelemetryConfig, ()).otlp_endpoint
+    except ConfigError as error:
+        raise CommandFailed(str(error)) from error
+    if collector is not None and trace_file is not None:
+        raise CommandFailed(f"traces go to OTEL_EXPORTER_OTLP_ENDPOINT ({collector}) or to --trace-file, not to both")
+    return collector
+
+
+def begin_trace_file(folder: Path, port: int, collector: str | None = None) -> Path:
+    """The file for a new run, which begins without spans; all but the newest few of other runs are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"traces-{port}.jsonl"
+    path.write_text("" if collector is None else json.dumps({"sent_to": collector}) + "\n", encoding="utf-8")
+    for old in _newest_first(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def newest_trace_file(folder: Path) -> Path | None:
+    """The file that was written to last; None before the first run."""
+    files = _newest_first(folder)
+    return files[0] if files else None
+
+
+def collector_of(path: Path) -> str | None:
+    """Where the traces of that run go instead; None: into the file. Raises: OSError."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        first = next(lines, "")
+    return json.loads(first)["sent_to"] if first.startswith('{"sent_to":') else None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob(PATTERN), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
+GAP_PARTS = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
+TOLERANCE_MS = 2.0
+TOLERANCE_SHARE = 0.03
+WATERFALL_COLUMNS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One line of the trace file."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    name: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    is_error: bool
+    attributes: Mapping[str, Any]
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A measured time and the stages that should add up to it, in milliseconds."""
+
+    measured_ms: float
+    parts_ms: Mapping[str, float]
+
+    @property
+    def deviation_ms(self) -> float:
+        return sum(self.parts_ms.values()) - self.measured_ms
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.deviation_ms) <= max(TOLERANCE_MS, TOLERANCE_SHARE * self.measured_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """One request: its root span and the stages below it, in order of time."""
+
+    root: Span
+    stages: Sequence[Span]
+
+    @property
+    def ttft(self) -> Sum | None:
+        """None where no token came."""
+        return self._sum("ttft_ms", TTFT_PARTS)
+
+    @property
+    def first_gap(self) -> Sum | None:
+        """From token 1 to token 2; None where the answer had one token."""
+        return self._sum("token_gap_ms", GAP_PARTS)
+
+    def milliseconds(self, name: str) -> float | None:
+        value = self.root.attributes.get(f"baton.{name}")
+        return float(value) if isinstance(value, int | float) else None
+
+    def _sum(self, whole: str, parts: Sequence[str]) -> Sum | None:
+        measured_ms = self.milliseconds(whole)
+        if not measured_ms:
+            return None
+        parts_ms = {part: self.milliseconds(part) or 0.0 for part in parts}
+        if not parts_ms.get("recovery_ms"):
+            parts_ms.pop("recovery_ms", None)  # hardly any request has one
+        return Sum(measured_ms, parts_ms)
+
+
+def read_spans(lines: Iterable[str]) -> list[Span]:
+    """Spans of a trace file. The last line may be half written, and is then left out."""
+    spans = []
+    for line in lines:
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        spans.append(
+            Span(
+                trace_id=content["trace_id"],
+                span_id=content["span_id"],
+                parent_span_id=content["parent_span_id"],
+                name=content["name"],
+                kind=content["kind"],
+                start_ns=content["start_ns"],
+                end_ns=content["end_ns"],
+                is_error=content["status"] == "error",
+                attributes=content["attributes"],
+            )
+        )
+    return spans
+
+
+def requests_in(spans: Iterable[Span]) -> list[RequestTrace]:
+    """The requests among the spans, by time of arrival. A root is the router's server span of a generation."""
+    spans = list(spans)
+    children: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        if span.parent_span_id is not None:
+            children.setdefault((span.trace_id, span.parent_span_id), []).append(span)
+    roots = [span for span in spans if span.kind == "server" and "baton.total_ms" in span.attributes]
+    return [
+        RequestTrace(root, sorted(children.get((root.trace_id, root.span_id), []), key=lambda span: span.start_ns))
+        for root in sorted(roots, key=lambda span: span.start_ns)
+    ]
+
+
+def report_lines(request: RequestTrace) -> list[str]:
+    """The request for a person: the two sums, time between tokens, a waterfall."""
+    root, attributes = request.root, request.root.attributes
+    tokens = f"{attributes.get('gen_ai.usage.input_tokens', 0)} tokens in"
+    tokens += f" ({attributes.get('gen_ai.usage.cache_read.input_tokens', 0)} cached)"
+    tokens += f", {attributes.get('gen_ai.usage.output_tokens', 0)} out"
+    ended = f", {_ending(attributes)}" if root.is_error else ""
+    lines = [
+        f"{root.name}  {tokens}, {root.duration_ms:.1f} ms{ended}",
+        f"  for `baton explain`: {_ids(root)}",
+        _sum_line("TTFT", request.ttft),
+        _sum_line("token 1 to 2", request.first_gap),
+    ]
+    between = [request.milliseconds(f"tbt_{name}_ms") for name in ("p50", "p99", "max")]
+    if None not in between:
+        p50, p99, longest = between
+        lines.append(f"  TBT           p50 {p50:.2f}  p99 {p99:.2f}  max {longest:.2f} ms")
+    return [*lines, *(_waterfall_line(root, stage) for stage in request.stages)]
+
+
+def _ids(root: Span) -> str:
+    """The request's ids: from its client or from us, where it came that far, and of its trace."""
+    request_id = root.attributes.get("gen_ai.response.id")
+    return f"trace {root.trace_id}" if request_id is None else f"{request_id}, or its trace {root.trace_id}"
+
+
+def _ending(attributes: Mapping[str, Any]) -> str:
+    """Such as `refused: queue_full`; of older traces the status."""
+    if "baton.outcome" not in attributes:
+        return f"ended {attributes.get('error.type', 'with an error')}"
+    return f"{attributes['baton.outcome']}: {attributes.get('baton.reason', '')}"
+
+
+def as_object(request: RequestTrace) -> dict[str, object]:
+    """The same for a program."""
+    return {
+        "trace_id": request.root.trace_id,
+        "request_id": request.root.attributes.get("gen_ai.response.id"),
+        "name": request.root.name,
+        "error": request.root.is_error,
+        "duration_ms": round_ms(request.root.duration_ms),
+        "ttft": _sum_object(request.ttft),
+        "token_gap": _sum_object(request.first_gap),
+        "tbt_ms": {name: _rounded(request.milliseconds(f"tbt_{name}_ms")) for name in ("p50", "p99", "max")},
+        "attributes": round_milliseconds(request.root.attributes),
+        "stages": [
+            {
+                "name": stage.name,
+                "start_ms": round_ms((stage.start_ns - request.root.start_ns) / 1e6),
+                "duration_ms": round_ms(stage.duration_ms),
+                "attributes": round_milliseconds(stage.attributes),
+            }
+            for stage in request.stages
+        ],
+    }
+
+
+def _sum_line(name: str, whole: Sum | None) -> str:
+    if whole is None:
+        return f"  {name:<13} -"
+    parts = " + ".join(f"{part.removesuffix('_ms').replace('_', ' ')} {ms:.2f}" for part, ms in whole.parts_ms.items())
+    return f"  {name:<13} {whole.measured_ms:.2f} ms = {parts}  ({_verdict(whole)})"
+
+
+def _verdict(whole: Sum) -> str:
+    off_ms = abs(whole.deviation_ms)
+    if whole.holds:
+        return f"adds up to within {off_ms:.1f} ms"
+    return f"{off_ms:.1f} ms unaccounted for" if whole.deviation_ms < 0 else f"{off_ms:.1f} ms counted twice"
+
+
+def _sum_object(whole: Sum | None) -> dict[str, object] | None:
+    if whole is None:
+        return None
+    return {
+        "measured_ms": round_ms(whole.measured_ms),
+        "parts_ms": round_milliseconds(whole.parts_ms),
+        "deviation_ms": round_ms(whole.deviation_ms),
+        "holds": whole.holds,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round_ms(value)
+
+
+def _waterfall_line(root: Span, stage: Span) -> str:
+    """A bar as long and as late as the stage, on a scale of the whole request; at least one mark."""
+    whole_ns = max(1, root.end_ns - root.start_ns)
+    begin = min(WATERFALL_COLUMNS - 1, max(0, (stage.start_ns - root.start_ns) * WATERFALL_COLUMNS // whole_ns))
+    length = max(
+        1, min(WATERFALL_COLUMNS - begin, round((stage.end_ns - stage.start_ns) * WATERFALL_COLUMNS / whole_ns))
+    )
+    bar = " " * begin + "#" * length
+    return f"    {stage.name:<18} {stage.duration_ms:>9.2f} ms |{bar:<{WATERFALL_COLUMNS}}|{_note(stage)}"
+
+
+def _note(stage: Span) -> str:
+    attributes = stage.attributes
+    if stage.name == "prefill.fetch":
+        return f" {attributes['baton.fetch.tokens']} tokens, {attributes['baton.fetch.bytes'] / 2**20:.2f} MiB"
+    if stage.name == "attempt":
+        return _attempt_note(attributes)
+    if stage.name == "decode" and attributes.get("baton.stalls"):
+        return f" {attributes['baton.stalls']} stalls, the longest {attributes['baton.tbt_max_ms']:.0f} ms"
+    if stage.name != "kv.transfer":
+        return ""
+    parts = [f"{attributes.get('baton.transfer.bytes', 0) / 2**20:.2f} MiB by {attributes['baton.transfer.transport']}"]
+    if "baton.transfer.gb_per_s" in attributes:
+        parts.append(f"{attributes['baton.transfer.gb_per_s']:.2f} GB/s")
+    if "baton.transfer.overlapped_share" in attributes:
+        parts.append(f"{attributes['baton.transfer.overlapped_share']:.0%} hidden behind prefill")
+    return " " + ", ".join(parts)
+
+
+def _attempt_note(attributes: Mapping[str, Any]) -> str:
+    given = {name.removeprefix("baton.attempt."): value for name, value in attributes.items()}
+    way = f"{given['prefill']} -> {given['decode']}" if "prefill" in given else given["decode"]
+    choice = f", choice {given['choice']}" if "choice" in given else ""
+    begins = f", from token {given['first_token'] + 1} on" if given["first_token"] else ""
+    waited = f", the client waited {given['stood_still_ms']:.0f} ms for it" if "stood_still_ms" in given else ""
+    failed = f"; {given['failed_worker']} failed: {given['failure']}, {given['message']}" if "failure" in given else ""
+    return f" {given['number']}: {way}{choice}{begins}{waited}{failed}"
 
 
 def show_traces(file: str | None, last: int, as_json: bool) -> int:

@@ -1,33 +1,132 @@
-"""`baton up`: from options to a running service on this machine, until a signal ends it."""
+"""`baton up`: from options and variables to a running service on this machine, until a signal ends it.
+
+A process reads BATON_X where it is given no flag --x, and `up` gives its processes flags. So each option of `up` reads
+the variable of its name too (`options.VARIABLES_PREFIX`), and variables that `up` decides by itself may not be set.
+"""
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.core_plan import plan_cores
-from cli.devices import DeviceChoice, Machine, inspect_machine
-from cli.errors import CommandFailed
-from cli.http_ports import choose_http_ports, is_free, require_free
-from cli.model_source import ModelSource, find_adapters, find_model, has_chat_template
-from cli.options import DEFAULT_TARGET, TARGET_VARIABLE
-from cli.paths import ROOT, RUNTIME
-from cli.process_plan import LOOPBACK, Exposure, UpSettings, plan_processes
-from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
-from cli.readiness import NotReady, wait_until_serving, waiting_for
-from cli.ready_hint import ready_lines, script_command
-from cli.redis_source import RedisSource, choose_redis
-from cli.sizes import format_bytes
-from cli.supervisor import StartupFailed, Supervisor
-from cli.trace_files import begin_trace_file, chosen_collector
-from cli.variables import refuse_overridden
-from client import AsyncAdminClient, BatonClientError, RetryPolicy
-from router.exposure import too_open
-from service.redis_server import free_port
+from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
+from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
+from baton.cli.trace import begin_trace_file, chosen_collector
+from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
+from baton.launch.core_plan import plan_cores
+from baton.launch.devices import DeviceChoice, Machine, inspect_machine
+from baton.launch.errors import CommandFailed
+from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
+from baton.launch.paths import ROOT, RUNTIME
+from baton.launch.process_plan import (
+    LOOPBACK,
+    Exposure,
+    UpSettings,
+    choose_http_ports,
+    is_free,
+    plan_processes,
+    require_free,
+    router_ports,
+)
+from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
+from baton.launch.redis_source import RedisSource, choose_redis
+from baton.launch.supervisor import StartupFailed, Supervisor
+from baton.router.config import too_open
+from baton.service.registry.redis_server import free_port
+
+
+def ready_lines(settings: UpSettings, command: str, default_target: str, chats: bool) -> list[str]:
+    """`default_target`: the target of the other commands without --target. `chats`: the model has a chat template."""
+    target, admin = router_target(settings), f"{LOOPBACK}:{settings.admin_port}"
+    host = target.rpartition(":")[0]
+    scheme = "http" if settings.exposure.tls_cert is None else "https"
+    lines = [
+        f"  endpoint  {target}   (gRPC, baton.v1.BatonService)",
+        f"  HTTP      {scheme}://{host}:{settings.http_ports[0]}/v1   (OpenAI's API)",
+        f"  admin     {admin}",
+    ]
+    for number, (public_port, admin_port) in enumerate(router_ports(settings)[1:], 2):
+        http_port = settings.http_ports[number - 1]
+        lines.append(f"  router {number}  {host}:{public_port}, HTTP {http_port}, admin {LOOPBACK}:{admin_port}")
+    elsewhere = "" if target == default_target else f" --target {target}"
+    question = "chat 'What is a block table?'" if chats else "generate 'Once upon a time' --max-tokens 32"
+    found = elsewhere if admin == admin_target_of(target) else f" --admin {admin}"
+    return [
+        *lines,
+        f"  try       {_variables(settings)}{command} {question}{elsewhere}",
+        f"            {command} status{found}",
+    ]
+
+
+def router_target(settings: UpSettings) -> str:
+    """host:port of the first router for a client on this machine: one cannot connect to an address for listening
+    everywhere.
+    """
+    host = LOOPBACK if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
+
+
+def script_command(root: Path, current: Path) -> str:
+    """How the user calls `baton` from the folder `current`."""
+    return "./baton" if root == current else shlex.quote(str(root / "baton"))
+
+
+def _variables(settings: UpSettings) -> str:
+    """A key is only in the hands of its user. The certificate vouches for itself, under any authority."""
+    given = [f"{API_KEY_VARIABLE}=..."] if settings.exposure.api_keys is not None else []
+    if settings.exposure.tls_cert is not None:
+        given.append(f"{TLS_CA_VARIABLE}={shlex.quote(str(settings.exposure.tls_cert.absolute()))}")
+    return "".join(f"{variable} " for variable in given)
+
+
+def refuse_overridden(
+    specs: Sequence[ProcessSpec], environment: Mapping[str, str], own_options: Collection[str]
+) -> None:
+    """`own_options`: those of `up`, by name, which have read their variables themselves.
+
+    Raises: CommandFailed.
+    """
+    read = {variable_of(name) for name in own_options}
+    for spec in specs:
+        for flag, value in given_flags(spec):
+            variable = variable_of(flag)
+            wanted = environment.get(variable)
+            if wanted and variable not in read and wanted != value:
+                given = flag if value is None else f"{flag} {value}"
+                raise CommandFailed(
+                    f"{variable} is {wanted!r}, but `up` itself starts {spec.name} with {given}; unset the variable, "
+                    "or start the processes yourself (docs/deployment.md)"
+                )
+
+
+def separated(given: Sequence[str], name: str, environment: Mapping[str, str]) -> Sequence[str]:
+    """Values of an option that may be given several times. A variable has commas between them, as processes read it;
+    it comes split at white space.
+    """
+    text = environment.get(variable_of(name), "")
+    return text.split(",") if text and list(given) == text.split() else given
+
+
+def variable_of(flag: str) -> str:
+    """Of a flag, or of an option's name."""
+    return f"{VARIABLES_PREFIX}_{flag.removeprefix('--').replace('-', '_').upper()}"
+
+
+def given_flags(spec: ProcessSpec) -> Iterator[tuple[str, str | None]]:
+    """Each flag of one of our processes, and its value if it has one."""
+    arguments = spec.command[spec.command.index("-m") + 2 :]
+    for place, flag in enumerate(arguments):
+        if flag.startswith("--"):
+            following = arguments[place + 1] if place + 1 < len(arguments) else "--"
+            yield flag, None if following.startswith("--") else following
+
 
 STATUS_TIMEOUT_S = 1.0
 

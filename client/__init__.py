@@ -9,22 +9,25 @@ The events do not depend on the workers that serve them. The client knows prefil
 `AdminClient.status`.
 """
 
-from client.async_client import AsyncAdminClient, AsyncBatonClient
-from client.cluster import (
+from baton.client.async_client import AsyncAdminClient, AsyncBatonClient
+from baton.client.cluster import (
     CacheView,
+    Candidate,
     ClusterStatus,
     EndedRequests,
+    ExplainedAttempt,
     Latency,
     Link,
     Load,
     PageCounts,
     PlannerStatus,
     Quantiles,
+    RequestExplanation,
     RequestTotals,
     RouterStatus,
     WorkerStatus,
 )
-from client.errors import (
+from baton.client.errors import (
     BatonClientError,
     Busy,
     Cancelled,
@@ -37,11 +40,10 @@ from client.errors import (
     ServerError,
     Unavailable,
 )
-from client.explanation import Candidate, ExplainedAttempt, RequestExplanation
-from client.options import GenerateOptions
-from client.retry import RetryPolicy
-from client.sync_client import AdminClient, BatonClient
-from client.types import (
+from baton.client.requests import GenerateOptions
+from baton.client.retry import RetryPolicy
+from baton.client.sync_client import AdminClient, BatonClient
+from baton.client.types import (
     Alternative,
     Choice,
     Completion,

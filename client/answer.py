@@ -8,8 +8,8 @@ and with no other.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from client.errors import ProtocolError
-from client.types import (
+from baton.client.errors import ProtocolError
+from baton.client.types import (
     Choice,
     Completion,
     Delta,

@@ -7,17 +7,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from client import requests, responses
-from client.answer import completion_from
-from client.async_connection import AsyncConnection
-from client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
-from client.cluster import ClusterStatus, Role
-from client.explanation import RequestExplanation, explanation_from, role_number
-from client.options import GenerateOptions
-from client.recovery import Recovery
-from client.retry import RetryPolicy
-from client.types import Completion, Event, Message, Model
-from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+from baton.client import requests, responses
+from baton.client.answer import completion_from
+from baton.client.async_connection import AsyncConnection
+from baton.client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
+from baton.client.cluster import ClusterStatus, RequestExplanation, Role, explanation_from, role_number
+from baton.client.requests import GenerateOptions
+from baton.client.retry import Recovery, RetryPolicy
+from baton.client.types import Completion, Event, Message, Model
+from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 
 class _AsyncClient:

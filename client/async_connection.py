@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from client.channel import CHANNEL_OPTIONS, OPEN, Security, targets_of
-from client.errors import BatonClientError, Cancelled, Unavailable
-from client.recovery import Recovery
-from client.retry import Attempts, RetryPolicy
-from client.status_mapping import error_from_status
-from client.types import Event
+from baton.client.channel import CHANNEL_OPTIONS, OPEN, Security, targets_of
+from baton.client.errors import BatonClientError, Cancelled, Unavailable, error_from_status
+from baton.client.retry import Attempts, Recovery, RetryPolicy
+from baton.client.types import Event
 
 Metadata = tuple[tuple[str, str], ...]
 

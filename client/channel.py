@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from client.options import GenerateOptions
+from baton.client.requests import GenerateOptions
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from client.cluster import (
+from baton.client.cluster import (
     CacheView,
     ClusterStatus,
     EndedRequests,
@@ -17,8 +17,8 @@ from client.cluster import (
     RouterStatus,
     WorkerStatus,
 )
-from client.errors import ProtocolError
-from client.types import (
+from baton.client.errors import ProtocolError
+from baton.client.types import (
     Alternative,
     Delta,
     Event,
@@ -31,7 +31,7 @@ from client.types import (
     TokenLogprob,
     Usage,
 )
-from protos import admin_pb2, baton_pb2, report_pb2, session_pb2
+from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
 Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.ResumeResponse
 FINISH_REASONS = {

@@ -1,8 +1,17 @@
-"""When a failed call is made again: pure, given the time and a random number."""
+"""When a failed call is made again, and one streamed answer across failures. Pure, given time and a random number.
 
-from dataclasses import dataclass, replace
+Before its first message a call is simply made again. After that the stream is resumed, at the same router or another
+one of its cluster, behind the received tokens. A router that does not know the stream is sent the request with it.
+"""
 
-from client.errors import BatonClientError, Busy, Cancelled, Unavailable
+from dataclasses import dataclass, field, replace
+
+from baton.client.answer import Continuity
+from baton.client.errors import BatonClientError, Busy, Cancelled, ModelNotFound, ProtocolError, Unavailable
+from baton.client.requests import choices
+from baton.client.responses import Response, event_from
+from baton.client.types import Delta, Event, Finished, PromptPart, Started
+from baton.protos import baton_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +73,113 @@ def _asked_wait_s(error: BatonClientError) -> float | None:
             return after
         case _:
             return None
+
+
+Request = baton_pb2.GenerateRequest | baton_pb2.ChatRequest
+_PASSING = (None, "DRAINING", "NOT_READY")
+"""Reasons why a router is gone, or about to be, or not there yet; any other was found out by one that lives."""
+
+
+@dataclass(slots=True)
+class _Received:
+    token_ids: list[int] = field(default_factory=list)
+    text_bytes: int = 0
+    finished: bool = False
+
+
+class Recovery:
+    """`method` of BatonService and `message` are the call to be made next."""
+
+    def __init__(self, method: str, request: Request, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
+        self.method = method
+        self.message: Request | baton_pb2.ResumeRequest = request
+        self._request = request
+        self._policy = policy
+        self._attempts = Attempts(policy, timeout_s, now)
+        self._continuity = Continuity(choices(request))
+        self._started: Started | None = None
+        self._received: dict[int, _Received] = {}
+        self._prompt_tokens = 0
+        self._moved = True  # something came since the last failure
+        self._breaks = 0  # since something came
+        self._with_request = False
+
+    def remaining_s(self, now: float) -> float | None:
+        return self._attempts.remaining_s(now)
+
+    def take(self, response: Response) -> Event | None:
+        """The caller's event; None for the repeated beginning of a resumed stream. Raises: ProtocolError."""
+        event = event_from(response)
+        if self._started is not None and isinstance(event, Started):
+            self._check_same(self._started, event)
+            return None
+        self._continuity.accept(event)
+        self._moved = True
+        match event:
+            case Started():
+                self._started = event
+            case PromptPart():
+                self._prompt_tokens += len(event.token_ids)
+            case Delta():
+                received = self._received.setdefault(event.index, _Received())
+                received.token_ids += event.token_ids
+                received.text_bytes += len(event.text.encode())
+            case Finished():
+                self._received.setdefault(event.index, _Received()).finished = True
+        return event
+
+    @property
+    def is_whole(self) -> bool:
+        """Every choice has ended: a later failure loses nothing."""
+        return self._continuity.is_whole
+
+    def end(self) -> None:
+        """The stream ended with status OK. Raises: ProtocolError if it should not have."""
+        self._continuity.end()
+
+    def wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
+        """How long to wait before the next call, which is set here; None: there is none."""
+        if self._started is None:
+            return self._attempts.wait_s(error, now, uniform)
+        if not self._started.resume_token or self._policy.attempts == 1:
+            return None
+        if self._moved:
+            resumes = replace(self._policy, attempts=self._policy.resumes + 1)
+            self._attempts = Attempts(resumes, self._attempts.remaining_s(now), now)
+            self._moved, self._breaks = False, 0
+        wait_s = self._resume_wait_s(error, now, uniform)
+        self.method, self.message = "Resume", self._resume(self._started)
+        return wait_s
+
+    def _resume_wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
+        if isinstance(error, ModelNotFound) and not self._with_request:
+            self._with_request = True
+            return 0.0
+        if not isinstance(error, Unavailable | Busy | Cancelled):
+            return None
+        self._breaks += 1
+        if error.reason not in _PASSING and self._breaks >= self._policy.attempts:
+            return None
+        return self._attempts.wait_s(error, now, uniform)
+
+    def _resume(self, started: Started) -> baton_pb2.ResumeRequest:
+        message = baton_pb2.ResumeRequest(
+            request_id=started.request_id,
+            resume_token=started.resume_token,
+            prompt_tokens=self._prompt_tokens,
+            choices=[
+                baton_pb2.ReceivedChoice(
+                    index=index, token_ids=each.token_ids, text_bytes=each.text_bytes, finished=each.finished
+                )
+                for index, each in self._received.items()
+            ],
+        )
+        if self._with_request:
+            asked = message.generate if isinstance(self._request, baton_pb2.GenerateRequest) else message.chat
+            asked.MergeFrom(self._request)  # type: ignore[arg-type]
+            asked.request_id, asked.sampling.seed = started.request_id, started.seed
+        return message
+
+    def _check_same(self, first: Started, again: Started) -> None:
+        if first != again:
+            raise ProtocolError("the server resumed another answer")

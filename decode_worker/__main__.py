@@ -1,14 +1,14 @@
-""".venv/bin/python -m decode_worker: one decode worker, until SIGTERM."""
+""".venv/bin/python -m baton.decode_worker: one decode worker, until SIGTERM."""
 
 import gc
 import sys
 
 if __name__ == "__main__":
     gc.disable()  # all that is imported stays: looking through it again and again would take a fifth of the time
-    from decode_worker.config import DecodeConfig
-    from decode_worker.worker import main
-    from service.config import read_config_or_exit
+    from baton.service.config import read_config_or_exit
+    from baton.worker.decode.config import DecodeConfig
+    from baton.worker.decode.role import main
 
-    config = read_config_or_exit(DecodeConfig, ".venv/bin/python -m decode_worker")
+    config = read_config_or_exit(DecodeConfig, ".venv/bin/python -m baton.decode_worker")
     gc.enable()
     sys.exit(main(config))

@@ -1,19 +1,18 @@
 """One device's model and its pages. Knows no network, no other process and no protobuf.
 
-`from engine import LLM, AsyncLLM, SamplingParams` is for offline use; importing the package alone loads nothing.
+`from baton import LLM, AsyncLLM, SamplingParams` is for offline use; importing the package alone loads nothing.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.offline.async_llm import AsyncLLM
-    from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams
-    from engine.offline.llm import LLM
-    from engine.offline.lora import LoRARequest
-    from engine.offline.params import SamplingParams
-    from engine.offline.request_output import CompletionOutput, RequestOutput
-    from engine.offline.structured import StructuredOutputsParams
+    from baton.engine.offline.async_llm import AsyncLLM
+    from baton.engine.offline.beam_search import BeamSearchOutput, BeamSearchParams
+    from baton.engine.offline.llm import LLM
+    from baton.engine.offline.lora import LoRARequest
+    from baton.engine.offline.params import SamplingParams, StructuredOutputsParams
+    from baton.engine.offline.request_output import CompletionOutput, RequestOutput
 
 __all__ = [
     "LLM",
@@ -28,19 +27,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "engine.offline.llm",
-    "AsyncLLM": "engine.offline.async_llm",
-    "BeamSearchOutput": "engine.offline.beam_search",
-    "BeamSearchParams": "engine.offline.beam_search",
-    "LoRARequest": "engine.offline.lora",
-    "SamplingParams": "engine.offline.params",
-    "CompletionOutput": "engine.offline.request_output",
-    "RequestOutput": "engine.offline.request_output",
-    "StructuredOutputsParams": "engine.offline.structured",
+    "LLM": "baton.engine.offline.llm",
+    "AsyncLLM": "baton.engine.offline.async_llm",
+    "BeamSearchOutput": "baton.engine.offline.beam_search",
+    "BeamSearchParams": "baton.engine.offline.beam_search",
+    "LoRARequest": "baton.engine.offline.lora",
+    "SamplingParams": "baton.engine.offline.params",
+    "CompletionOutput": "baton.engine.offline.request_output",
+    "RequestOutput": "baton.engine.offline.request_output",
+    "StructuredOutputsParams": "baton.engine.offline.params",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+        raise AttributeError(f"module 'baton.engine' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -7,7 +7,7 @@ many tokens there are and how many samples are drawn from the last one's logits.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 
 UNKNOWN = 0  # stands for a token that is not drawn yet
 

@@ -11,24 +11,24 @@ from typing import NamedTuple
 
 import torch
 
-from engine.checkpoint_files import model_fingerprint
-from engine.config_file import read_model_config
-from engine.cuda_graphs import GraphSizes
-from engine.host_pool import HostPool
-from engine.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
-from engine.lora.adapters import AdapterSet
-from engine.model_config import DecoderConfig, ModelConfig, ModelError
-from engine.models.model import Model
-from engine.models.packed import packs
-from engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
-from engine.parallel.load import check_gpus, check_parallel
-from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
-from engine.pool_size import size_pool
-from engine.quantization.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
-from engine.quantization.sizes import loaded_bytes
-from engine.runner import Runner
-from engine.weights import load_model
-from kernels.kv_pages import QUANTISED
+from baton.engine.config.config_file import read_model_config
+from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
+from baton.engine.kv_cache.sizing import size_pool
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.models.model import Model
+from baton.engine.models.packed import packs
+from baton.engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
+from baton.engine.parallel.load import check_gpus, check_parallel
+from baton.engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
+from baton.engine.runner.cuda_graphs import GraphSizes
+from baton.engine.runner.runner import Runner
+from baton.engine.weights.files import model_fingerprint
+from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
+from baton.engine.weights.load import load_model
+from baton.engine.weights.sizes import loaded_bytes
+from baton.kernels.types import QUANTISED
 
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -65,7 +65,7 @@ class PreparedModel:
     weight_bytes: int  # in memory
     looked_up_bytes: int  # of those, an embedding that is not the head too: a step reads a few rows of it
     fingerprint: bytes  # 32 bytes over everything that two pools must share to exchange blocks
-    model: Model | None = None  # where its weights are loaded already, see engine/kv_memory.py
+    model: Model | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
     adapters: AdapterSet | None = None  # that `model` was loaded with
     ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
 

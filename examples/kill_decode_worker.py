@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from client import AdminClient
+from baton.client import AdminClient
 
 WAIT_S, POLL_S = 30.0, 0.1
 

@@ -9,29 +9,29 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
-from gateway.call import Call
-from gateway.chat import RENAMED as CHAT_NAMES
-from gateway.chat import Chat
-from gateway.completions import RENAMED as COMPLETION_NAMES
-from gateway.completions import Completions
-from gateway.endpoint import Endpoint, Transport
-from gateway.messages.chat import ChatRequest
-from gateway.messages.completions import CompletionRequest
-from gateway.messages.responses import ResponseRequest
-from gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from gateway.openapi import openapi_document
-from gateway.operations import Operations, Query, Unknown, installed_version
-from gateway.page.files import file_answers
-from gateway.page.state import PATH as STATE_PATH
-from gateway.page.state import PageState
-from gateway.problem import Renamed
-from gateway.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
-from gateway.responses import RENAMED as RESPONSE_NAMES
-from gateway.responses import Responses
-from gateway.simple import GENERATE_NAMES, TOKENIZER_NAMES, Simple
-from router.dispatcher import Dispatcher
-from router.readiness import Readiness
-from router.request import Operation
+from baton.gateway.http.call import Call
+from baton.gateway.http.endpoint import Endpoint, Transport
+from baton.gateway.http.problem import Renamed
+from baton.gateway.http.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.messages.completions import CompletionRequest
+from baton.gateway.messages.responses import ResponseRequest
+from baton.gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from baton.gateway.page.files import file_answers
+from baton.gateway.page.state import PATH as STATE_PATH
+from baton.gateway.page.state import PageState
+from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
+from baton.gateway.routes.chat import Chat
+from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.gateway.routes.completions import Completions
+from baton.gateway.routes.openapi import openapi_document
+from baton.gateway.routes.operations import Operations, Query, Unknown, installed_version
+from baton.gateway.routes.responses import RENAMED as RESPONSE_NAMES
+from baton.gateway.routes.responses import Responses
+from baton.gateway.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, Simple
+from baton.router.dispatcher import Dispatcher
+from baton.router.readiness import Readiness
+from baton.router.types.request import Operation
 
 STREAMED = {
     "/v1/completions": EVENT_STREAM,

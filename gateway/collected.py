@@ -5,10 +5,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.answer import ChoiceFinished, Delta, FinishReason
-from router.events import TokenLogprob
-from router.prompt_echo import PromptPart
-from router.response import Finished, ResponseEvent, Started, Summary, Usage
+from baton.router.types.events import TokenLogprob
+from baton.router.types.response import (
+    ChoiceFinished,
+    Delta,
+    Finished,
+    FinishReason,
+    PromptPart,
+    ResponseEvent,
+    Started,
+    Summary,
+    Usage,
+)
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 

@@ -1,7 +1,7 @@
 """Configuration of a router that speaks HTTP too."""
 
-from router.config import RouterConfig
-from service.config import ByteSize, Field
+from baton.router.config import RouterConfig
+from baton.service.config import ByteSize, Field
 
 
 class GatewayConfig(RouterConfig):

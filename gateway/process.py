@@ -7,24 +7,24 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.app import STREAMED, make_app
-from gateway.body import BodyReader
-from gateway.cluster_metrics import ClusterMetrics
-from gateway.config import GatewayConfig
-from gateway.endpoint import Transport
-from gateway.guard import Guard
-from gateway.page.recent import RecentRequests
-from gateway.page.state import PageState
-from gateway.parser import Parser
-from gateway.request_metrics import RequestMetrics
-from gateway.server import HttpLimits, HttpServer
-from gateway.stream_metrics import StreamMetrics
-from router.outcomes import end_of
-from router.process import RouterProcess
-from service.errors import BatonError
-from service.helper import Helper
-from service.server import Running
-from service.telemetry import Telemetry
+from baton.gateway.app import STREAMED, make_app
+from baton.gateway.config import GatewayConfig
+from baton.gateway.http.body import BodyReader
+from baton.gateway.http.endpoint import Transport
+from baton.gateway.http.guard import Guard
+from baton.gateway.http.server import HttpLimits, HttpServer
+from baton.gateway.metrics.cluster import ClusterMetrics
+from baton.gateway.metrics.requests import RequestMetrics
+from baton.gateway.metrics.streams import StreamMetrics
+from baton.gateway.page.recent import RecentRequests
+from baton.gateway.page.state import PageState
+from baton.gateway.parsing.parser import Parser
+from baton.router.process import RouterProcess
+from baton.router.trace.record import end_of
+from baton.service.errors import BatonError
+from baton.service.helper import Helper
+from baton.service.serving.server import Running
+from baton.service.telemetry.spans import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class GatewayProcess(RouterProcess):
         self.tracer.observers += [requests.observe, recent.observe]
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
-        self._parser = Parser(Helper("gateway.parse_process"))
+        self._parser = Parser(Helper("baton.gateway.parsing.parse_process"))
         transport = Transport(bodies, self._parser, config.http_stall_s)
         routes = make_app(self.dispatcher, self.readiness, metrics, page, transport, lambda: self._grpc_port)
         app = Guard(routes, self.access, config.http_stall_s, self._refused)

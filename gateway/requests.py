@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.call import Call
-from gateway.messages.chat import ChatMessage, ChatRequest, Tool
-from gateway.messages.completions import CompletionRequest
-from gateway.messages.responses import InputMessage, ResponseRequest
-from gateway.messages.sampling import RequestFields, SamplingFields
-from gateway.messages.simple import GenerateRequest
-from gateway.problem import refused
-from gateway.structure import structure_of
-from gateway.tool_choice import ToolUse
-from router.request import (
+from pydantic import BaseModel
+
+from baton.gateway.http.call import Call
+from baton.gateway.http.problem import Renamed, refused
+from baton.gateway.messages.chat import ChatMessage, ChatRequest, Tool
+from baton.gateway.messages.completions import CompletionRequest
+from baton.gateway.messages.responses import InputMessage, ResponseRequest
+from baton.gateway.messages.sampling import RequestFields, SamplingFields
+from baton.gateway.messages.simple import GenerateRequest
+from baton.gateway.structure import asked_forms, structure_of
+from baton.gateway.tools.choice import ToolUse
+from baton.generation.structured.output import StructuredOutput
+from baton.router.types.request import (
     ChatPrompt,
     GenerationRequest,
     Message,
@@ -23,7 +26,6 @@ from router.request import (
     TokenPrompt,
     ToolCall,
 )
-from structured.output import StructuredOutput
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
@@ -212,3 +214,16 @@ def _texts(given: str | Sequence[str] | None) -> Sequence[str]:
 
 def _or(given: int | None, otherwise: int) -> int:
     return otherwise if given is None else given
+
+
+def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
+    """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
+    names = dict(renamed)
+    match message:
+        case ChatRequest():
+            names["json_schema"] = "tools"  # where no form is asked for, a function is forced
+            if message.reasoning_effort is not None:
+                names[f"template_options.{EFFORT}"] = "reasoning_effort"
+        case ResponseRequest():
+            names[f"template_options.{EFFORT}"] = "reasoning.effort"
+    return names | {asked.form.kind.value: asked.field for asked in asked_forms(message)}

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from gateway.messages.chat import ChatRequest
-from gateway.messages.completions import CompletionRequest
-from gateway.messages.responses import ResponseRequest
-from gateway.messages.structure import (
+from baton.gateway.http.problem import refused
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.messages.completions import CompletionRequest
+from baton.gateway.messages.responses import ResponseRequest
+from baton.gateway.messages.structure import (
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchemaFormat,
@@ -17,8 +18,7 @@ from gateway.messages.structure import (
     StructureFields,
     TextFormat,
 )
-from gateway.problem import refused
-from structured.output import StructuredKind, StructuredOutput
+from baton.generation.structured.output import StructuredKind, StructuredOutput
 
 
 class AskedForm(NamedTuple):

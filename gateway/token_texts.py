@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from router.events import TokenLogprob
-from router.prompt_echo import PromptPart
+from baton.router.types.events import TokenLogprob
+from baton.router.types.response import PromptPart
 
 _LEAST = -9999.0
 """In place of minus infinity, which JSON does not have."""

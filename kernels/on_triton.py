@@ -30,4 +30,4 @@ def on_the_interpreter() -> Iterator[None]:
 @functools.cache
 def _launchers() -> ModuleType:
     """Loaded at first use: on a CPU there may be no Triton."""
-    return importlib.import_module("kernels.triton.launchers")
+    return importlib.import_module("baton.kernels.triton.launchers")

@@ -1,4 +1,4 @@
-"""Weights laid out once for kernels/packed_linear.py.
+"""Weights laid out once for kernels/linear.py.
 
 bfloat16 weights take half the memory of float32 and lose nothing where they were bfloat16 already. int8 weights have a
 scale per output; each row of inputs is rounded to 8 bits too, with a scale of its own (W8A8, as in arXiv:2211.10438).
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.check import check_dtype, check_shape
+from baton.kernels.types import check_dtype, check_shape
 
 PANEL = 32  # outputs side by side
 MOST_GROUP_INPUTS = 256

@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from kernels.expert_weight import ExpertWeight, SortedPairs
-from kernels.kv_pages import KvLayer, KvPages
-from kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
-from kernels.quantise_kv import dequantise, quantise
-from kernels.quantised_weight import QuantisedWeight
-from kernels.sampled import Sampled, Survey
-from kernels.scoring import Scoring
+from baton.kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
+from baton.kernels.types import (
+    ExpertWeight,
+    KvLayer,
+    KvPages,
+    QuantisedWeight,
+    Sampled,
+    Scoring,
+    SortedPairs,
+    Survey,
+    dequantise,
+    quantise,
+)
 
 if TYPE_CHECKING:
-    from kernels.rotate_and_store import HeadNorms
+    from baton.kernels.pages import HeadNorms
 
 KEYS, VALUES = 0, 1
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kvtransfer.parts import Storage, parts_of
-from kvtransfer.slices import PoolShape
+from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 
 WORD_BYTES = 8
 MODULUS = 1 << 64

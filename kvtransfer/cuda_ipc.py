@@ -1,15 +1,338 @@
-"""Pools on GPUs shared by CUDA's inter-process handles: the part that needs a GPU, and nothing else."""
+"""Pools on GPUs shared by CUDA's inter-process handles.
 
+Signatures as in cuda.h; the driver keeps old ones for ever, so that any libcuda.so.1 of version 12 or later will do.
+"""
+
+import ctypes
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from kvtransfer.cuda_driver import CudaDriver, CudaError
-from kvtransfer.description import DeviceMemoryHandle
-from kvtransfer.device_memory import AddressSpan
-from kvtransfer.errors import CopyBroken, PeerUnreachable, SharedMemoryUnavailable
+from baton.kvtransfer.description import DeviceMemoryHandle
+from baton.kvtransfer.slices import EachPart, MappedTransport, PoolShape, Span
+from baton.kvtransfer.transport import CopyBroken, LinkRate, PeerUnreachable, SharedMemoryUnavailable, Transport
+
+SUCCESS = 0
+IPC_HANDLE_BYTES = 64
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
+SOURCE_IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+PREFER_OVERLAP_WITH_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+
+
+class CudaError(Exception):
+    """A call of the driver failed."""
+
+
+class Allocation(NamedTuple):
+    base: int
+    size_bytes: int
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES),)
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _CopyAttributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("destination_hint", _Location),
+        ("flags", ctypes.c_uint),
+    )
+
+
+class _CopySide(ctypes.Structure):
+    """Half of CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("x", ctypes.c_size_t),
+        ("y", ctypes.c_size_t),
+        ("type", ctypes.c_uint),
+        ("host", ctypes.c_void_p),
+        ("device", ctypes.c_ulonglong),
+        ("array", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t),
+    )
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D: 16 words in all."""
+
+    _fields_ = (
+        ("source", _CopySide),
+        ("destination", _CopySide),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+class CudaDriver:
+    """Bound to one device, whose primary context, the one torch uses, is current during each call."""
+
+    def __init__(self, device_index: int) -> None:
+        """Raises: CudaError, also where there is no driver."""
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise CudaError(str(error)) from error
+        self._call("cuInit", ctypes.c_uint(0))
+        device, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(device_index))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+
+    @property
+    def copies_batches(self) -> bool:
+        return hasattr(self._library, "cuMemcpyBatchAsync_v2")  # CUDA 13
+
+    def allocation_of(self, address: int) -> Allocation:
+        base, size = ctypes.c_ulonglong(), ctypes.c_size_t()
+        with self._current():
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_ulonglong(address))
+        return Allocation(base.value, size.value)
+
+    def export(self, base: int) -> bytes:
+        """CUipcMemHandle of a whole allocation."""
+        handle = _IpcHandle()
+        with self._current():
+            self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_ulonglong(base))
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        if len(handle) != IPC_HANDLE_BYTES:
+            raise CudaError(f"a handle has {IPC_HANDLE_BYTES} bytes, not {len(handle)}")
+        address = ctypes.c_ulonglong()
+        with self._current():
+            self._call(
+                "cuIpcOpenMemHandle_v2",
+                ctypes.byref(address),
+                _IpcHandle.from_buffer_copy(handle),
+                ctypes.c_uint(LAZY_PEER_ACCESS),
+            )
+        return address.value
+
+    def close(self, address: int) -> None:
+        with self._current():
+            self._call("cuIpcCloseMemHandle", ctypes.c_ulonglong(address))
+
+    def copy(self, source: int, destination: int, nbytes: int, stream: int) -> None:
+        with self._current():
+            self._call(
+                "cuMemcpyDtoDAsync_v2",
+                ctypes.c_ulonglong(destination),
+                ctypes.c_ulonglong(source),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
+
+    def copy_rows(
+        self, source: int, destination: int, rows: int, width: int, pitches: tuple[int, int], stream: int
+    ) -> None:
+        """`pitches`: of source and destination."""
+        source_pitch, destination_pitch = pitches
+        copy = _Copy2D(
+            _CopySide(type=DEVICE_MEMORY, device=source, pitch=source_pitch),
+            _CopySide(type=DEVICE_MEMORY, device=destination, pitch=destination_pitch),
+            width,
+            rows,
+        )
+        with self._current():
+            self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
+
+    def copy_batch(
+        self, sources: Sequence[int], destinations: Sequence[int], sizes: Sequence[int], stream: int
+    ) -> None:
+        """In no order; needs `copies_batches` and a stream other than the default one."""
+        count = len(sizes)
+        addresses, lengths = ctypes.c_ulonglong * count, ctypes.c_size_t * count
+        attributes = _CopyAttributes(source_order=SOURCE_IN_STREAM_ORDER, flags=PREFER_OVERLAP_WITH_COMPUTE)
+        first = ctypes.c_size_t(0)  # the attributes hold from the first copy on
+        with self._current():
+            self._call(
+                "cuMemcpyBatchAsync_v2",
+                addresses(*destinations),
+                addresses(*sources),
+                lengths(*sizes),
+                ctypes.c_size_t(count),
+                ctypes.byref(attributes),
+                ctypes.byref(first),
+                ctypes.c_size_t(1),
+                ctypes.c_void_p(stream),
+            )
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status != SUCCESS:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(status, ctypes.byref(text))
+            raise CudaError(f"{name}: {(text.value or b'unknown').decode()} ({status})")
+
+
+class AddressSpan(NamedTuple):
+    """As `Span`, between addresses of the device."""
+
+    source: int
+    destination: int
+    rows: int
+    width: int
+    source_pitch: int
+    destination_pitch: int
+
+
+class Device(Protocol):
+    """The interface of a driver. One thread at a time, but for `close_handle`."""
+
+    def open_handle(self, handle: bytes) -> int:
+        """Where memory that another process exported lies for us. Raises: PeerUnreachable."""
+
+    def close_handle(self, address: int) -> None:
+        """No copy reads it any more."""
+
+    def copy(self, spans: Sequence[AddressSpan]) -> None:
+        """Returns when the device reports that they have ended. Raises: CopyBroken, when none is under way any more."""
+
+    def scratch(self, nbytes: int) -> int:
+        """Address of memory of our own to copy into, good until the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPool:
+    address: int
+    size_bytes: int
+    first_part: int = 0  # the part that begins at `address`
+
+
+class DeviceMemory:
+    """A `MappedMemory`: opens each part of the peer's pool once, and closes it when no copy is reading.
+
+    Only our own code keeps us from writing the opened memory: devices have no read-only mapping. Blocks that are
+    copied into must be idle, on the device too: a block is freed only after the work that used it has ended.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        handles: Sequence[DeviceMemoryHandle],
+        source: PoolShape,
+        own: OwnPool,
+        own_shape: PoolShape,
+    ) -> None:
+        """Raises: PeerUnreachable."""
+        self._device = device
+        self._own_base = own.address - own.first_part * own_shape.part_bytes
+        self._part_bytes = source.part_bytes
+        self._lock = threading.Lock()
+        self._copying = self._closed = False
+        self._opened: list[int] = []
+        self._parts: list[int] = []
+        try:
+            for part in handles:
+                self._opened.append(device.open_handle(part.handle))
+                self._parts.append(self._opened[-1] + part.offset_bytes)
+        except PeerUnreachable:
+            self._let_go()
+            raise
+
+    def copy(self, spans: Sequence[Span]) -> None:
+        """Raises: PeerUnreachable (closed), CopyBroken."""
+        self._run([self._addressed(span) for span in spans])
+
+    def measure(self, nbytes: int) -> LinkRate:
+        size = min(nbytes, self._part_bytes)
+        span = AddressSpan(self._parts[0], self._device.scratch(size), 1, size, size, size)
+        self._run([span])  # does the set-up of the first copy between two devices
+        started = time.monotonic()
+        self._run([span])
+        return LinkRate(size, time.monotonic() - started)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise ValueError("the peer's memory is closed already")
+            self._closed = True
+            if self._copying:
+                return  # the running copy lets go at its end
+        self._let_go()
+
+    def _addressed(self, span: Span) -> AddressSpan:
+        part, offset = divmod(span.source, self._part_bytes)
+        return AddressSpan(self._parts[part] + offset, self._own_base + span.destination, *span[2:])
+
+    def _run(self, spans: Sequence[AddressSpan]) -> None:
+        with self._lock:
+            if self._closed:
+                raise PeerUnreachable("the link to the peer was closed")
+            self._copying = True
+        try:
+            self._device.copy(spans)
+        finally:
+            with self._lock:
+                self._copying = False
+                last = self._closed
+            if last:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        while self._opened:
+            self._device.close_handle(self._opened.pop())
+
+
+class CudaIpcTransport(MappedTransport):
+    """Between workers on the GPUs of one host, also two on one GPU."""
+
+    name = "cuda_ipc"
+
+    def __init__(
+        self,
+        device: Device,
+        handles: Sequence[DeviceMemoryHandle],
+        own_pool: OwnPool,
+        source: PoolShape,
+        own: PoolShape,
+        own_parts: Sequence[int] | None = None,
+    ) -> None:
+        """Raises: PeerUnreachable."""
+        super().__init__(DeviceMemory(device, handles, source, own_pool, own), source, own, own_parts)
+
+
+def cuda_ipc_transport(
+    parts: Sequence[torch.Tensor],
+    own: PoolShape,
+    handles: Sequence[DeviceMemoryHandle],
+    source: PoolShape,
+    device_of: Callable[[torch.device], Device],
+) -> Transport:
+    """Into each of our `parts`, by the device that it lies on. Raises: PeerUnreachable, and nothing stays open."""
+    with ExitStack() as undo:
+        transports: list[Transport] = []
+        for rank, part in enumerate(parts):
+            pool = OwnPool(part.data_ptr(), part.numel(), first_part=rank)
+            transport = CudaIpcTransport(device_of(part.device), handles, pool, source, own, own_parts=[rank])
+            undo.callback(transport.close)
+            transports.append(transport)
+        undo.pop_all()
+    return transports[0] if len(transports) == 1 else EachPart(transports)
+
 
 logger = logging.getLogger(__name__)
 COPY_TIMEOUT_S = 30.0

@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvtransfer.description import NixlHandle
-from kvtransfer.errors import LinkBroken, PeerUnreachable, SharedMemoryUnavailable
-from kvtransfer.mapped import MappedTransport
-from kvtransfer.slices import PoolShape, Span
-from kvtransfer.transport import LinkRate
+from baton.kvtransfer.description import NixlHandle
+from baton.kvtransfer.slices import MappedTransport, PoolShape, Span
+from baton.kvtransfer.transport import LinkBroken, LinkRate, PeerUnreachable, SharedMemoryUnavailable
 
 Result = TypeVar("Result")
 READ_TIMEOUT_S = 10.0

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtransfer.checksum import BlockChecksum, Checksums
-from kvtransfer.errors import ChecksumDiffers
-from kvtransfer.transport import BlockPair, LinkRate, Transport
+from baton.kvtransfer.checksum import BlockChecksum, Checksums
+from baton.kvtransfer.transport import BlockPair, ChecksumDiffers, LinkRate, Transport
 
 Result = TypeVar("Result")
 

@@ -1,5 +1,14 @@
-"""A peer's pool in shared host memory, read with plain copies."""
+"""Pools in host memory: the owner writes, peers of the same host map them read-only and copy.
 
+the next token of an answer writes to hundreds of such pages: otherwise a decode step would pay for that.
+"""
+
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+import sys
 import time
 from collections.abc import Sequence
 
@@ -7,11 +16,167 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvtransfer.backing import map_in
-from kvtransfer.mapped import MappedTransport
-from kvtransfer.peer import PeerMemory
-from kvtransfer.slices import PoolShape, Span
-from kvtransfer.transport import LinkRate
+from baton.kvtransfer.description import SharedMemoryHandle
+from baton.kvtransfer.slices import MappedTransport, PoolShape, Span
+from baton.kvtransfer.transport import LinkRate, PeerUnreachable, SharedMemoryUnavailable
+
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, kernel 5.14; Python has no names for them
+
+logger = logging.getLogger(__name__)
+
+
+def back(storage: torch.Tensor) -> None:
+    """`storage`: uint8, one dimension, on the CPU; its contents stay. Takes up to a second per GiB, without the GIL.
+
+    Before anything is served: meanwhile threads that map or unmap memory wait. Where the kernel refuses, pages come as
+    they are used.
+    """
+    _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
+
+
+def map_in(memory: npt.NDArray[np.uint8]) -> None:
+    """Enters this process's mapping of memory that another process has backed, before it is read. 0.1 s per GiB."""
+    _populate(memory.ctypes.data, memory.size, MADV_POPULATE_READ)
+
+
+def _populate(address: int, nbytes: int, advice: int) -> None:
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if length > 0 and madvise(first, length, advice) != 0:
+        logger.info(
+            "the pool could not be allocated in advance, but is on first use: madvise: %s",
+            os.strerror(ctypes.get_errno()),
+        )
+
+
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, kernel 5.1; Python 3.11 has no name for it
+SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+WRITE_SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+
+
+class SharedPool:
+    """Bytes in a sealed memfd. The kernel refuses every other writable map, every write and change of size.
+
+    Where other processes of the owner are to write parts of it, they map them before `seal`: earlier maps stay
+    writable.
+
+    There is no name in /dev/shm that could be left behind: the memory goes with the last process that maps it.
+    """
+
+    def __init__(self, fd: int, mapping: mmap.mmap) -> None:
+        status = os.fstat(fd)
+        self._handle = SharedMemoryHandle(os.getpid(), fd, status.st_ino, status.st_size)
+        self._tensor: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
+
+    @classmethod
+    def create(cls, nbytes: int, sealed: bool = True) -> "SharedPool":
+        """`nbytes` of zeros. Not `sealed`: only its size is, until `seal`.
+
+        Raises SharedMemoryUnavailable where the system has no memfd or cannot seal it.
+        """
+        if nbytes < 1:
+            raise ValueError(f"a pool needs at least one byte, got {nbytes}")
+        if sys.platform != "linux":
+            raise SharedMemoryUnavailable("memory that peers can read but not write needs Linux")
+        try:
+            fd = os.memfd_create("baton-kv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise SharedMemoryUnavailable(f"memfd: {error.strerror}") from error
+        try:
+            os.ftruncate(fd, nbytes)
+            mapping = mmap.mmap(fd, nbytes)
+            # after the map: ours stays writable, every later one is refused
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (WRITE_SEALS if sealed else 0))
+        except OSError as error:
+            os.close(fd)
+            raise SharedMemoryUnavailable(f"a sealed memfd of {nbytes} bytes: {error.strerror}") from error
+        return cls(fd, mapping)
+
+    def seal(self) -> None:
+        """From now on no other writable map can be made. Raises SharedMemoryUnavailable where the kernel cannot."""
+        if fcntl.fcntl(self._handle.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
+            return
+        try:
+            fcntl.fcntl(self._handle.fd, fcntl.F_ADD_SEALS, WRITE_SEALS)
+        except OSError as error:
+            raise SharedMemoryUnavailable(f"the pool cannot be sealed: {error.strerror}") from error
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """All of it: uint8, one dimension, writable. Keeps the memory alive for as long as it is referenced."""
+        if self._tensor is None:
+            raise ValueError("the pool is closed")
+        return self._tensor
+
+    @property
+    def handle(self) -> SharedMemoryHandle:
+        """The handle for a peer's `open_peer`. Good until `close`."""
+        return self._handle
+
+    def close(self) -> None:
+        """No new peer can open the pool. The memory itself goes with the last tensor and the last peer's map."""
+        if self._tensor is None:
+            raise ValueError("the pool is closed already")
+        # The map is not closed but let go: torch does not stop an unmap under a tensor that is still in use.
+        self._tensor = None
+        os.close(self._handle.fd)
+
+
+class PeerMemory:
+    """A read-only map, numpy because torch knows no read-only tensor.
+
+    It outlives its owner's process: a read is stale then, and no owner is left to confirm it.
+    """
+
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        self._array: npt.NDArray[np.uint8] | None = array
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All of it: uint8, one dimension, not writable. Keeps the map alive for as long as it is referenced.
+
+        Raises PeerUnreachable once closed, which may happen while copies wait for their turn.
+        """
+        if self._array is None:
+            raise PeerUnreachable("the link to the peer was closed")
+        return self._array
+
+    def close(self) -> None:
+        """Unmaps as soon as no copy is reading."""
+        if self._array is None:
+            raise ValueError("the peer's memory is closed already")
+        self._array = None
+
+
+def open_peer(handle: SharedMemoryHandle) -> PeerMemory:
+    """Maps the pool that `handle` names. Raises PeerUnreachable: another transport has to be used."""
+    path = f"/proc/{handle.pid}/fd/{handle.fd}"
+    try:
+        # Non-blocking: were this not a memfd but a pipe, opening it would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise PeerUnreachable(f"{path}: {error.strerror}") from error
+    try:
+        _check_same_file(fd, handle)
+        mapping = mmap.mmap(fd, handle.size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise PeerUnreachable(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    return PeerMemory(np.frombuffer(mapping, dtype=np.uint8))
+
+
+def _check_same_file(fd: int, handle: SharedMemoryHandle) -> None:
+    """The process may have died and its number been given to another one. Raises PeerUnreachable, OSError."""
+    status = os.fstat(fd)
+    if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes):
+        raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the pool that was announced")
+    # Reading past the end of a file that shrank would kill this process (SIGBUS).
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not sealed")
+
 
 MAPPED_IN_BYTES = 2 << 30
 """So much of a peer's pool before its first copy, which takes 0.2 s; the rest as it is read, a fifth slower."""

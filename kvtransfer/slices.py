@@ -1,4 +1,4 @@
-"""The byte ranges to copy when tensor parallelism cuts two pools, alike or not. Pure arithmetic, knows no memory.
+"""The byte ranges to copy when tensor parallelism cuts two pools, alike or not, and the copies out of a pool in reach.
 
 A block is `[layer][k, v][kv_head]` of heads, so its rows `[layer][k, v]` can be cut between heads: each rank of a
 worker keeps the same heads of every row. A quantised head brings its scales along, since they lie within it.
@@ -6,10 +6,11 @@ worker keeps the same heads of every row. A quantised head brings its scales alo
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from kvtransfer.errors import BlockOutOfRange
-from kvtransfer.transport import BlockPair, split_runs
+import torch
+
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, LinkRate, Transport, split_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +105,76 @@ def _spans(
 
 def both_adjacent(left: BlockPair, right: BlockPair) -> bool:
     return right.source == left.source + 1 and right.destination == left.destination + 1
+
+
+Storage = torch.Tensor | tuple[torch.Tensor, ...]
+"""All parts, one after the other in one dimension of uint8; or each by itself."""
+
+
+def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
+    """Each part: uint8 `[part_bytes]`, not a copy. Raises: ValueError for another number of them."""
+    if isinstance(storage, torch.Tensor):
+        return storage[: shape.parts * shape.part_bytes].view(shape.parts, shape.part_bytes).unbind()
+    if len(storage) != shape.parts:
+        raise ValueError(f"{len(storage)} parts of a pool that has {shape.parts}")
+    return tuple(part[: shape.part_bytes] for part in storage)
+
+
+class EachPart:
+    """A `Transport` of one for each part of our pool, where those lie on different devices. Owns and closes them."""
+
+    def __init__(self, transports: Sequence[Transport]) -> None:
+        self.name = transports[0].name
+        self._transports = transports
+
+    def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
+        """Raises their exceptions; for blocks out of range before anything is copied."""
+        return sum(transport.copy(transfer_id, pairs) for transport in self._transports)
+
+    def measure(self, nbytes: int) -> LinkRate:
+        """Of the first: the others' are alike."""
+        return self._transports[0].measure(nbytes)
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+
+
+class MappedMemory(Protocol):
+    """A peer's pool beside our own. Its methods block, and bound their waiting."""
+
+    def copy(self, spans: Sequence[Span]) -> None:
+        """Returns when all of them have landed in our pool. Raises TransferError."""
+
+    def measure(self, nbytes: int) -> LinkRate:
+        """Reads at most so many of the peer's bytes, into no pool. Raises TransferError."""
+
+    def close(self) -> None:
+        """At any time, once; a copy that is running ends first or fails."""
+
+
+class MappedTransport:
+    """Owns `memory` and closes it. The pools may be cut into different numbers of parts."""
+
+    name: str
+
+    def __init__(
+        self, memory: MappedMemory, source: PoolShape, own: PoolShape, own_parts: Sequence[int] | None = None
+    ) -> None:
+        """`own_parts`: those that lie in our pool's memory; None: all."""
+        self._memory = memory
+        self._source = source
+        self._own = own
+        self._slices = plan_slices(source, own, own_parts)
+
+    def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
+        """Raises, before anything is copied: BlockOutOfRange; also PeerUnreachable (closed), CopyBroken."""
+        spans = list(plan_spans(pairs, self._slices, self._source, self._own))
+        self._memory.copy(spans)
+        return sum(span.rows * span.width for span in spans)
+
+    def measure(self, nbytes: int) -> LinkRate:
+        return self._memory.measure(nbytes)
+
+    def close(self) -> None:
+        self._memory.close()

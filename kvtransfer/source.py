@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from kvtransfer.checksum import BlockChecksum
-from kvtransfer.errors import UnknownTransfer
+from baton.kvtransfer.checksum import BlockChecksum
+from baton.kvtransfer.transport import UnknownTransfer
 
 Owner = TypeVar("Owner")  # to be released when a transfer has ended; never looked at
 FirstToken = TypeVar("FirstToken")  # handed through to the reader, never looked at

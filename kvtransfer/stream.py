@@ -8,10 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvtransfer.errors import BlockOutOfRange, CopyBroken
-from kvtransfer.parts import Storage, parts_of
-from kvtransfer.slices import PoolShape, plan_slices
-from kvtransfer.transport import BlockPair, LinkRate, split_runs
+from baton.kvtransfer.slices import PoolShape, Storage, parts_of, plan_slices
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyBroken, LinkRate, split_runs
 
 
 class BlockLink(Protocol):

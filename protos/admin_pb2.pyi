@@ -1,5 +1,5 @@
-from protos import report_pb2 as _report_pb2
-from protos import session_pb2 as _session_pb2
+from baton.protos import report_pb2 as _report_pb2
+from baton.protos import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

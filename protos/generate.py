@@ -5,6 +5,7 @@ newer protobuf that we run on. So it lives in a folder of its own, `.cache/proto
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,11 +32,13 @@ def generate(output: Path) -> None:
     """Write `protos/*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` under `output`."""
     install_tools()
     protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "protos").glob("*.proto"))]
-    # -I. makes the generated imports read `from protos import …`. -S hides our own, newer protobuf.
+    # The files are called `protos/…` in descriptors, whatever Python calls the package. -S hides our newer protobuf.
     command = [sys.executable, "-S", "-m", "grpc_tools.protoc", "-I."]
     outputs = [f"--{kind}_out={output}" for kind in ("python", "pyi", "grpc_python")]
     environment = {**os.environ, "PYTHONPATH": str(TOOLS_FOLDER)}
     subprocess.run([*command, *outputs, *protos], cwd=ROOT, env=environment, check=True, timeout=120)
+    for path in (output / "protos").glob("*_pb2*.py*"):
+        path.write_text(re.sub("^from protos import", "from baton.protos import", path.read_text(), flags=re.M))
 
 
 if __name__ == "__main__":

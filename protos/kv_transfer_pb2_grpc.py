@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import kv_transfer_pb2 as protos_dot_kv__transfer__pb2
+from baton.protos import kv_transfer_pb2 as protos_dot_kv__transfer__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__

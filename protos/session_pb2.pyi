@@ -1,6 +1,6 @@
-from protos import cache_pb2 as _cache_pb2
-from protos import report_pb2 as _report_pb2
-from protos import sampling_pb2 as _sampling_pb2
+from baton.protos import cache_pb2 as _cache_pb2
+from baton.protos import report_pb2 as _report_pb2
+from baton.protos import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

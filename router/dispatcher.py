@@ -7,28 +7,31 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from router.accounts import Accounts
-from router.adapters import choose_adapter, served_adapters
-from router.answer import ChoiceFinished, Delta
-from router.generation import Generation
-from router.key_limits import KeyMeters, Meter
-from router.outcomes import Reader
-from router.readiness import Readiness
-from router.refusals import RETRY_AFTER_S
-from router.request import GenerationRequest, Operation, PreparedRequest
-from router.request_record import RequestRecord
-from router.response import Finished, ResponseEvent, Started, Summary, Timings, Usage
-from router.resuming import TOKEN_CHARACTERS, ResumeRequest, check_names, check_received, without_told
-from router.scheduling import Scheduling
-from router.served_model import ChosenModel, ServedModel
-from router.streams import Beginning, Streams
-from router.tickets import Standing
-from router.timeline import stages
-from router.tracing import Tracer
-from router.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
-from router.worker import Adapter
-from service.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
-from service.trace_context import TraceContext, current_request_id, current_trace
+from baton.router.admission.key_limits import KeyMeters, Meter
+from baton.router.admission.queue import RETRY_AFTER_S, Standing
+from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
+from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
+from baton.router.readiness import Readiness
+from baton.router.request.resume import (
+    TOKEN_CHARACTERS,
+    Beginning,
+    ResumeRequest,
+    Streams,
+    check_names,
+    check_received,
+    without_told,
+)
+from baton.router.request.retry import Scheduling
+from baton.router.request.run import Generation
+from baton.router.trace.counts import Accounts
+from baton.router.trace.record import Reader, RequestRecord
+from baton.router.trace.spans import Tracer
+from baton.router.trace.timeline import stages
+from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
+from baton.router.types.response import ChoiceFinished, Delta, Finished, ResponseEvent, Started, Summary, Timings, Usage
+from baton.router.types.worker import Adapter
+from baton.service.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
 
 @dataclass(frozen=True, slots=True)

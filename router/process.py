@@ -7,45 +7,38 @@ import secrets
 import socket
 from collections.abc import Sequence
 
-from router import journal_wire
-from router.access import Access
-from router.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
-from router.admin_service import AdminServicer
-from router.admission import AdmissionLimits, AdmissionQueue
-from router.cluster import Cluster
-from router.config import RouterConfig
-from router.dispatcher import Dispatcher, DispatcherLimits
-from router.explaining import Explainer
-from router.exposure import warnings
-from router.fleet import Fleet
-from router.journal import Journal
-from router.key_limits import KeyMeters
-from router.latency import RecentLatency
-from router.placement import NoPrefillWorker, PlacementPolicy, Strategy
-from router.planner import Planner, PlannerTiming
-from router.readiness import Readiness
-from router.replicas import Replicas
-from router.role_planning import RolePlanning, SloTargets
-from router.scheduling import Scheduling
-from router.service import SERVICE_NAME, BatonServicer
-from router.session import SessionTiming
-from router.streams import Streams
-from router.tracing import Tracer
-from router.vetting import Vetting
-from service.grpc_options import PUBLIC_SERVER_OPTIONS
-from service.helper import Helper
-from service.redis_journal import RedisJournal
-from service.redis_shares import RedisShares
-from service.registry import (
-    Membership,
-    MembershipSource,
-    RedisRegistry,
-    RegistryUnavailable,
-    StaticMembership,
-    open_registry,
-)
-from service.server import Listener, Running
-from service.telemetry import Telemetry
+from baton.router.admin.explain import Explainer
+from baton.router.admin.service import SERVICE_NAME as ADMIN_SERVICE_NAME
+from baton.router.admin.service import AdminServicer
+from baton.router.admission.key_limits import KeyMeters
+from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
+from baton.router.config import RouterConfig, warnings
+from baton.router.dispatcher import Dispatcher, DispatcherLimits
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.peers import Replicas
+from baton.router.fleet.session import SessionTiming
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy, Strategy
+from baton.router.placement.planner import Planner, PlannerTiming
+from baton.router.public.access import Access
+from baton.router.public.service import SERVICE_NAME, BatonServicer
+from baton.router.public.vetting import Vetting
+from baton.router.readiness import Readiness
+from baton.router.request import journal as journal_wire
+from baton.router.request.journal import Journal
+from baton.router.request.resume import Streams
+from baton.router.request.retry import Scheduling
+from baton.router.roles import RolePlanning, SloTargets
+from baton.router.trace.counts import RecentLatency
+from baton.router.trace.spans import Tracer
+from baton.service.helper import Helper
+from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
+from baton.service.registry.redis_journal import RedisJournal
+from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
+from baton.service.registry.redis_shares import RedisShares
+from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
+from baton.service.serving.server import Listener, Running
+from baton.service.telemetry.spans import Telemetry
 
 logger = logging.getLogger(__name__)
 PLANNER_LEASE_MS = 3000
@@ -106,7 +99,7 @@ class RouterProcess:
             self.streams,
             meters,
         )
-        self.vetting = Vetting(Helper("router.vet_process"))
+        self.vetting = Vetting(Helper("baton.router.public.vet_process"))
         self._admin = AdminServicer(
             cluster,
             self._queue,

@@ -1,4 +1,6 @@
-"""When this router may serve: the workers that an answer takes are there, their model is loaded, a canary came back.
+"""When this router may serve: the workers are there, their model is loaded, a probe request came back.
+
+The way is prefill, transfer and decode, or a decode worker that computes the prompt itself.
 
 waiting for workers -> loading the tokenizer -> canary -> ready -> (no such workers left) -> waiting ...
 An answer takes a decode worker, and a prefill worker unless decode workers may compute prompts themselves. In that case
@@ -6,19 +8,76 @@ the first prefill worker may come later: then another canary goes through it, wh
 """
 
 import asyncio
+import itertools
 import logging
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
-from router import canary
-from router.cluster import Cluster
-from router.defaults import ModelFolderError
-from router.placement import NoPrefillWorker, PlacementPolicy
-from router.refusals import RETRY_AFTER_S
-from router.scheduling import Scheduling
-from router.served_model import ServedModel, load_served_model
-from router.worker import WorkerDescription, WorkerRole
-from service.errors import BatonError, Unavailable
+from baton.router.admission.queue import RETRY_AFTER_S
+from baton.router.model.defaults import ModelFolderError
+from baton.router.model.served_model import ServedModel, load_served_model
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy
+from baton.router.request.retry import Scheduling
+from baton.router.request.run import Generation
+from baton.router.trace.timeline import Timeline
+from baton.router.types.request import Operation, TokenPrompt, ValidRequest
+from baton.router.types.response import Delta
+from baton.router.types.worker import WorkerDescription
+from baton.service.errors import BatonError, Unavailable
+from baton.service.registry.worker_record import WorkerRole
+
+_TOKENS = 2  # the second one is decode's own
+
+
+class CanaryFailed(Exception):
+    """The path does not work, though its workers are there."""
+
+
+async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> Placement:
+    """Returns which way, once the request went all of it. Raises: CanaryFailed, BatonError."""
+    # One complete block and one token: KV of a whole block travels.
+    prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
+    token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))
+    valid = ValidRequest(
+        operation=Operation.GENERATE,
+        prompt=TokenPrompt(token_ids),
+        request_id="canary",
+        max_tokens=_TOKENS,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        stop=(),
+        stop_token_ids=(),
+        n=1,
+        cache_salt=f"canary-{secrets.token_hex(8)}",
+    )
+    now = time.monotonic()
+    timeline = Timeline(arrived_s=now)
+    generation = Generation(
+        await served.prepare(valid),
+        scheduling,
+        timeline,
+        served.tokenizer.detokenizer,
+        deadline_s=now + time_left_s,
+        is_usual=False,  # it is short, and may warm a worker up
+    )
+    tokens = 0
+    async for event in generation.events():
+        tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+    if tokens != _TOKENS:
+        raise CanaryFailed(f"{tokens} tokens came back, not {_TOKENS}")
+    placement = timeline.placement
+    if placement is None:
+        raise RuntimeError("a request that was answered was placed")
+    if placement.prefill is not None and timeline.landed is None:
+        raise CanaryFailed("the decode worker did not report the transfer")
+    return placement
+
 
 logger = logging.getLogger(__name__)
 
@@ -110,13 +169,13 @@ class Readiness:
             served = await self._load(description)
             self._detail = "the canary request is running"
             await self._sing(served)
-        except (ModelFolderError, BatonError, canary.CanaryFailed) as error:
+        except (ModelFolderError, BatonError, CanaryFailed) as error:
             await self._failed(str(error))
             return False
         return True
 
     async def _sing(self, served: ServedModel) -> None:
-        placement = await canary.sing(served, self._scheduling, _CANARY_S)
+        placement = await sing(served, self._scheduling, _CANARY_S)
         self._sung_through_prefill = placement.prefill is not None
         self._detail = ""
 
@@ -137,7 +196,7 @@ class Readiness:
             return
         try:
             await self._sing(self._served)
-        except (BatonError, canary.CanaryFailed) as error:
+        except (BatonError, CanaryFailed) as error:
             await self._failed(f"the canary request through a prefill worker failed: {error}")
 
     async def _failed(self, detail: str) -> None:

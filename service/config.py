@@ -1,7 +1,7 @@
 """One frozen configuration per process, from command-line flags and BATON_* variables. The only reader of either.
 
     class RouterConfig(ListenConfig, RegistryConfig, LogConfig): ...
-    config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m router")
+    config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m baton.router")
 
 Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Values are texts on both
 ways, and the field's type reads them.
@@ -18,7 +18,7 @@ try:
     from pydantic.fields import FieldInfo
     from pydantic_settings import BaseSettings, SettingsConfigDict
 except ModuleNotFoundError:  # on a machine that has only a worker's necessary packages
-    from service.plain_settings import (  # type: ignore[assignment, no-redef]
+    from baton.service.plain_settings import (  # type: ignore[assignment, no-redef]
         BaseSettings,
         BeforeValidator,
         ByteSize,
@@ -29,10 +29,10 @@ except ModuleNotFoundError:  # on a machine that has only a worker's necessary p
         model_validator,
     )
 
-from service.adapter_folder import AdapterFolder, parse_adapters
-from service.affinity import parse_cores
-from service.internal_tls import InternalTls
-from service.worker_record import WorkerRecord, parse_workers
+from baton.service.adapter_folder import AdapterFolder, parse_adapters
+from baton.service.affinity import parse_cores
+from baton.service.registry.worker_record import WorkerRecord, parse_workers
+from baton.service.security.tls import InternalTls
 
 __all__ = [
     "Adapters",

@@ -4,19 +4,17 @@ Threads do not suffice: most of the long work (parsing) keeps the interpreter's 
 """
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
-from service.helper_loop import LENGTH_BYTES, Buffer, frame
+from baton import child_environment
+from baton.service.helper_loop import LENGTH_BYTES, Buffer, frame
 
-ROOT = Path(__file__).parents[1]  # where our packages are found
 LIMIT_S = 20.0  # for one question
 START_S = 60.0  # more, for the first one, on a busy machine
 MAX_WAITING_BYTES = 64 << 20
@@ -97,14 +95,13 @@ class _Process:
     def _start(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
         """Raises: OSError."""
         ours, theirs = socket.socketpair()
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with theirs:
             popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", self._module],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
+                env=child_environment(),
                 start_new_session=True,
             )
         self._running = popen, ours

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from service.config import (
+from baton.service.config import (
     Adapters,
     ByteSize,
     Cores,
@@ -58,6 +58,8 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     core_use: Path | None = Field(
         None, description="file of one byte that says whether the --cores of this worker compute now"
     )
+    transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")
+    pair_timeout_s: float = Field(5.0, gt=0, description="longest time for pairing with another worker")
     transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"] = Field(
         "auto", description="transport of KV; auto: the fastest available. Any other value allows that one only"
     )

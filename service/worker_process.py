@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from service.registry import Registration, open_registry, take_epoch
-from service.server import Listener, Running
-from service.worker_config import WorkerConfig
-from service.worker_record import WorkerRecord, WorkerRole
+from baton.service.registry.membership import Registration, open_registry, take_epoch
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole
+from baton.service.serving.server import Listener, Running
+from baton.service.worker_config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
@@ -17,6 +17,9 @@ DRAIN_POLL_S = 0.05
 
 class Worker(Protocol):
     """The parts that differ between the workers: an engine that loads and stops, and a book of requests."""
+
+    on_role: Callable[[int], None]
+    """To be called with its epoch when another role serves."""
 
     @property
     def listener(self) -> Listener: ...

@@ -1,4 +1,4 @@
-""".venv/bin/python -m simulation: some seeds, one after the other; prints a JSON object a line.
+""".venv/bin/python -m baton.simulation: some seeds, one after the other; prints a JSON object a line.
 
 PYTHONHASHSEED must be fixed for a seed to be the same each time: `campaign.py` sees to it.
 """
@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Mapping
 
-from simulation.planted import PLANTS, planted
-from simulation.tally import Tally
-from simulation.world import Options, Result, run_seed
+from baton.simulation.campaign import Tally
+from baton.simulation.planted import PLANTS, planted
+from baton.simulation.world import Options, Result, run_seed
 
 TELL_EVERY_S = 1.0
 
@@ -61,7 +61,7 @@ def _show(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=".venv/bin/python -m simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m baton.simulation", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds")
     parser.add_argument("--stride", type=int, default=1, help="from one seed to the next")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router.block_hashing import block_hashes, root_hash
-from router.replay import POISON_DEATHS
-from simulation.client import End, History, wrong_answer
-from simulation.faults import Kind
-from simulation.host import FINGERPRINT, SimulatedHost
-from simulation.model import expected_answer, kv_numbers
+from baton.generation.block_hash import block_hashes, root_hash
+from baton.router.request.retry import POISON_DEATHS
+from baton.simulation.client import End, History, wrong_answer
+from baton.simulation.faults import Kind
+from baton.simulation.host import FINGERPRINT, SimulatedHost
+from baton.simulation.model import expected_answer, kv_numbers
 
 if TYPE_CHECKING:
-    from simulation.processes import Machine
-    from simulation.world import World
+    from baton.simulation.processes import Machine
+    from baton.simulation.world import World
 
 STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
 HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
@@ -62,7 +62,7 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # the limit that `router/poison.py` names: an innocent whose workers were killed three times
+        return None  # the limit that `router/request/retry.py` names: an innocent whose workers were killed three times
     return f"it failed with {history.cause}: {history.message}"
 
 

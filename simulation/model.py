@@ -1,4 +1,4 @@
-"""A model whose every token depends on all of the KV before it: stale, lost or repeated KV shows in the next one.
+"""A model whose every token depends on all of the KV before it, and its tokenizer: stale or lost KV shows.
 
 The KV of a token is one number, made of the token and of the KV of all tokens before it. "Attention" is a sum over
 them, weighted by position. `expected_answer` computes the same from tokens alone: it is the oracle.
@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from engine.uniform import uniform
+from baton.engine.sampling.uniform import uniform
 
 MASK = (1 << 64) - 1
 VOCABULARY = 257

@@ -6,16 +6,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-import worker.transfer_reader
-from decode_worker.answer import Answer
-from engine.mixed_state import TokenMade
-from engine.prefill_scheduler import PrefillScheduler
-from router import session_wire
-from router.best_of import BestOf
-from service.registry import Registration
-from simulation.calls import current_process
-from worker.pull import Certain, Progress
-from worker.transfer_reader import TransferReader
+import baton.worker.transfer.reader
+from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.router.fleet import wire as session_wire
+from baton.router.request.answer import BestOf
+from baton.service.registry.membership import Registration
+from baton.simulation.network.calls import current_process
+from baton.worker.decode.answer import Answer
+from baton.worker.transfer.reader import Certain, Progress, TransferReader
 
 
 def dropped_pin() -> AbstractContextManager[Any]:
@@ -89,7 +88,7 @@ def kept_unconfirmed() -> AbstractContextManager[Any]:
             await asyncio.sleep(period_s)
             certain.blocks = len(progress.source_blocks)
 
-    return patch.object(worker.transfer_reader, "keep_confirming", confirm)
+    return patch.object(baton.worker.transfer.reader, "keep_confirming", confirm)
 
 
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -8,25 +8,31 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
-from decode_worker.config import DecodeConfig
-from decode_worker.worker import DecodeWorker
-from prefill_worker.config import PrefillConfig
-from prefill_worker.worker import PrefillWorker
-from router.config import RouterConfig
-from router.process import RouterProcess
-from service.config import read_config
-from service.server import Running, serve
-from service.telemetry import NoTelemetry
-from service.worker_config import WorkerConfig
-from service.worker_process import WorkerProcess, take_worker_epoch
-from service.worker_record import WorkerRecord, WorkerRole
-from simulation.calls import Internet
-from simulation.copying import SharedMemories, SimulatedPullThread
-from simulation.host import FOLDER, SimulatedHost, prepared_model
-from simulation.loop import SimulatedLoop, SimulatedProcess, spawn
-from simulation.model import KvNumbers
-from simulation.redis import URL
-from simulation.runner import Pace, SimulatedRunner
+from baton.router.config import RouterConfig
+from baton.router.process import RouterProcess
+from baton.service.config import read_config
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole
+from baton.service.serving.server import Running, serve
+from baton.service.telemetry.spans import NoTelemetry
+from baton.service.worker_config import WorkerConfig
+from baton.service.worker_process import WorkerProcess, take_worker_epoch
+from baton.simulation.host import (
+    FOLDER,
+    Pace,
+    SharedMemories,
+    SimulatedHost,
+    SimulatedPullThread,
+    SimulatedRunner,
+    prepared_model,
+)
+from baton.simulation.model import KvNumbers
+from baton.simulation.network.calls import Internet
+from baton.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
+from baton.simulation.redis import URL
+from baton.worker.decode.config import DecodeConfig
+from baton.worker.decode.role import DecodeWorker
+from baton.worker.prefill.config import PrefillConfig
+from baton.worker.prefill.role import PrefillWorker
 
 PORT = 1
 DRAIN_S = 8.0

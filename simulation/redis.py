@@ -1,18 +1,19 @@
-"""Redis's keys for routers and workers, without Redis: they expire, and the scripts that our code would run.
+"""Redis's keys for routers and workers, and the routers' journal, without Redis: they expire.
 
 While it is `gone` every call fails, after a while. Emptied, it continues as a restarted server does.
 """
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from router.config import RouterConfig
-from service.redis_registry import TTL_MS, Announced
-from service.redis_shares import SHARE_TTL_MS
-from service.registry import RegistryUnavailable
-from service.worker_record import WorkerRecord
-from simulation.loop import SimulatedLoop
+from baton.router.config import RouterConfig
+from baton.router.request.journal import Change
+from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
+from baton.service.registry.redis_shares import SHARE_TTL_MS
+from baton.service.registry.worker_record import WorkerRecord
+from baton.simulation.network.loop import SimulatedLoop
 
 LONGEST_CALL_S = 0.5
 URL = "redis://simulated"
@@ -111,3 +112,41 @@ class SimulatedShares:
     async def close(self) -> None:
         if not self._redis.gone:
             self._redis.drop(self._key)
+
+
+class _Value(NamedTuple):
+    router_id: bytes
+    record: bytes
+
+
+class SimulatedJournal:
+    """One router's hand in it: a `JournalStore`."""
+
+    def __init__(self, redis: SimulatedRedis, router_id: bytes) -> None:
+        self._redis = redis
+        self._router_id = router_id
+
+    async def write(self, changes: Sequence[Change]) -> tuple[str, ...]:
+        """The keys of records that are another router's."""
+        await self._redis.answer()
+        return tuple(change.key for change in changes if not self._change(change))
+
+    async def read(self, key: str) -> bytes | None:
+        await self._redis.answer()
+        value: _Value | None = self._redis.get(f"journal:{key}")
+        return None if value is None else value.record
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _change(self, change: Change) -> bool:
+        """False: the record is another router's."""
+        key, ttl_s = f"journal:{change.key}", change.ttl_ms / 1e3
+        value: _Value | None = self._redis.get(key)
+        if value is not None and value.router_id != self._router_id and not change.seize:
+            return False
+        if change.value is not None:
+            self._redis.put(key, _Value(self._router_id, change.value), ttl_s)
+        elif value is not None and value.router_id == self._router_id:
+            self._redis.put(key, value, ttl_s)
+        return True

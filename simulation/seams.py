@@ -16,30 +16,33 @@ from unittest.mock import patch
 
 import grpc
 
-import engine.engine_loop
-import prefill_worker.loop
-import prefill_worker.worker
-import router.process
-import router.readiness
-import service.server
-import service.worker_process
-import worker.peers
-import worker.transfer_reader
-import worker.transfer_source
-from kvtransfer.checksum import SampledChecksums
-from prefill_worker.pace import Pace
-from router.admission import AdmissionQueue
-from router.explaining import Explainer
-from router.journal import Journal
-from router.replicas import Replicas
-from simulation.calls import Internet
-from simulation.copying import SharedMemories, SimulatedLink, SimulatedPullThread
-from simulation.engine_thread import SimulatedEngineThread
-from simulation.journal import SimulatedJournal
-from simulation.loop import SimulatedLoop
-from simulation.redis import SimulatedRedis
-from simulation.text import served_model
-from simulation.watchdog import SimulatedWatchdog
+import baton.engine.runner.loop
+import baton.router.process
+import baton.router.readiness
+import baton.service.serving.server
+import baton.service.worker_process
+import baton.worker.prefill.loop
+import baton.worker.prefill.role
+import baton.worker.transfer.peers
+import baton.worker.transfer.reader
+import baton.worker.transfer.source
+from baton.kvtransfer.checksum import SampledChecksums
+from baton.router.admin.explain import Explainer
+from baton.router.admission.queue import AdmissionQueue
+from baton.router.fleet.peers import Replicas
+from baton.router.request.journal import Journal
+from baton.simulation.host import (
+    SharedMemories,
+    SimulatedEngineThread,
+    SimulatedLink,
+    SimulatedPullThread,
+    SimulatedWatchdog,
+    served_model,
+)
+from baton.simulation.network.calls import Internet
+from baton.simulation.network.loop import SimulatedLoop
+from baton.simulation.redis import SimulatedJournal, SimulatedRedis
+from baton.worker.prefill.loop import Pace
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
@@ -72,24 +75,28 @@ def installed(
         (grpc.aio, "insecure_channel", internet.channel),
         (grpc.aio, "server", internet.server),
         (asyncio, "open_connection", internet.connect),
-        (engine.engine_loop, "EngineThread", SimulatedEngineThread),
-        (worker.peers, "open_peer", memories.open),
-        (worker.peers, "GrpcLink", SimulatedLink),
-        (worker.transfer_reader, "CONFIRM_PERIOD_S", CONFIRM_PERIOD_S),
-        (worker.transfer_source, "SampledChecksums", partial(SampledChecksums, draws=random.Random(draw.random()))),
-        (prefill_worker.worker, "PullThread", lambda cores: SimulatedPullThread(draw, copy_s)),
-        (router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
-        (router.process, "_shares", redis.shares),
-        (router.process, "open_registry", redis.registry),
-        (service.worker_process, "open_registry", redis.registry),
-        (router.process, "Replicas", partial(Replicas, clock=loop.time)),
-        (router.process, "Journal", partial(Journal, clock=loop.time)),
-        (router.process, "AdmissionQueue", partial(AdmissionQueue, clock=loop.time)),
-        (router.process, "Explainer", partial(Explainer, clock=loop.time)),
-        (prefill_worker.loop, "Pace", partial(Pace, now=loop.time)),
-        (router.readiness, "load_served_model", served_model),
-        (service.server, "Watchdog", watchdog),
-        (service.server, "_keep_for_good", lambda: None),
+        (baton.engine.runner.loop, "EngineThread", SimulatedEngineThread),
+        (baton.worker.transfer.peers, "open_peer", memories.open),
+        (baton.worker.transfer.peers, "GrpcLink", SimulatedLink),
+        (baton.worker.transfer.reader, "CONFIRM_PERIOD_S", CONFIRM_PERIOD_S),
+        (
+            baton.worker.transfer.source,
+            "SampledChecksums",
+            partial(SampledChecksums, draws=random.Random(draw.random())),
+        ),
+        (baton.worker.prefill.role, "PullThread", lambda cores: SimulatedPullThread(draw, copy_s)),
+        (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
+        (baton.router.process, "_shares", redis.shares),
+        (baton.router.process, "open_registry", redis.registry),
+        (baton.service.worker_process, "open_registry", redis.registry),
+        (baton.router.process, "Replicas", partial(Replicas, clock=loop.time)),
+        (baton.router.process, "Journal", partial(Journal, clock=loop.time)),
+        (baton.router.process, "AdmissionQueue", partial(AdmissionQueue, clock=loop.time)),
+        (baton.router.process, "Explainer", partial(Explainer, clock=loop.time)),
+        (baton.worker.prefill.loop, "Pace", partial(Pace, now=loop.time)),
+        (baton.router.readiness, "load_served_model", served_model),
+        (baton.service.serving.server, "Watchdog", watchdog),
+        (baton.service.serving.server, "_keep_for_good", lambda: None),
     ]
     with ExitStack() as undo:
         for owner, name, stand_in in replaced:

@@ -2,23 +2,22 @@
 
 import asyncio
 import gc
+import hashlib
 import logging
 import random
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from client import AsyncBatonClient
-from client.retry import RetryPolicy
-from service.worker_record import WorkerRole
-from simulation.calls import Internet
-from simulation.client import History, ask
-from simulation.copying import SharedMemories
-from simulation.exercised import count_at_end, counting
-from simulation.faults import Fault, Injector, Kind, draw_faults
-from simulation.invariants import (
+from baton.client import AsyncBatonClient
+from baton.client.retry import RetryPolicy
+from baton.service.registry.worker_record import WorkerRole
+from baton.simulation.client import History, SimulatedRequest, ask, draw_requests
+from baton.simulation.faults import Fault, Injector, Kind, count_at_end, counting, draw_faults
+from baton.simulation.host import Pace, SharedMemories
+from baton.simulation.invariants import (
     Violation,
     check_all,
     check_cache_contents,
@@ -26,15 +25,69 @@ from simulation.invariants import (
     check_quiet,
     unexpected_shouts,
 )
-from simulation.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
-from simulation.model import CONTEXT_TOKENS
-from simulation.network import Network
-from simulation.processes import Factory, Machine, WorkerShape, worker_record
-from simulation.redis import SimulatedRedis
-from simulation.runner import Pace
-from simulation.seams import installed
-from simulation.trace import Trace, TraceHandler
-from simulation.workload import SimulatedRequest, draw_requests
+from baton.simulation.model import CONTEXT_TOKENS
+from baton.simulation.network.calls import Internet
+from baton.simulation.network.links import Network
+from baton.simulation.network.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
+from baton.simulation.processes import Factory, Machine, WorkerShape, worker_record
+from baton.simulation.redis import SimulatedRedis
+from baton.simulation.seams import installed
+
+KEPT = 120  # of the last events
+
+
+class Trace:
+    """`show` is called with every line; None where no output is wanted."""
+
+    def __init__(self, now: Callable[[], float], show: Callable[[str], None] | None = None) -> None:
+        self._now = now
+        self._show = show
+        self._digest = hashlib.sha256()
+        self.last: deque[str] = deque(maxlen=KEPT)
+        self.shouts: list[str] = []
+        """Our code's log lines of level error."""
+        self.retried: list[str] = []
+        """A router's log lines of attempts that failed."""
+
+    def note(self, who: str, what: str) -> None:
+        line = f"{self._now() - 1000.0:9.4f} {who:<10} {what}"
+        self._digest.update(line.encode())
+        self.last.append(line)
+        if self._show is not None:
+            self._show(line)
+
+    def close(self) -> None:
+        """Lets go of its world."""
+        self._now, self._show = _never, None
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()[:16]
+
+
+def _never() -> float:
+    return 0.0
+
+
+class TraceHandler(logging.Handler):
+    """Log records become events; errors are remembered apart."""
+
+    def __init__(self, trace: Trace, who: Callable[[], str]) -> None:
+        super().__init__()
+        self._trace = trace
+        self._who = who
+        self._formatter = logging.Formatter("%(name)s: %(message)s")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        who, line = self._who(), self._formatter.format(record)
+        if record.levelno >= logging.ERROR:
+            self._trace.shouts.append(f"{who}: {line}")
+        else:
+            line = line.splitlines()[0]
+        if record.name == "baton.router.request.retry":
+            self._trace.retried.append(line)
+        self._trace.note(who, line)
+
 
 START_S = 10.0  # longest until the routers are ready
 QUIET_S = 16.0  # longest until nothing is held any more, once all is over: the grace of a session, and a lease

@@ -1,5 +1,6 @@
 """Fixtures that more than one folder of tests uses."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,13 +15,23 @@ if find_spec("hypothesis") is not None:  # a machine for GPUs may have none
     settings.load_profile("baton")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def processes_find_tests() -> Iterator[None]:
+    """Modules of tests/fixtures run in processes that the code under test starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
 @pytest.fixture(scope="session")
 def native_kernels() -> None:
     """Fails what asks for it where those of this processor are not built."""
-    from kernels.native.library import native_library  # a machine for the router alone has no torch
+    from baton.kernels.native.library import native_library  # a machine for the router alone has no torch
 
     if native_library() is None:
-        pytest.fail("the native kernels are not built: `python -m kernels.native.build`; on Debian: apt install g++")
+        pytest.fail(
+            "the native kernels are not built: `python -m baton.kernels.native.build`; on Debian: apt install g++"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,12 @@ from pathlib import Path
 from tests.fixtures.bare_machine import read_both_roles
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("prefill_worker.worker", "decode_worker.worker", "worker.rank", "engine.parallel.follower")
+MODULES = (
+    "baton.worker.prefill.role",
+    "baton.worker.decode.role",
+    "baton.worker.transfer.rank",
+    "baton.engine.parallel.follower",
+)
 NEEDED = ["--worker-id", "a-1", "--model", "folder"]
 FLAGS: list[list[str]] = [
     NEEDED,

@@ -10,23 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.decode_worker.test_decode_service import answer, pair
 from tests.fixtures.session_client import eventually
 from tests.test_safety import ROOT, source_files
+from tests.worker.decode.test_decode_service import answer, pair
 
 WALL = {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "strftime", "ctime", "asctime")}
 WALL |= {(owner, name) for owner in ("datetime", "date") for name in ("now", "utcnow", "today", "fromtimestamp")}
 
 ALLOWED = {
-    "service/telemetry.py": "a trace's anchor: the one place where its durations meet the time of day",
-    "service/registry.py": "an epoch where Redis gives none; only its order counts",
-    "service/logs.py": "the time of day of a line",
-    "cli/bench/machine.py": "the date of a report",
-    "gateway/chat.py": "`created` of OpenAI's API",
-    "gateway/chat_stream.py": "`created` of OpenAI's API",
-    "gateway/completions.py": "`created` of OpenAI's API",
-    "gateway/operations.py": "`created` of OpenAI's API",
-    "gateway/responses.py": "`created` of OpenAI's API",
+    "service/telemetry/spans.py": "a trace's anchor: the one place where its durations meet the time of day",
+    "service/registry/membership.py": "an epoch where Redis gives none; only its order counts",
+    "service/telemetry/logs.py": "the time of day of a line",
+    "gateway/routes/chat.py": "`created` of OpenAI's API",
+    "gateway/routes/completions.py": "`created` of OpenAI's API",
+    "gateway/routes/operations.py": "`created` of OpenAI's API",
+    "gateway/routes/responses.py": "`created` of OpenAI's API",
 }
 """What the wall clock is read for, by file."""
 

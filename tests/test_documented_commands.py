@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = ("docker compose exec", "Health checks")
 """Lines that speak of an image, whose python is ours."""
-BARE = re.compile(r"(?<![/\w])python3? (?:-\w+ )*-m (\w+)")
+BARE = re.compile(r"(?<![/\w])python3? (?:-\w+ )*-m (?:baton\.)?(\w+)")
 
 
 def documents() -> list[str]:
@@ -36,5 +36,7 @@ def test_usage_of_the_processes_names_our_python() -> None:
 
 
 def test_a_bare_python_is_found() -> None:
-    assert bare("run `python -m router --help`") and bare("python3 -P -m gateway")
-    assert not bare("`.venv/bin/python -m router`, python -m pip, docker compose exec router python -m cli status")
+    assert bare("run `python -m baton.router --help`") and bare("python3 -P -m baton.gateway")
+    assert not bare(
+        "`.venv/bin/python -m baton.router`, python -m pip, docker compose exec router python -m baton.cli status"
+    )

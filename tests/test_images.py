@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels"}
-ON_DEMAND = {"cli"}
+ON_DEMAND = {"benchmarks", "cli"}
 """Its commands import what they need when they are called; those that measure or break things are not for images."""
 
 
@@ -30,10 +30,12 @@ def imports_at_once(package: str) -> set[str]:
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module == "baton":
+                found |= {f"baton.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module.partition(".")[0])
-    return found & PACKAGES
+                found.add(node.module)
+    return {name.split(".")[1] for name in found if name.startswith("baton.")} & PACKAGES
 
 
 def test_what_is_copied_is_not_kept_from_the_build() -> None:
@@ -45,4 +47,5 @@ def test_what_is_copied_is_not_kept_from_the_build() -> None:
 def test_an_image_has_all_that_its_packages_import(image: str) -> None:
     packages = copied()[image] & PACKAGES
     wanted = set[str]().union(*(imports_at_once(package) for package in packages - ON_DEMAND))
+    assert "protos" in wanted and "src" in copied()[image]
     assert wanted <= packages

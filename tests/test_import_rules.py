@@ -3,41 +3,54 @@
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+
+import pytest
+
+import baton
 
 ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
     "client": {"protos"},
+    "launch": {"client", "service"},
+    "benchmarks": {"client", "engine", "generation", "kernels", "kvtransfer", "launch", "protos", "router", "service"}
+    | {"worker"},
+    # gateway and router: a batch is checked as the server checks
     "cli": {
-        "client",
-        "service",
-        "engine",
-        "kernels",
-        "router",
-        "gateway",
-        "protos",
+        "benchmarks",
         "chaos",
+        "client",
+        "engine",
+        "gateway",
+        "generation",
+        "launch",
+        "router",
+        "service",
         "simulation",
-    },  # gateway and router where a batch is checked as the server checks; they and the others where measured
-    "chaos": {"client", "cli", "engine", "kernels", "protos", "service"},  # of cli: processes, figures and pictures
-    "simulation": {"client", "router", "prefill_worker", "decode_worker", "worker", "engine", "kvtransfer"}
-    | {"protos", "service"},
-    "router": {"protos", "service", "structured"},
-    "gateway": {"router", "service", "structured"},
-    "prefill_worker": {"worker", "protos", "service", "engine", "kvtransfer"},
-    "decode_worker": {"worker", "protos", "service", "engine", "kvtransfer"},
-    "elastic_worker": {"prefill_worker", "decode_worker", "worker", "protos", "service", "engine"},
-    "worker": {"protos", "service", "engine", "kvtransfer", "structured"},
-    "engine": {"kernels", "structured"},
+    },
+    "chaos": {"benchmarks", "client", "engine", "kernels", "launch", "protos", "service"},  # of benchmarks: report/
+    "simulation": {"client", "router", "worker", "engine", "generation", "kvtransfer", "protos", "service"},
+    "router": {"protos", "service", "generation"},
+    "gateway": {"router", "service", "generation"},
+    "prefill_worker": {"service", "worker"},
+    "decode_worker": {"service", "worker"},
+    "worker": {"protos", "service", "engine", "kvtransfer", "generation"},
+    "engine": {"kernels", "generation"},
     "kvtransfer": {"kernels"},
     "kernels": set[str](),
     "protos": set[str](),
     "service": set[str](),
-    "structured": set[str](),
+    "generation": set[str](),
 }
 """Each folder and those of ours that it may import."""
+
+ROUTER_LAYERS = (
+    *("types", "cache", "placement", "admission", "model", "trace", "fleet", "request"),
+    *("readiness", "dispatcher", "public", "roles", "admin", "config", "process", "__main__"),
+)
+"""Packages and modules of the router: each imports only those before it."""
 
 FORBIDDEN = {
     "client": {"torch", "transformers", "redis", "opentelemetry"},
@@ -54,12 +67,25 @@ BARE_FOLDERS = {"engine", "kvtransfer", "kernels"}
 
 
 def imported_packages(source: str) -> Iterator[str]:
-    """Top-level names of all absolute imports of a module, wherever they stand in it."""
+    """The package of each absolute import of a module, wherever it stands in it: ours without `baton.`.
+
+    `own ` precedes a folder of ours that is imported without `baton.`: it would be loaded a second time.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "baton":
+            named = [f"baton.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module.partition(".")[0]
+            named = [node.module]
+        else:
+            continue
+        for name in named:
+            first, _, rest = name.partition(".")
+            if first == "baton":
+                yield rest.partition(".")[0] or first
+            else:
+                yield f"own {first}" if first in ALLOWED else first
 
 
 def violations(root: Path) -> list[str]:
@@ -69,9 +95,9 @@ def violations(root: Path) -> list[str]:
         for path in sorted((root / folder).rglob("*.py")):
             for package in imported_packages(path.read_text()):
                 ours = package in ALLOWED
-                bad = ours and package != folder and package not in allowed
+                bad = package.startswith("own ") or (ours and package != folder and package not in allowed)
                 bad = bad or package in FORBIDDEN.get(folder, ())
-                known = ours or package in BARE_MACHINE or package in sys.stdlib_module_names
+                known = ours or package in BARE_MACHINE or package in dir(baton) or package in sys.stdlib_module_names
                 bad = bad or (folder in BARE_FOLDERS and not known)
                 if bad:
                     found.append(f"{path.relative_to(root)} imports {package}")
@@ -82,6 +108,75 @@ def test_every_import_is_allowed() -> None:
     assert violations(ROOT) == []
 
 
+def upward_imports(package: Path, layers: Sequence[str]) -> list[str]:
+    """`file imports layer` for each import of a layer that comes later, or of none."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        own = path.relative_to(package).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith(f"baton.{package.name}."):
+                continue
+            for alias in node.names:
+                layer = f"{node.module}.{alias.name}".split(".")[2]
+                if own != "__init__" and layers.index(layer) > layers.index(own):
+                    found.append(f"{path.relative_to(package)} imports {layer}")
+    return found
+
+
+def test_layers_of_the_router_import_only_downwards() -> None:
+    assert upward_imports(ROOT / "router", ROUTER_LAYERS) == []
+
+
+@pytest.mark.parametrize(("role", "other"), [("prefill", "decode"), ("decode", "prefill")])
+def test_the_roles_of_a_worker_do_not_import_each_other(role: str, other: str) -> None:
+    sources = (ROOT / "worker" / role).glob("*.py")
+    assert [path.name for path in sources if f"baton.worker.{other}" in path.read_text()] == []
+
+
+def test_an_upward_import_is_found(tmp_path: Path) -> None:
+    for name, source in {
+        "low/a.py": "from baton.things.high import b\n",
+        "high/b.py": "from baton.things.low.a import x\nfrom baton.other.high import y\n",
+    }.items():
+        path = tmp_path / "things" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert upward_imports(tmp_path / "things", ("low", "high")) == ["low/a.py imports high"]
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by its name behind `baton.`."""
+    paths = (path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py") if "node_modules" not in path.parts)
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def imported_at_once(path: Path, known: Set[str]) -> set[str]:
+    """Modules of ours that a module imports when it is imported itself."""
+    found = set[str]()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("baton."):
+            own = (node.module or "").removeprefix("baton").removeprefix(".")
+            found |= {name if (name := f"{own}.{alias.name}".lstrip(".")) in known else own for alias in node.names}
+    return found & known
+
+
+def circles(imports: Mapping[str, Set[str]]) -> list[str]:
+    """Modules that are left when those without imports among the rest are taken away, again and again."""
+    left = {name: set(wanted) - {name} for name, wanted in imports.items()}
+    while done := {name for name, wanted in left.items() if not wanted & left.keys()}:
+        left = {name: wanted for name, wanted in left.items() if name not in done}
+    return sorted(left)
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    known = modules()
+    assert circles({name: imported_at_once(path, known.keys()) for name, path in known.items()}) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
 def test_every_folder_of_the_rules_has_sources() -> None:
     assert [folder for folder in ALLOWED if not any((ROOT / folder).rglob("*.py"))] == []
 
@@ -89,12 +184,13 @@ def test_every_folder_of_the_rules_has_sources() -> None:
 def test_the_checker_finds_planted_violations(tmp_path: Path) -> None:
     planted = {
         "router/a.py": "def f():\n    import torch\n",
-        "prefill_worker/b.py": "from decode_worker.loop import x\n",
+        "prefill_worker/b.py": "from baton.decode_worker.loop import x\n",
         "engine/models/c.py": "import os, redis\n",
-        "service/d.py": "from protos import session_pb2\n",
-        "service/fine.py": "import redis\nimport service.errors\nfrom __future__ import annotations\n",
-        "kvtransfer/fine.py": "import torch\nimport kernels.copy_blocks\nfrom kvtransfer.errors import X\n",
-        "cli/e.py": "import decode_worker.loop\n",
+        "service/d.py": "from baton.protos import session_pb2\nfrom baton import protos\n",
+        "service/f.py": "import service.errors\n",
+        "service/fine.py": "import redis\nimport baton.service.errors\nfrom __future__ import annotations\n",
+        "kvtransfer/fine.py": "import torch\nfrom baton import IMPORT_PATH\nfrom baton.kvtransfer.transport import X\n",
+        "cli/e.py": "import baton.decode_worker.loop\n",
     }
     for name, source in planted.items():
         path = tmp_path / name
@@ -106,6 +202,8 @@ def test_the_checker_finds_planted_violations(tmp_path: Path) -> None:
         "prefill_worker/b.py imports decode_worker",
         "router/a.py imports torch",
         "service/d.py imports protos",
+        "service/d.py imports protos",
+        "service/f.py imports own service",
     ]
 
 

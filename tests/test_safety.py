@@ -1,7 +1,8 @@
-"""What must not be in the sources: code that runs data, ports that listen everywhere, files too long to read."""
+"""Not in the sources: code that runs data, ports that listen everywhere, files and packages too large to read."""
 
 import ast
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOT_OURS = {"node_modules", "build", "__pycache__", "runtime"}
-MAX_LINES = 300
+MAX_LINES, MAX_MODULES, MAX_LEVELS = 800, 12, 4
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_BUILTINS = {"eval", "exec"}
@@ -94,3 +95,13 @@ def test_no_file_is_too_long_to_read() -> None:
         if path.exists()
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_no_package_has_more_modules_than_can_be_overseen() -> None:
+    modules = Counter(
+        str(path.parent.relative_to(ROOT))
+        for path in source_files(".py")
+        if path.name not in ("__init__.py", "__main__.py") and not path.is_relative_to(ROOT / "tests")
+    )
+    assert {name: count for name, count in modules.items() if count > MAX_MODULES} == {}
+    assert max(name.count("/") + 1 for name in modules) <= MAX_LEVELS

@@ -1,1 +1,1 @@
-"""The common part of both kinds of worker: values on the wire, pairing, pulling KV and letting peers pull."""
+"""The worker: one process, in the role of prefill or decode, which may change."""

@@ -1,10 +1,17 @@
-"""A worker's report of its cores, and another's cores that it may use meanwhile."""
+"""Which GPU and cores a worker computes on, and another's cores that it may use meanwhile."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from engine.core_use import CoreUse, SpareCores
+import torch
+
+from baton.engine.runner.thread_preparation import CoreUse, SpareCores
+
+
+def gpu_id(device: torch.device) -> str:
+    """Its UUID; empty on a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 class OwnCores(Protocol):

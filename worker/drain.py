@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from protos import session_pb2
+from baton.protos import session_pb2
 
 logger = logging.getLogger(__name__)
 ChangeRole = Callable[[session_pb2.Role], None]

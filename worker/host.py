@@ -1,16 +1,60 @@
-"""The parts of a worker process that stay when its role changes: the weights, the KV pool, and its cached blocks."""
+"""The parts of a worker process that stay when its role changes: weights, runner on all ranks, KV pool, connections."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from engine.grammars import Grammars
-from engine.pages import BlockPool
-from engine.prepare import PreparedModel
-from engine.runner import Runner
-from service.worker_config import WorkerConfig
-from worker.pool import TransferOptions, make_pool
-from worker.ranks import load_runner, watch_ranks
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import read_adapter
+from baton.engine.prepare import PreparedModel
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.grammars import Grammars
+from baton.service.adapter_folder import AdapterFolder
+from baton.service.worker_config import WorkerConfig
+from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
+
+
+def load_runner(
+    prepared: PreparedModel,
+    memory: PoolMemory,
+    adapters: Sequence[AdapterFolder],
+    host_slots: int = 0,
+    nice: int = 0,
+    decode_rows: int = 0,
+) -> Runner:
+    """The model and its adapters, numbered from 1 in their order. Blocks. Raises: ModelError, RankLost.
+
+    `host_slots`: blocks of host memory that plans may swap to. `nice`: how far the other ranks' processes stand back.
+    `decode_rows`: sequences of a decode step at most, where such steps may be recorded.
+    When it returns, no process can map the pool to write it any more.
+    """
+    loaded = prepared.adapters or (AdapterSet() if adapters else None)
+    runner = prepared.load(
+        memory.first_part,
+        progress=False,
+        adapters=loaded,
+        host_slots=host_slots,
+        ranks=memory.rank_options(nice),
+        decode_rows=decode_rows,
+    )
+    memory.seal()
+    if loaded is not None:
+        for each in adapters:
+            loaded.add(each.name, read_adapter(each.folder))
+    return runner
+
+
+def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:
+    """`on_fault` is called on this event loop, at once, when another rank has ended: the worker cannot continue."""
+    if runner.followers is not None:
+        events = asyncio.get_running_loop()
+        runner.followers.watch(lambda lost: _post(events, on_fault, lost))
+
+
+def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException], None], lost: BaseException) -> None:
+    events.call_soon_threadsafe(function, lost)
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,33 @@
-"""The model that a worker serves: its configuration read, its pool sized."""
+"""The model that a worker serves, and its adapters: configuration read, pool sized."""
+
+from collections.abc import Sequence
 
 import torch
 
-from engine.kv_memory import LargestStep, prepare_with_spare_memory
-from engine.lora.adapters import AdapterSet
-from engine.parallel.orders import RankOptions
-from engine.prepare import ModelOptions, PreparedModel, prepare_model
-from service.worker_config import WorkerConfig
-from worker.rank import RANK_MODULE
+from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import adapter_digest
+from baton.engine.parallel.orders import RankOptions
+from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.protos import session_pb2
+from baton.service.adapter_folder import AdapterFolder
+from baton.service.worker_config import WorkerConfig
+from baton.worker.transfer.rank import RANK_MODULE
+
+
+def describe_adapters(adapters: Sequence[AdapterFolder]) -> list[session_pb2.Adapter]:
+    """For WorkerInfo. Reads the files. Raises: ModelError."""
+    return [session_pb2.Adapter(name=each.name, digest=adapter_digest(each.folder)) for each in adapters]
+
+
+def adapter_number(worker: session_pb2.WorkerInfo, name: str) -> int:
+    """The engine's number of the adapter of that name; 0 for an empty name. Raises: ValueError."""
+    if not name:
+        return 0
+    for number, adapter in enumerate(worker.adapters, start=1):
+        if adapter.name == name:
+            return number
+    raise ValueError(f"there is no adapter {name!r} here")
 
 
 def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from engine.engine_thread import StepTiming
+from baton.engine.runner.thread import StepTiming
 
 Outcome = TypeVar("Outcome")
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from engine.constraint import Constraint
-from engine.grammars import Grammars
-from protos import sampling_pb2
-from structured.library import LibraryMissing
-from structured.output import StructuredKind, StructuredOutput
+from baton.engine.sampling.constraint import Constraint
+from baton.engine.sampling.grammars import Grammars
+from baton.generation.structured.library import LibraryMissing
+from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.protos import sampling_pb2
 
 KINDS = {
     sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA: StructuredKind.JSON_SCHEMA,

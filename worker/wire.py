@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
-from engine.constraint import Constraint
-from engine.pages import PageCounts
-from engine.plan import Drawn, TokenLogprob
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken, Request
-from protos import report_pb2, sampling_pb2, session_pb2
-from worker.peers import PeerLink
+from baton.engine.kv_cache.block_pool import PageCounts
+from baton.engine.plan import Drawn, TokenLogprob
+from baton.engine.request import EndReason, FirstToken, Request
+from baton.engine.sampling.constraint import Constraint
+from baton.engine.sampling.params import BeamParams, BeamStop, SamplingParams, candidates_per_beam
+from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.worker.transfer.peers import PeerLink
 
 
 class LoggedToken(Protocol):

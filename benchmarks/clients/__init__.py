@@ -1,1 +1,1 @@
-"""Clients that nobody here wrote, unmodified from PyPI, over HTTP: `.venv/bin/python -m benchmarks.clients NAME`."""
+"""Clients of other projects, unmodified, over HTTP: `.venv/bin/python -m baton.benchmarks.clients NAME`."""

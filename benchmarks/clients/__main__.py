@@ -9,16 +9,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.run import Run, served_model
-from benchmarks.clients.service import Service, started
-from benchmarks.clients.with_aiperf import run_aiperf
-from benchmarks.clients.with_guidellm import run_guidellm
-from benchmarks.clients.with_lm_eval import run_lm_eval
-from benchmarks.clients.with_locust import run_locust
-from benchmarks.clients.with_schemathesis import run_schemathesis
-from cli.bench.machine import describe_machine
+from baton.benchmarks.clients.run import Run, served_model
+from baton.benchmarks.clients.service import Service, started
+from baton.benchmarks.clients.with_aiperf import run_aiperf
+from baton.benchmarks.clients.with_guidellm import run_guidellm
+from baton.benchmarks.clients.with_lm_eval import run_lm_eval
+from baton.benchmarks.clients.with_locust import run_locust
+from baton.benchmarks.clients.with_schemathesis import run_schemathesis
+from baton.benchmarks.report.machine import describe_machine
+from baton.launch.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT_CONTEXT = ("--max-model-len", "64")
 CLIENTS: Mapping[str, Callable[[Run], dict[str, Any]]] = {
     "lm_eval": run_lm_eval,

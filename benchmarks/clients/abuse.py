@@ -1,12 +1,13 @@
-"""What clients that mean no good do to their neighbours' tokens, and to the gateway's memory.
+"""What is promised of the gateway beside clients that mean no good, and which of it a run's figures break. Pure.
 
-    .venv/bin/python -m benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 4] [--rounds 3] [--json FILE]
+.venv/bin/python -m baton.benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 4] [--rounds 3]
+                                               [--json FILE]
 
 A gateway on a core of its own, workers that compute nothing and say a token every 20 ms, neighbours that stream.
 Windows without and with an abuser (benchmarks/clients/abusers.py, in a process of its own) take turns; `nothing` is
 an abuser that does nothing, and shows what this measures of the machine itself. What counts is the ratio of the
 neighbours' time between tokens with and without. Memory is that of the gateway and of the processes that help it,
-beyond what they had before the first abuser. Exits with 1 where a promise (benchmarks/clients/abuse_promises.py) was
+beyond what they had before the first abuser. Exits with 1 where a promise (benchmarks/clients/abuse.py) was
 broken.
 """
 
@@ -20,22 +21,50 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.abuse_promises import broken
-from benchmarks.clients.abusers import KINDS
-from benchmarks.clients.memory import children, own_mib
-from cli.bench.gateway import Stack, gateway_and_workers
-from cli.bench.gateway_streams import COMPLETIONS, connection
-from cli.bench.machine import describe_machine
-from cli.bench.router_streams import UNENDING_TOKENS
-from cli.bench.statistics import percentile
-from cli.paths import ROOT
-from cli.tiny_checkpoint import write_tiny_checkpoint
+from baton.benchmarks.clients.abusers import KINDS
+from baton.benchmarks.clients.memory import children, own_mib
+from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.report.statistics import percentile
+from baton.benchmarks.router.cost import UNENDING_TOKENS
+from baton.benchmarks.router.gateway import COMPLETIONS, Stack, connection, gateway_and_workers
+from baton.launch.paths import ROOT
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+
+MOST_P50_RATIO = 1.05
+MOST_P99_RATIO = 1.25
+MOST_GROWTH_MIB = 256.0
+"""Of the gateway and its helpers: two of those, with 40 MiB each, and the bodies and messages that are in hand."""
+
+TOLD: Mapping[str, frozenset[str]] = {
+    "nothing": frozenset(),
+    "malformed": frozenset({"400"}),
+    "large": frozenset({"200", "400", "413", "503"}),
+    "large_messages": frozenset({"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}),
+    "slow_readers": frozenset({"cut off"}),
+    "half_open": frozenset({"408", "cut off", "reset by us"}),
+    "slow_loris": frozenset({"408", "cut off"}),
+}
+"""What each kind of abuser may be answered: a clear error, or the end of its connection."""
+
+
+def broken(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """The promises that these figures break, in words."""
+    for name, most in (("p50_ratio", MOST_P50_RATIO), ("p99_ratio", MOST_P99_RATIO)):
+        if found[name] > most:
+            yield f"the neighbours' {name} is {found[name]}, and may be {most}"
+    if found["growth_mib_beside"] > MOST_GROWTH_MIB:
+        yield f"memory grew by {found['growth_mib_beside']} MiB, and may by {MOST_GROWTH_MIB:g}"
+    if foreign := set(found["told"]) - TOLD[kind]:
+        yield f"was told {sorted(foreign)}"
+    if kind != "nothing" and not found["told"]:
+        yield "was told nothing"
+
 
 INTERVAL_MS = 20.0
 NEIGHBOURS = 16
@@ -106,7 +135,7 @@ async def _abuser(stack: Stack, kind: str | None, seconds: float) -> AsyncIterat
         yield None
         return
     ports = (*stack.http_target.split(":"), stack.target.rpartition(":")[2])
-    command = (sys.executable, "-m", "benchmarks.clients.abusers", kind, *ports, f"{seconds:g}")
+    command = (sys.executable, "-m", "baton.benchmarks.clients.abusers", kind, *ports, f"{seconds:g}")
     abuser = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
     try:
         if abuser.stdout is None or await abuser.stdout.readline() != b"begun\n":

@@ -1,4 +1,4 @@
-"""Clients that mean no good, each kind in its way: `.venv/bin/python -m benchmarks.clients.abusers`.
+"""Clients that mean no good, each kind in its way: `.venv/bin/python -m baton.benchmarks.clients.abusers`.
 
 KIND HOST HTTP_PORT GRPC_PORT SECONDS. Says `begun` when it has, and at its end what it was answered, as JSON: how often
 each status, `cut off` where a connection was ended without one.
@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from protos import baton_pb2
+from baton.protos import baton_pb2
 
 Told = Counter[str]
 Abuse = Callable[["Target"], Awaitable[None]]

@@ -32,7 +32,7 @@ def children(pid: int, proc: Path = Path("/proc")) -> dict[str, int]:
             continue
         if parent == pid:
             kind = (
-                command[command.index("-m") + 1]
+                command[command.index("-m") + 1].removeprefix("baton.")
                 if "-m" in command[:-1]
                 else command[0].partition(" ")[0].rpartition("/")[2]
             )

@@ -1,13 +1,32 @@
-"""What all of these runs have: where the service is, which model it serves, where environments and results lie."""
+"""Each client in a virtual environment of its own, from `requirements/NAME.txt`."""
 
 import json
 import os
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+
+
+def program(folder: Path, name: str, command: str) -> Path:
+    """Path of a command of the client's; its environment in `folder` is made where there is none.
+
+    Raises: CalledProcessError.
+    """
+    environment = folder / name
+    marker = environment / "installed"
+    if not marker.exists():
+        print(f"installing {name} into {environment}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+        pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--requirement", str(REQUIREMENTS / f"{name}.txt")], check=True)
+        marker.touch()
+    return environment / "bin" / command
 
 
 @dataclass(frozen=True, slots=True)

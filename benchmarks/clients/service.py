@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.clients.memory import children
-from service.redis_server import free_port
+from baton.benchmarks.clients.memory import children
+from baton.service.registry.redis_server import free_port
 
 READY_S = 120.0
 STOP_S = 60.0
@@ -28,7 +28,7 @@ class Service:
 def started(model: Path, flags: Sequence[str] = ()) -> Iterator[Service]:
     """A service with one prefill and one decode worker, in float32. Raises: RuntimeError."""
     http_port = free_port()
-    command = [sys.executable, "-m", "cli", "up", "--model", str(model), "--dtype", "float32", "--port", "0"]
+    command = [sys.executable, "-m", "baton.cli", "up", "--model", str(model), "--dtype", "float32", "--port", "0"]
     command += ["--admin-port", "0", "--http-port", str(http_port), "--kv-memory", "256MiB", *flags]
     running = subprocess.Popen(command, stdout=sys.stderr, stderr=sys.stderr)
     url = f"http://127.0.0.1:{http_port}"

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from benchmarks.clients.environments import program
-from benchmarks.clients.run import Run
+from baton.benchmarks.clients.run import Run, program
 
 
 def run_guidellm(run: Run) -> dict[str, Any]:

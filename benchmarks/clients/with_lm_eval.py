@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.clients.environments import program
-from benchmarks.clients.run import Run
+from baton.benchmarks.clients.run import Run, program
 
 QUESTIONS = 24
 BOUND = 1e-3

@@ -4,9 +4,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.environments import program
-from benchmarks.clients.memory import MemoryWatch, growth_mib
-from benchmarks.clients.run import Run
+from baton.benchmarks.clients.memory import MemoryWatch, growth_mib
+from baton.benchmarks.clients.run import Run, program
 
 USERS = 16
 SAMPLES = 60  # of memory and latency, over the whole time

@@ -6,8 +6,7 @@ Its chats name no length: the service should have a short context.
 import re
 from typing import Any
 
-from benchmarks.clients.environments import program
-from benchmarks.clients.run import Run
+from baton.benchmarks.clients.run import Run, program
 
 EXAMPLES = 20  # of each route, beside those that cover the schemas
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

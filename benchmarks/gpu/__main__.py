@@ -1,6 +1,6 @@
 """All tests of the GPU and all rows of the table: `benchmarks/gpu.sh`.
 
-    .venv/bin/python -m benchmarks.gpu [--rows NAME,NAME] [--no-tests] [--out FOLDER] [--dry-run]
+    .venv/bin/python -m baton.benchmarks.gpu [--rows NAME,NAME] [--no-tests] [--out FOLDER] [--dry-run]
 
 Each row is written to FOLDER/ROW.json when it is done; the table comes last. A row that takes too long is ended and
 costs no other. Exit status 1 where a test or a row failed; a target that is missed is no failure.
@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.tests import run_tests
+from baton.benchmarks.gpu.tests import run_tests
+from baton.launch.paths import ROOT
 
 POLL_S, EXIT_S = 0.05, 20.0
-ROOT = Path(__file__).resolve().parents[2]
 MODULES = {
     "attention": ("decode_attention", "prefill_attention", "pages"),
     "engine": ("step_llama8b", "step_qwen0.6b", "throughput"),
@@ -45,7 +45,7 @@ Start = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
 
 def starting(module: str, out: Path, dry: bool) -> Start:
     def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-P", "-m", "benchmarks.gpu.run", module, "--rows", ",".join(rows)]
+        command = [sys.executable, "-P", "-m", "baton.benchmarks.gpu.run", module, "--rows", ",".join(rows)]
         command += ["--out", str(out), *(["--dry-run"] if dry else [])]
         print(f"== {' '.join(command[3:])}", flush=True)
         return subprocess.Popen(command, cwd=ROOT, start_new_session=True)

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.limits import said_copy, said_products
-from benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
-from benchmarks.gpu.timing import seconds, seconds_each
-from engine.kv_layout import KvLayout
-from kernels.gather_blocks import gather_blocks, scatter_blocks
-from kernels.kv_pages import KvPages
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.scoring import Scoring
+from baton.benchmarks.gpu.limits import said_copy, said_products
+from baton.benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
+from baton.benchmarks.gpu.timing import seconds, seconds_each
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.pages import gather_blocks, scatter_blocks
+from baton.kernels.types import KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer

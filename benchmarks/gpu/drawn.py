@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.config_file import read_model_config
-from engine.model_config import DecoderConfig
-from engine.models.checkpoint import build_decoder
-from engine.models.decoder import DecoderModel
-from engine.models.linear import DenseLinear, Linear
+from baton.engine.config.config_file import read_model_config
+from baton.engine.config.model_config import DecoderConfig
+from baton.engine.models.checkpoint import build_decoder
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.linear import DenseLinear, Linear
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama8b": {

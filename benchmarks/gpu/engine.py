@@ -9,25 +9,25 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.drawn import drawn_model
-from benchmarks.gpu.limits import copy_bytes_per_s, said_copy
-from benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
-from benchmarks.gpu.timing import seconds, seconds_each
-from engine.batch import make_batch
-from engine.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes
-from engine.kv_layout import kv_layout
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import TokenMade
-from engine.models.decoder import DecoderModel
-from engine.models.model import Model
-from engine.overlapped import OverlappedEngine
-from engine.pages import BlockPool
-from engine.plan import Chunk
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from kernels.kv_pages import KvPages
-from kernels.sample_tokens import sample_tokens
+from baton.benchmarks.gpu.drawn import drawn_model
+from baton.benchmarks.gpu.limits import copy_bytes_per_s, said_copy
+from baton.benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
+from baton.benchmarks.gpu.timing import seconds, seconds_each
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.models.batch import make_batch
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.model import Model
+from baton.engine.plan import Chunk
+from baton.engine.request import Request
+from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes
+from baton.engine.runner.engine import OverlappedEngine
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.kernels.sampling import sample_tokens
+from baton.kernels.types import KvPages
 
 BLOCK_TOKENS = 32
 SKIPPED_STEPS = 16  # until everything is in its stride

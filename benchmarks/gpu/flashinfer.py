@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.attention import (
+from baton.benchmarks.gpu.attention import (
     BLOCK_TOKENS,
     HEAD_DIM,
     HEADS,
@@ -14,9 +14,9 @@ from benchmarks.gpu.attention import (
     Contexts,
     contexts,
 )
-from benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_least
-from benchmarks.gpu.timing import seconds
-from kernels.paged_prefill import paged_prefill
+from baton.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_least
+from baton.benchmarks.gpu.timing import seconds
+from baton.kernels.attention import paged_prefill
 
 WORKSPACE_BYTES = 256 << 20
 LAYOUT = "HND"  # [block][kv][head][token][dim], as ours

@@ -4,8 +4,8 @@ import functools
 
 import torch
 
-from benchmarks.gpu.row import Setting
-from benchmarks.gpu.timing import seconds
+from baton.benchmarks.gpu.row import Setting
+from baton.benchmarks.gpu.timing import seconds
 
 
 @functools.cache

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.drawn import write_checkpoint
-from benchmarks.gpu.engine import DrawnEngine, Work
-from benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_least
-from engine.sampling_params import SamplingParams
+from baton.benchmarks.gpu.drawn import write_checkpoint
+from baton.benchmarks.gpu.engine import DrawnEngine, Work
+from baton.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_least
+from baton.engine.sampling.params import SamplingParams
 
 ATTENTION = ("flash_attention_2", "sdpa")  # the first that it takes
 

@@ -1,6 +1,6 @@
 """Rows of one module, in a process of its own: what one of them leaves broken harms no other module.
 
-.venv/bin/python -m benchmarks.gpu.run MODULE --rows NAME,NAME --out FOLDER [--dry-run]
+.venv/bin/python -m baton.benchmarks.gpu.run MODULE --rows NAME,NAME --out FOLDER [--dry-run]
 """
 
 import argparse
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.row import AbsentError, Row, Setting
-from cli.bench.machine import describe_machine
+from baton.benchmarks.gpu.row import AbsentError, Row, Setting
+from baton.benchmarks.report.machine import describe_machine
 
 
 def describe_gpu(device: torch.device) -> dict[str, str]:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     setting = Setting(torch.device("cpu" if options.dry_run else "cuda:0"), options.dry_run)
     machine = {**describe_machine(), **describe_gpu(setting.device)}
-    rows: Sequence[Row] = importlib.import_module(f"benchmarks.gpu.{options.module}").ROWS
+    rows: Sequence[Row] = importlib.import_module(f"baton.benchmarks.gpu.{options.module}").ROWS
     wanted = options.rows.split(",")
     failed = 0
     for row in rows:

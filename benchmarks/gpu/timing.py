@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from benchmarks.gpu.row import Setting
+from baton.benchmarks.gpu.row import Setting
 
 ROUNDS = 10
 

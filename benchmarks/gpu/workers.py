@@ -15,11 +15,12 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu.drawn import write_checkpoint
-from benchmarks.gpu.limits import copy_bytes_per_s
-from benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_most
+from baton import IMPORT_PATH
+from baton.benchmarks.gpu.drawn import write_checkpoint
+from baton.benchmarks.gpu.limits import copy_bytes_per_s
+from baton.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_most
+from baton.launch.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BLOCK_TOKENS = 32
 TIME_LEFT_MS = 120_000
 WARM_UP_ROUNDS = 3
@@ -29,7 +30,7 @@ STOP_S = 30
 def require_packages() -> None:
     try:
         for role in ("prefill", "decode"):
-            importlib.import_module(f"{role}_worker.worker")
+            importlib.import_module(f"baton.worker.{role}.role")
     except ImportError as error:
         raise AbsentError(f"the workers cannot be started here: {error}") from error
 
@@ -44,14 +45,14 @@ class Started:
 @contextmanager
 def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Iterator["Started"]:
     """A process, until left."""
-    from service.redis_server import free_port
+    from baton.service.registry.redis_server import free_port
 
     port = free_port()
-    command = [sys.executable, "-P", "-m", f"{role}_worker", "--worker-id", f"{role}-{port}", "--port", str(port)]
+    command = [sys.executable, "-P", "-m", f"baton.{role}_worker", "--worker-id", f"{role}-{port}", "--port", str(port)]
     command += ["--model", str(model), "--device", str(setting.device)]
     command += ["--block-size", str(BLOCK_TOKENS), "--kv-memory", setting.size("8GiB", "16MiB")]
     command += ["--log-level", "warning", "--chunk-tokens", setting.size("2048", "64"), *flags]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(IMPORT_PATH)}, cwd=ROOT)
     try:
         yield Started(role, f"127.0.0.1:{port}", process)
     finally:
@@ -77,7 +78,7 @@ class Workers:
 
     async def answer(self, tokens: int, answer_tokens: int, pulled: bool = True) -> Answered:
         """A prompt of that many tokens that nobody has seen. `pulled`: whether decode takes it over."""
-        from protos import session_pb2
+        from baton.protos import session_pb2
 
         common, now = self._command(tokens, answer_tokens), asyncio.get_running_loop().time
         sent, attempt_id = now(), common["attempt_id"]
@@ -102,7 +103,7 @@ class Workers:
         return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
 
     def _command(self, tokens: int, answer_tokens: int) -> dict[str, Any]:
-        from protos import sampling_pb2
+        from baton.protos import sampling_pb2
 
         vocab = self._decode.worker.model.vocab_size
         return {
@@ -128,7 +129,7 @@ def with_workers(
     """
 
     async def run(started: list[Started]) -> Any:
-        from benchmarks.worker_session import WorkerSession
+        from baton.benchmarks.transfer.worker_pair import WorkerSession
 
         async with AsyncExitStack() as sessions:
             joined = [await sessions.enter_async_context(WorkerSession(each.endpoint)) for each in started]

@@ -1,21 +1,21 @@
 """Baton's own engine, as `./baton bench engine` measures it, behind the lines of a peer.
 
-python -m benchmarks.peers.run_baton CHECKPOINT THREADS PRECISION MAX_BATCH MAX_TOKENS
+python -m baton.benchmarks.peers.run_baton CHECKPOINT THREADS PRECISION MAX_BATCH MAX_TOKENS
 """
 
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.peers.lines import Round, Work, claim_stdout, serve
+from baton.benchmarks.peers.lines import Round, Work, claim_stdout, serve
 
 
 def main() -> None:
     answers = claim_stdout()
     import torch
 
-    from cli.bench.engine_run import EngineRun, EngineSetup, load_engine
-    from engine.models.packed import packs
+    from baton.benchmarks.engine.speed import EngineRun, EngineSetup, load_engine
+    from baton.engine.models.packed import packs
 
     folder, threads, precision, max_batch, max_tokens = sys.argv[1:]
     torch.set_num_threads(int(threads))

@@ -1,13 +1,13 @@
 """llama.cpp through its C interface, on a GGUF file. Choosing the tokens is not in its times.
 
-python -m benchmarks.peers.run_llamacpp FILE.gguf THREADS PRECISION MAX_BATCH MAX_TOKENS
+python -m baton.benchmarks.peers.run_llamacpp FILE.gguf THREADS PRECISION MAX_BATCH MAX_TOKENS
 """
 
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
+from baton.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
 
 BATCH_TOKENS, COMPUTED_AT_ONCE = 2048, 512  # its own defaults
 ROOM_TOKENS = 64  # per sequence: contexts are padded

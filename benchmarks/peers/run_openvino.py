@@ -1,6 +1,6 @@
 """OpenVINO GenAI: its continuous batching, on a checkpoint that optimum-intel has exported.
 
-    python -m benchmarks.peers.run_openvino EXPORTED THREADS PRECISION MAX_BATCH MAX_TOKENS
+    python -m baton.benchmarks.peers.run_openvino EXPORTED THREADS PRECISION MAX_BATCH MAX_TOKENS
 
 bf16: products, KV and activations all in bf16; where the CPU has no instructions for bf16, weights in fp16 and all else
 in fp32, since its attention takes nothing else there (its version says so then). int8 and int4: its own defaults for
@@ -10,7 +10,7 @@ such weights, which are activations and KV in 8 bits.
 import sys
 from typing import Any
 
-from benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
+from baton.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
 
 STEP_TOKENS = 2048
 KV_GIB = 4

@@ -1,11 +1,11 @@
 """transformers, its own forward and cache, without a server around.
 
-python -m benchmarks.peers.run_transformers CHECKPOINT THREADS PRECISION MAX_BATCH MAX_TOKENS
+python -m baton.benchmarks.peers.run_transformers CHECKPOINT THREADS PRECISION MAX_BATCH MAX_TOKENS
 """
 
 import sys
 
-from benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
+from baton.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
 
 
 def main() -> None:

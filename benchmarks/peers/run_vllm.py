@@ -1,12 +1,12 @@
 """vLLM on CPU, its engine stepped in this process.
 
-python -m benchmarks.peers.run_vllm CHECKPOINT THREADS PRECISION MAX_BATCH MAX_TOKENS
+python -m baton.benchmarks.peers.run_vllm CHECKPOINT THREADS PRECISION MAX_BATCH MAX_TOKENS
 """
 
 import os
 import sys
 
-from benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
+from baton.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
 
 STEP_TOKENS = 2048
 KV_GIB = 4

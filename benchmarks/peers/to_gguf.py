@@ -1,6 +1,6 @@
 """Writes a GGUF file from a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family, whatever its tokenizer.
 
-    python -m benchmarks.peers.to_gguf CHECKPOINT OUTPUT bf16|q8_0|q4_0
+    python -m baton.benchmarks.peers.to_gguf CHECKPOINT OUTPUT bf16|q8_0|q4_0
 
 Runs in llama.cpp's environment. llama.cpp's own converter knows tokenizers by their hash and refuses all others, such
 as that of a checkpoint with random weights. Tokens are written as their names: only ids are ever used.
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.quantization.gguf_names import ARCHITECTURES, gguf_name, is_interleaved
+from baton.engine.weights.gguf_file import ARCHITECTURES, gguf_name, is_interleaved
 
 BLOCK = 32  # numbers of a row that share a scale in Q8_0; other rows stay in bf16
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from cli import options
-from cli.options import DEFAULT_TARGET
+from baton.cli import options
+from baton.cli.options import DEFAULT_TARGET
 
 
 def generate(
@@ -49,7 +49,7 @@ def generate(
 
     With --system the prompt goes through the model's chat template too.
     """
-    from cli.ask import generate as run_generate
+    from baton.cli.ask import generate as run_generate
 
     if (prompt is None) == (token_ids is None):
         raise typer.BadParameter("give either a text or --token-ids", param_hint="prompt")
@@ -107,8 +107,7 @@ def chat(
     In a conversation Ctrl-C cancels the answer, Ctrl-D ends, /help lists the commands. Each line of standard input is a
     message where that is no terminal.
     """
-    from cli.ask import chat_once
-    from cli.conversation import chat_loop
+    from baton.cli.ask import chat_loop, chat_once
 
     options.check_logprobs(logprobs, json)
     given = options.sampling_options(context.params)

@@ -1,35 +1,478 @@
 """`baton bench`: its subcommands and their flags."""
 
 import os
-from typing import Annotated, Literal
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli import options
-from cli.commands import (
-    bench_attention,
-    bench_curves,
-    bench_gateway,
-    bench_isolation,
-    bench_linear,
-    bench_peers,
-    bench_route,
-    bench_router,
-    bench_serve,
+from baton.cli import options
+from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, read_sizes
+
+if TYPE_CHECKING:
+    from baton.benchmarks.engine.attention import HeadShape
+
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+
+
+def attention(
+    heads: Annotated[
+        str, typer.Option(help="Heads / KV heads x size of a head; several: 9/3x64,32/8x128.")
+    ] = "8/8x32,9/3x64,16/8x128,32/4x128",
+    kv_dtype: Annotated[str, typer.Option(help="Element types of the KV cache, separated by commas.")] = ",".join(
+        KV_DTYPES
+    ),
+    batch: Annotated[str, typer.Option(help="Sequences of a decode step; several sizes: 1,16.")] = "1,16",
+    context: Annotated[str, typer.Option(help="Tokens of each sequence; several sizes: 512,4096.")] = "512,4096",
+    chunk: Annotated[int, typer.Option(min=0, help="Tokens of a prompt's chunk; 0: decode alone.")] = 512,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
+) -> None:
+    """Paged attention of decode and prefill on this CPU, beside the machine's limits and PyTorch's own attention."""
+    from baton.benchmarks.engine.attention import AttentionBenchOptions, run_attention_bench
+
+    asked = AttentionBenchOptions(
+        shapes=tuple(_shape(part) for part in heads.split(",")),
+        kv_dtypes=tuple(_kv_dtype(part) for part in kv_dtype.split(",")),
+        batches=options.read_sizes(batch, "--batch"),
+        contexts=options.read_sizes(context, "--context"),
+        chunk_tokens=chunk,
+        threads=threads or len(os.sched_getaffinity(0)),
+    )
+    raise typer.Exit(run_attention_bench(asked, json))
+
+
+def _shape(text: str) -> "HeadShape":
+    """`9/3x64`. Raises: typer.BadParameter."""
+    from baton.benchmarks.engine.attention import HeadShape
+
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)x([1-9]\d*)", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not heads such as 9/3x64", param_hint="--heads")
+    shape = HeadShape(*(int(number) for number in found.groups()))
+    if shape.heads % shape.kv_heads:
+        raise typer.BadParameter(f"{shape}: heads are a multiple of KV heads", param_hint="--heads")
+    return shape
+
+
+def _kv_dtype(text: str) -> str:
+    if text not in KV_DTYPES:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(KV_DTYPES)}", param_hint="--kv-dtype")
+    return text
+
+
+SHAPES = "960x576,3072x576,576x1536,49152x576,4096x1024,6144x1024,16384x2048,2048x8192"
+
+
+def linear(
+    shapes: Annotated[str, typer.Option(help="Outputs x inputs; several with commas.")] = SHAPES,
+    rows: Annotated[str, typer.Option(help="Tokens at once; several sizes: 1,16,512.")] = "1,16,512",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of inputs and outputs.")] = "float32",
+    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
+) -> None:
+    """A projection, by every primitive of this CPU, beside the machine's limits."""
+    from baton.benchmarks.engine.linear import LinearBenchOptions, run_linear_bench
+
+    asked = LinearBenchOptions(
+        shapes=tuple(_projection(part) for part in shapes.split(",")),
+        rows=options.read_sizes(rows, "--rows"),
+        threads=threads or len(os.sched_getaffinity(0)),
+        dtype=dtype,
+    )
+    raise typer.Exit(run_linear_bench(asked, json))
+
+
+def _projection(text: str) -> tuple[int, int]:
+    """Raises: typer.BadParameter."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not outputs x inputs such as 960x576", param_hint="--shapes")
+    return int(found[1]), int(found[2])
+
+
+def curves(
+    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    batch: Annotated[str, typer.Option(help="Sequences at once, of --batch-context tokens.")] = "1,2,4,8,12,16,24,32",
+    batch_context: Annotated[int, typer.Option(min=1, help="Tokens of context, where the batch grows.")] = 512,
+    lengths: Annotated[
+        str,
+        typer.Option(help="Tokens of prompts, and of context at batch 1; at most what the model has positions for."),
+    ] = "64,128,256,512,1024,2048,4096,8192",
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps for each point.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions; the median counts.")] = 3,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
+    ] = "auto",
+    quantize: options.Quantize = "none",
+    folder: Annotated[Path | None, typer.Option(help="Also write curves.json and three pictures (SVG) there.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """How the cost of a decode step and of a prompt grows, beside how it grows at this machine's limits."""
+    from baton.benchmarks.engine.curves import CurvesOptions, run_curves
+
+    asked = CurvesOptions(
+        model=model,
+        batches=options.read_sizes(batch, "--batch"),
+        batch_context_tokens=batch_context,
+        lengths=options.read_sizes(lengths, "--lengths"),
+        steps=steps,
+        rounds=rounds,
+        threads=threads or len(os.sched_getaffinity(0)),
+        dtype=dtype,
+        quantize=quantize,
+    )
+    raise typer.Exit(run_curves(asked, folder, json))
+
+
+DEFAULT_FOLDER = Path("~/.cache/baton/peers")
+
+
+def peers(
+    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option(min=4, help="Decode steps of each round.")] = 48,
+    batch: Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")] = "1,16",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the engines take turns in each.")] = 7,
+    precision: Annotated[
+        Literal["bf16", "int8", "int4", "all"], typer.Option(help="Precision of weights and products.")
+    ] = "all",
+    only: Annotated[list[str] | None, typer.Option(help="Name of a peer, such as llama.cpp; may be repeated.")] = None,
+    peers_folder: Annotated[
+        Path, typer.Option(help="Folder of the peers and of converted checkpoints.")
+    ] = DEFAULT_FOLDER,
+    setup: Annotated[bool, typer.Option("--setup", help="Install the peers into that folder and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="All rounds as JSON instead of a table.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the ratios, as SVG, into this file.")] = None,
+) -> None:
+    """The same work on Baton's engine and on OpenVINO, vLLM, llama.cpp and transformers, in turns, on this CPU.
+
+    A peer that is not installed is absent from the comparison. Compare within one run only.
+    """
+    from baton.benchmarks.peers.compare import PeersOptions, run_peers_bench
+    from baton.benchmarks.peers.known import PEERS, Precision
+    from baton.benchmarks.peers.setup import run_peers_setup
+
+    known = [peer.name for peer in PEERS if peer.environment is not None]
+    for name in only or ():
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
+    folder = peers_folder.expanduser().absolute()
+    if setup:
+        raise typer.Exit(run_peers_setup(folder, only or ()))
+    asked = PeersOptions(
+        model=model,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        batches=read_sizes(batch, "--batch"),
+        threads=threads or len(os.sched_getaffinity(0)),
+        rounds=rounds,
+        precisions=tuple(Precision) if precision == "all" else (Precision(precision),),
+        folder=folder,
+        only=tuple(only or ()),
+    )
+    raise typer.Exit(run_peers_bench(asked, json, picture))
+
+
+GOODPUT_HELP = "Objectives of a good request, in milliseconds: ttft:500 tpot:50, also e2el."
+ADDRESSES = (
+    "grpc://host:port of a router, or the URL before /completions of any other server; may be repeated. Default: "
+    f"grpc://{DEFAULT_TARGET}, or the router that {TARGET_VARIABLE} names."
 )
+
+TraceFile = Annotated[
+    Path | None, typer.Option(help="Open loop: arrivals and lengths of Azure's .csv or Mooncake's .jsonl.")
+]
+AsTable = Annotated[
+    bool, typer.Option("--table", help="Measure prefill and decode tokens per second at --streams at once instead.")
+]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens of prompts: mean, default 1024 (--table: 512); of a trace: most."),
+]
+AnswerTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of answers: the mean, default 128; of a trace: the most.")
+]
+RangeRatio = Annotated[
+    float, typer.Option(min=0.0, max=0.99, help="Lengths are drawn from the mean * (1 - this) to * (1 + this).")
+]
+Burstiness = Annotated[
+    float, typer.Option(min=0.01, help="Burstiness of --rate; 1: a Poisson process, below 1: bunched, above 1: even.")
+]
+VocabSize = Annotated[
+    int | None, typer.Option(min=8, help="Prompts are random ids below it; default: the server's, or 1000.")
+]
+TokenizerFolder = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a tokenizer.json: HTTP servers get text instead of token ids."),
+]
+
+
+def read_objectives(parts: Sequence[str]) -> dict[str, float]:
+    """Each like `ttft:500`. Raises: typer.BadParameter."""
+    from baton.benchmarks.serve.load import OBJECTIVES
+
+    objectives: dict[str, float] = {}
+    for part in parts:
+        name, _, ms = part.partition(":")
+        try:
+            objectives[name] = float(ms)
+        except ValueError as error:
+            raise typer.BadParameter(f"{part!r} is not like ttft:500", param_hint="--goodput") from error
+        if name not in OBJECTIVES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(OBJECTIVES)}", param_hint="--goodput")
+    return objectives
+
+
+def read_streams(text: str) -> tuple[int, ...]:
+    """`1,16`. Raises: typer.BadParameter."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1,16", param_hint="--streams")
+    return tuple(int(part) for part in parts)
+
+
+def serve(
+    target: Annotated[list[str], typer.Option(help=ADDRESSES)] = [],  # noqa: B006
+    model: Annotated[
+        list[str], typer.Option(help="Model that requests name; one for all targets, or one for each.")
+    ] = [],  # noqa: B006
+    rate: Annotated[float | None, typer.Option(help="Open loop: requests per second; inf sends all at once.")] = None,
+    trace: TraceFile = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")] = None,
+    table: AsTable = False,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many; default: 100, or the whole trace.")] = None,
+    input_len: PromptTokens = None,
+    output_len: AnswerTokens = None,
+    prefix_len: Annotated[int, typer.Option(min=0, help="Tokens that all prompts begin with, beside --input-len.")] = 0,
+    range_ratio: RangeRatio = 0.0,
+    burstiness: Burstiness = 1.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="Speed-up of the recorded trace.")] = 1.0,
+    goodput: Annotated[list[str], typer.Option(help=GOODPUT_HELP)] = [],  # noqa: B006
+    more_goodput: Annotated[list[str], typer.Argument(metavar="[GOODPUT]...", help="More of them.")] = [],  # noqa: B006
+    streams: Annotated[str, typer.Option(help="With --table: numbers of requests at once.")] = "1,16",
+    rounds: Annotated[int, typer.Option(min=1, help="With --table: repetitions; medians are shown.")] = 3,
+    vocab_size: VocabSize = None,
+    tokenizer: TokenizerFolder = None,
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key for HTTP servers.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each request.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same requests.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="A list of objects, one for each target.")] = False,
+) -> None:
+    """A service under load, of Baton or with OpenAI's completions: TTFT, TPOT, ITL, goodput as vLLM defines them.
+
+    Needs one of --rate, --trace, --concurrency or --table. Exit code 1 where requests failed.
+    """
+    from baton.benchmarks.serve.serve import (
+        Arrivals,
+        Lengths,
+        ServeBenchOptions,
+        TableOptions,
+        run_serve_bench,
+        run_streams_bench,
+    )
+    from baton.benchmarks.serve.targets import Servers
+
+    if (rate is not None) + (trace is not None) + (concurrency is not None) + table != 1:
+        raise typer.BadParameter("exactly one of --rate, --trace, --concurrency and --table is needed")
+    if rate is not None and not rate > 0:
+        raise typer.BadParameter("must be above 0", param_hint="--rate")
+    targets = tuple(target) or (f"grpc://{os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET}",)
+    servers = Servers(targets, tuple(model), vocab_size, tokenizer, api_key, timeout)
+    if table:
+        asked = TableOptions(servers, read_streams(streams), input_len or 512, output_len or 128, rounds, seed)
+        raise typer.Exit(run_streams_bench(asked, json))
+    load = ServeBenchOptions(
+        servers,
+        Arrivals(rate, burstiness, trace, speed, concurrency),
+        Lengths(input_len, output_len, prefix_len, range_ratio),
+        requests,
+        read_objectives([*goodput, *more_goodput]),
+        seed,
+    )
+    raise typer.Exit(run_serve_bench(load, json))
+
+
+def isolation(
+    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    quantize: options.Quantize = "none",
+    variants: Annotated[
+        str, typer.Option(help="Any of 1p1d, colocated, vllm; measured in this order.")
+    ] = "1p1d,colocated",
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment with vLLM for CPUs; adds vllm to --variants.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds of each phase.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the variants take turns in each.")] = 5,
+    answers: Annotated[int, typer.Option(min=1, help="Long answers at once.")] = 4,
+    answer_prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of each long answer.")] = 64,
+    answer_tokens: Annotated[
+        int, typer.Option(min=16, help="Most tokens of each long answer, which must outlast the phases.")
+    ] = 4096,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt sent beside the answers.")] = 1024,
+    prompts_per_s: Annotated[float, typer.Option(min=0.01, help="Prompts per second in the paced phase.")] = 1.0,
+    in_flight: Annotated[int, typer.Option(min=1, help="Prompts at a time in the saturated phase.")] = 3,
+    slo_tbt_ms: Annotated[float, typer.Option(min=0.1, help="TBT objective: a later token is not in time.")] = 50.0,
+    slo_ttft_ms: Annotated[
+        float, typer.Option(min=0.1, help="TTFT objective: a later first token is not in time.")
+    ] = 2000.0,
+    up_flags: Annotated[str, typer.Option(help="More flags for `baton up`, as one text.")] = "",
+    picture: Annotated[Path | None, typer.Option(help="File for a picture (SVG) of p99 TBT.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object, with every round, instead of a table.")] = False,
+) -> None:
+    """How much prompts disturb running answers: time between tokens with and without them.
+
+    Starts and ends the servers itself. Needs two cores, and a machine with nothing else to do.
+    """
+    from baton.benchmarks.isolation.figures import Objectives
+    from baton.benchmarks.isolation.isolation import IsolationOptions, Variant, run_isolation_bench
+    from baton.benchmarks.isolation.load import Load
+
+    try:
+        chosen = [Variant(name.strip()) for name in variants.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--variants") from error
+    if vllm_python is not None and Variant.VLLM not in chosen:
+        chosen.append(Variant.VLLM)
+    if vllm_python is None and Variant.VLLM in chosen:
+        raise typer.BadParameter("vllm needs --vllm-python", param_hint="--variants")
+    load = Load(seconds, answers, answer_prompt_tokens, answer_tokens, prompt_tokens, prompts_per_s, in_flight)
+    asked = IsolationOptions(
+        model,
+        quantize,
+        tuple(dict.fromkeys(chosen)),
+        rounds,
+        load,
+        Objectives(slo_ttft_ms, slo_tbt_ms),
+        vllm_python,
+        picture,
+        tuple(shlex.split(up_flags)),
+    )
+    raise typer.Exit(run_isolation_bench(asked, json))
+
+
+def route(
+    trace: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A trace of Mooncake (.jsonl) or Azure (.csv).")
+    ] = None,
+    shape: Annotated[
+        str,
+        typer.Option(help="Or a generated one: chat, agents, tenants, documents, hot_document or oversized_prefix."),
+    ] = "chat",
+    seed: Annotated[int, typer.Option(help="Seed of the generated trace.")] = 0,
+    policy: Annotated[
+        str, typer.Option(help="Placement policies, separated by commas; all: every one that is known.")
+    ] = "cache_aware",
+    workers: Annotated[int, typer.Option(min=1, max=10_000, help="Prefill workers, and as many decode workers.")] = 8,
+    blocks_per_worker: Annotated[int, typer.Option(min=1, help="Size of a cache, in blocks of 512 tokens.")] = 5000,
+    speed: Annotated[float, typer.Option(min=0.001, help="How many times faster the requests come.")] = 1.0,
+    prefill_tokens_per_s: Annotated[float, typer.Option(min=1, help="Prefill speed of one worker.")] = 20_000.0,
+    token_gap_ms: Annotated[
+        float, typer.Option(min=0.01, help="Milliseconds between tokens of a single answer.")
+    ] = 8.0,
+    pictures: Annotated[Path | None, typer.Option(help="Folder for pictures (SVG).")] = None,
+    scaled: Annotated[
+        bool,
+        typer.Option("--scaled", help="Measure the cost of a decision with more workers and longer prompts instead."),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="An object instead of a table; of several policies a list.")
+    ] = False,
+) -> None:
+    """How placement does on a trace: hits, balance, time to first token. Workers are simulated, the placement is not.
+
+    A block of a prompt is a hit if, when its turn comes on its worker, it and all before it are in the worker's cache;
+    blocks enter the cache when the prompt has been computed. The bounds are those of one cache of the same size
+    together, and of one without end, on which each prompt is computed before the next comes.
+    """
+    from baton.benchmarks.placement.route import POLICIES, RouteOptions, run_route
+    from baton.benchmarks.placement.scale import run_scaled
+    from baton.benchmarks.placement.traces import SHAPES
+    from baton.benchmarks.placement.world import Speeds
+
+    names = POLICIES if policy == "all" else tuple(policy.split(","))
+    if unknown := set(names) - set(POLICIES):
+        raise typer.BadParameter(f"{unknown.pop()}; there are {', '.join(POLICIES)}", param_hint="--policy")
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"there are {', '.join(SHAPES)}", param_hint="--shape")
+    if scaled:
+        raise typer.Exit(run_scaled(pictures, json))
+    speeds = Speeds(prefill_tokens_per_s=prefill_tokens_per_s, token_gap_ms=token_gap_ms)
+    options = RouteOptions(trace, shape, seed, names, workers, blocks_per_worker, speed, speeds)
+    raise typer.Exit(run_route(options, pictures, json))
+
+
+def gateway(
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 64,
+    interval_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds between two tokens of a stream.")] = 50.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 5.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which gRPC and HTTP take turns.")] = 5,
+    requests: Annotated[
+        int, typer.Option(min=10, help="Requests whose first token is timed, for gRPC and for HTTP.")
+    ] = 200,
+    json: Annotated[bool, typer.Option("--json", help="An object instead of a table.")] = False,
+) -> None:
+    """Cost of HTTP beside gRPC: CPU time of a streamed token, TTFT. The workers compute nothing."""
+    from baton.benchmarks.router.gateway import GatewayBenchOptions, run_gateway_bench
+
+    asked = GatewayBenchOptions(
+        streams=streams, interval_ms=interval_ms, seconds=seconds, rounds=rounds, requests=requests
+    )
+    raise typer.Exit(run_gateway_bench(asked, json))
+
+
+def router(
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 256,
+    interval_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds between two tokens of a stream.")] = 50.0,
+    flood_ms: Annotated[float, typer.Option(min=0.1, help="The same, for the phase that saturates a core.")] = 12.8,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 10.0,
+    workers: Annotated[int, typer.Option(min=2, help="Workers to choose from.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="Prompt tokens of the requests that are placed.")] = 8192,
+    decisions: Annotated[int, typer.Option(min=1, help="Requests that are placed.")] = 2000,
+    delays: Annotated[int, typer.Option(min=2, help="Tokens whose delay is measured.")] = 1000,
+    json: Annotated[bool, typer.Option("--json", help="An object instead of text.")] = False,
+) -> None:
+    """Cost of the router itself: a decision, a streamed token, added delay. Its workers compute nothing."""
+    from baton.benchmarks.router.cost import RouterBenchOptions, run_router_bench
+
+    asked = RouterBenchOptions(
+        streams=streams,
+        interval_ms=interval_ms,
+        flood_ms=flood_ms,
+        seconds=seconds,
+        workers=workers,
+        prompt_tokens=prompt_tokens,
+        decisions=decisions,
+        delays=delays,
+    )
+    raise typer.Exit(run_router_bench(asked, json))
+
 
 app = typer.Typer(
     no_args_is_help=True, help="Measure this machine and what Baton makes of it. Only `serve` needs a running server."
 )
-app.command()(bench_attention.attention)
-app.command()(bench_linear.linear)
-app.command()(bench_curves.curves)
-app.command()(bench_peers.peers)
-app.command()(bench_serve.serve)
-app.command()(bench_isolation.isolation)
-app.command()(bench_route.route)
-app.command()(bench_gateway.gateway)
-app.command()(bench_router.router)
+app.command()(attention)
+app.command()(linear)
+app.command()(curves)
+app.command()(peers)
+app.command()(serve)
+app.command()(isolation)
+app.command()(route)
+app.command()(gateway)
+app.command()(router)
 
 
 @app.command()
@@ -50,7 +493,7 @@ def engine(
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
     """Prefill tokens per second and decode step of the engine on this CPU, beside the machine's limits."""
-    from cli.bench.engine import EngineBenchOptions, run_engine_bench
+    from baton.benchmarks.engine.speed import EngineBenchOptions, run_engine_bench
 
     asked = EngineBenchOptions(
         model=model,

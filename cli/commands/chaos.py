@@ -29,10 +29,10 @@ def chaos(
         return
     import asyncio
 
-    from chaos.faults import FaultKind, plan_faults
-    from chaos.report import markdown, summary, write
-    from chaos.run import Options, Run
-    from chaos.wall_clock import find_compiler
+    from baton.chaos.faults import FaultKind, plan_faults
+    from baton.chaos.report import markdown, summary, write
+    from baton.chaos.run import Options, Run
+    from baton.chaos.stack import find_compiler
 
     count = int(minutes * FAULTS_PER_MINUTE) + 1
     without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK})
@@ -58,9 +58,9 @@ def cancels(
     """Cancel streams in any phase: how long blocks stay in use, and whether later answers are exact."""
     import asyncio
 
-    from chaos.cancels import run_cancels
-    from chaos.stack import Layout
-    from cli.bench.statistics import percentile
+    from baton.benchmarks.report.statistics import percentile
+    from baton.chaos.load import run_cancels
+    from baton.chaos.stack import Layout
 
     layout = Layout(routers=1, prefill=prefill, decode=decode)
     found = asyncio.run(run_cancels(singles, bursts, burst, seed, layout, lambda line: print(line, flush=True)))

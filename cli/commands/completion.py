@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-from cli.paths import ROOT
+from baton.launch.paths import ROOT
 
 PROGRAM = "baton"
 VARIABLE = "_BATON_COMPLETE"  # through which the script asks the command for completions

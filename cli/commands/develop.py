@@ -12,6 +12,6 @@ def test(
     ] = False,
 ) -> None:
     """Check style and types and run the tests. Arguments go to pytest, which then runs alone."""
-    from cli.checks import run_checks
+    from baton.cli.checks import run_checks
 
     raise typer.Exit(run_checks(context.args, no_skips))

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli import options
-from cli.options import DEFAULT_TARGET
+from baton.cli import options
+from baton.cli.options import DEFAULT_TARGET
 
 
 def status(
@@ -23,10 +23,10 @@ def status(
     """
     admin_target = admin or options.admin_target_of(target)
     if watch:
-        from cli.status_watch import watch_status
+        from baton.cli.status import watch_status
 
         raise typer.Exit(watch_status(admin_target, json))
-    from cli.status import show_status
+    from baton.cli.status import show_status
 
     raise typer.Exit(show_status(admin_target, json))
 
@@ -42,8 +42,8 @@ def health(
     """Ask a process for its health (grpc.health.v1): exit code 0 if it serves, else 1. For container health checks."""
     import asyncio
 
-    from cli.connection import way_in
-    from cli.readiness import Health, check_health
+    from baton.cli.connection import way_in
+    from baton.launch.readiness import Health, check_health
 
     found = asyncio.run(check_health(target, timeout, way_in(tls_ca, internal)))
     print(found.value)
@@ -64,7 +64,7 @@ def explain(
     """Why one of the last 1,024 requests of a router went where it went: every worker with what was weighed, what was
     expected, and what happened.
     """
-    from cli.explain import show_explanation
+    from baton.cli.explain import show_explanation
 
     raise typer.Exit(show_explanation(request_id, admin or options.admin_target_of(target).split(","), json))
 
@@ -77,7 +77,7 @@ def role(
     admin: options.Admin = None,
 ) -> None:
     """Drain a worker and let it serve in another role, with the same weights; no request is dropped."""
-    from cli.role import change_role
+    from baton.cli.explain import change_role
 
     raise typer.Exit(change_role(admin or options.admin_target_of(target), worker_id, role, timeout))
 
@@ -88,7 +88,7 @@ def trace(
     json: options.Json = False,
 ) -> None:
     """Where the time of the last requests went, from the trace file."""
-    from cli.trace import show_traces
+    from baton.cli.trace import show_traces
 
     raise typer.Exit(show_traces(file, last, json))
 

@@ -32,8 +32,8 @@ def new(
     Routers that share a Redis share these limits; without one, each router counts by itself. Removing a key's line from
     the file revokes the key within a second.
     """
-    from cli.new_key import append_key
-    from service.api_keys import KeyLimits
+    from baton.cli.keys import append_key
+    from baton.service.security.api_keys import KeyLimits
 
     limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrency, max_context_tokens)
     secret = append_key(file, name, limits, admin)
@@ -54,7 +54,7 @@ def certs(
 
     The keys of both CAs are deleted: neither can sign another certificate.
     """
-    from cli.certificates import make_certificates
+    from baton.cli.keys import make_certificates
 
     make_certificates(folder, host or (), days)
     typer.echo(f"serve with   --tls-cert {folder / 'server.pem'} --tls-key {folder / 'server-key.pem'}")

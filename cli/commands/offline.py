@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli import options
+from baton.cli import options
 
 
 def plan(
@@ -25,7 +25,7 @@ def plan(
     json: options.Json = False,
 ) -> None:
     """How much memory a model needs and how many requests fit, without loading it."""
-    from cli.plan import PlanOptions, run_plan
+    from baton.cli.plan import PlanOptions, run_plan
 
     asked = PlanOptions(model, dtype, block_size, max_model_len, kv_memory, batch, kv_cache_dtype, quantize)
     raise typer.Exit(run_plan(asked, json))
@@ -46,7 +46,7 @@ def batch(
     adapter: options.Adapters = None,
 ) -> None:
     """Answer a file of requests without a server. An interrupted run continues when it is started again."""
-    from cli.batch import BatchOptions, run_batch
+    from baton.cli.batch import BatchOptions, run_batch
 
     asked = BatchOptions(
         source,

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli import options, up_options
-from cli.devices import DeviceChoice
+from baton.cli import options
+from baton.cli.commands import up_options
+from baton.launch.devices import DeviceChoice
 
 if TYPE_CHECKING:
-    from cli.up import UpOptions
+    from baton.cli.up import UpOptions
 
 
 def up(
@@ -52,16 +53,15 @@ def up(
         raise typer.BadParameter("--colocated allows no prefill workers", param_hint="--prefill")
     if (tls_cert is None) != (tls_key is None):
         raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
-    from cli.up import run_up
+    from baton.cli.up import run_up
 
     raise typer.Exit(run_up(_options(flags)))
 
 
 def _options(flags: Mapping[str, Any]) -> "UpOptions":
     """Flags that only pass through have one name there and here."""
-    from cli.process_plan import Exposure
-    from cli.up import UpOptions
-    from cli.variables import separated
+    from baton.cli.up import UpOptions, separated
+    from baton.launch.process_plan import Exposure
 
     given = dict(flags)
     exposure = Exposure(*(given.pop(name) for name in ("api_keys", "insecure", "tls_cert", "tls_key")))

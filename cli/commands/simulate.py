@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from simulation.campaign import Found
+    from baton.simulation.campaign import Found
 
 PLANTS = (
     "announced-once",
@@ -37,8 +37,7 @@ def simulate(
     A seed decides everything: when messages arrive, who goes first, what breaks. Exits with 1 where a promise was
     broken, and names the seed that does it again.
     """
-    from simulation.campaign import Campaign, Clock, run
-    from simulation.tally import Tally
+    from baton.simulation.campaign import Campaign, Clock, Tally, run
 
     if plant is not None and plant not in PLANTS:
         raise typer.BadParameter(f"there are {', '.join(PLANTS)}", param_hint="--plant")

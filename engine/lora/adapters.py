@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.lora.adapter_file import Adapter
-from engine.lora.linear import AdaptedLinear, StackedFactors
-from engine.model_config import ModelError
-from engine.models.checkpoint import TensorSource
-from engine.models.linear import Linear
+from baton.engine.config.model_config import ModelError
+from baton.engine.lora.files import Adapter
+from baton.engine.lora.linear import AdaptedLinear, StackedFactors
+from baton.engine.models.checkpoint import TensorSource
+from baton.engine.models.linear import Linear
 
 
 class AdapterSet:

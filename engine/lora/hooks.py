@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from engine.batch import Batch
-from engine.lora.linear import StackedFactors
-from engine.lora.rows import AdapterRows
-from engine.model_config import ModelConfig
-from engine.models.model import Model
-from kernels.kv_pages import KvPages
+from baton.engine.config.model_config import ModelConfig
+from baton.engine.lora.linear import StackedFactors
+from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import Batch
+from baton.engine.models.model import Model
+from baton.kernels.types import KvPages
 
 
 class HookedModel:

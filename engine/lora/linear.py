@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.lora.adapter_file import LowRank
-from engine.lora.rows import AdapterRows
-from engine.models.linear import Linear
+from baton.engine.lora.files import LowRank
+from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.linear import Linear
 
 
 class StackedFactors:

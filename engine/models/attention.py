@@ -2,12 +2,12 @@
 
 import torch
 
-from engine.batch import Batch, DecodeRows
-from kernels.kv_pages import KvLayer
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.scoring import Scoring
-from kernels.store_kv import store_kv
+from baton.engine.models.batch import Batch, DecodeRows
+from baton.kernels.types import KvLayer
+from baton.kernels.attention import paged_decode
+from baton.kernels.attention import paged_prefill
+from baton.kernels.types import Scoring
+from baton.kernels.pages import store_kv
 
 
 def store_and_attend(

@@ -4,16 +4,16 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.model_config import DecoderConfig
-from engine.models.decoder import DecoderModel, Layer, Norm
-from engine.models.embedding import DenseEmbedding, Embedding
-from engine.models.expert_stack import stacked
-from engine.models.feed_forward import Experts, FeedForward, Gated
-from engine.models.linear import DenseLinear, Linear, LinearSource
-from engine.quantization.on_kernels import has_kernels
-from engine.rope import inverse_frequencies
-from kernels.rotate_and_store import HeadNorms
-from kernels.scoring import Scoring
+from baton.engine.config.model_config import DecoderConfig
+from baton.engine.models.decoder import DecoderModel, Layer, Norm
+from baton.engine.models.linear import DenseEmbedding, Embedding
+from baton.engine.models.feed_forward import stacked
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated
+from baton.engine.models.linear import DenseLinear, Linear, LinearSource
+from baton.engine.weights.on_kernels import has_kernels
+from baton.engine.models.decoder import inverse_frequencies
+from baton.kernels.pages import HeadNorms
+from baton.kernels.types import Scoring
 
 
 class GatedNames(NamedTuple):

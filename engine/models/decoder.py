@@ -1,25 +1,59 @@
-"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 line: pre-norm, grouped-query attention over paged KV, SwiGLU.
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 line: pre-norm, rotary, grouped-query attention.
 
 The families differ only in data: biases, query and key norms, windows, rotary frequencies, tied embeddings.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
-
+import math
 import torch
+from typing import NamedTuple, Protocol
+from baton.engine.config.model_config import DecoderConfig, RopeConfig, RopeKind
+from dataclasses import dataclass
+from baton.engine.models.batch import Batch
+from baton.engine.models.attention import attend
+from baton.engine.models.linear import Embedding, Linear
+from baton.engine.models.feed_forward import FeedForward
+from baton.kernels.norms import add_rms_norm
+from baton.kernels.types import KvLayer, KvPages
+from baton.kernels.norms import rms_norm
+from baton.kernels.pages import HeadNorms, rotate_and_store
+from baton.kernels.types import Scoring
 
-from engine.batch import Batch
-from engine.model_config import DecoderConfig
-from engine.models.attention import attend
-from engine.models.embedding import Embedding
-from engine.models.feed_forward import FeedForward
-from engine.models.linear import Linear
-from engine.rope import Rotation, rotation
-from kernels.add_rms_norm import add_rms_norm
-from kernels.kv_pages import KvLayer, KvPages
-from kernels.rms_norm import rms_norm
-from kernels.rotate_and_store import HeadNorms, rotate_and_store
-from kernels.scoring import Scoring
+class Rotation(NamedTuple):
+    """Cosine and sine of each token's angles, `[tokens, head_dim / 2]` in the model's dtype."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Radians per position, float32 `[head_dim / 2]` (RoFormer, arXiv:2104.09864)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    match rope.kind:
+        case RopeKind.DEFAULT:
+            return frequencies
+        case RopeKind.LINEAR:
+            return frequencies / rope.factor
+        case RopeKind.LLAMA3:
+            return _llama3(rope, frequencies)
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are slowed by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+    wavelengths = 2 * math.pi / frequencies  # positions
+    longest_kept = rope.original_max_positions / rope.high_freq_factor
+    shortest_slowed = rope.original_max_positions / rope.low_freq_factor
+    smooth = rope.original_max_positions / wavelengths - rope.low_freq_factor
+    smooth = smooth / (rope.high_freq_factor - rope.low_freq_factor)
+    between = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    slowed = torch.where(wavelengths > shortest_slowed, frequencies / rope.factor, between)
+    return torch.where(wavelengths < longest_kept, frequencies, slowed)
+
+
+def rotation(frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """Angles in float32 for any dtype of the model: bfloat16 cannot distinguish position 256 from 257."""
+    angles = positions.to(torch.float32)[:, None] * frequencies[None, :]
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +97,7 @@ class DecoderModel:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
-    frequencies: torch.Tensor  # float32 [head_dim / 2], see engine/rope.py
+    frequencies: torch.Tensor  # float32 [head_dim / 2], see engine/models/decoder.py
     native: AllLayers | None = None  # the same layers; they know nothing of adapters
 
     @property

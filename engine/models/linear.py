@@ -1,14 +1,13 @@
-"""Projections of a model: the decoder's interface to them, however the weights are stored."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+"""Projections and embeddings of a model: the decoder's interface to them, however the weights are stored."""
 
 import torch
 import torch.nn.functional as F
-
-from engine.lora.rows import AdapterRows
-
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from baton.engine.lora.rows import AdapterRows
+from baton.kernels.linear import gather_rows
+from baton.kernels.packed_weight import PackedWeight
 
 class Linear(Protocol):
     """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`.
@@ -36,3 +35,37 @@ class LinearSource(Protocol):
 
         Raises ModelError if a tensor is absent or misshapen.
         """
+
+
+class Embedding(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """`[tokens, hidden]`, a new tensor of floating point, of ids below the size of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEmbedding:
+    weight: torch.Tensor  # [vocab, hidden]
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEmbedding:
+    """Rows of the head that it is tied to, so that they are in memory once."""
+
+    weight: PackedWeight  # of plain numbers, see kernels/linear.py
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.data.device
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return gather_rows(token_ids, self.weight)

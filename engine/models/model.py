@@ -4,9 +4,9 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import Batch
-from engine.model_config import ModelConfig
-from kernels.kv_pages import KvPages
+from baton.engine.models.batch import Batch
+from baton.engine.config.model_config import ModelConfig
+from baton.kernels.types import KvPages
 
 
 class Model(Protocol):

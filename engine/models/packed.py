@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from engine.batch import Batch
-from engine.lora.linear import AdaptedLinear
-from engine.lora.rows import AdapterRows
-from engine.model_config import DecoderConfig
-from engine.models.checkpoint import Ends, TensorSource, rows_of, take_embedding, take_head
-from engine.models.decoder import DecoderModel, Layer
-from engine.models.embedding import DenseEmbedding, PackedEmbedding
-from engine.models.feed_forward import Gated
-from engine.models.linear import DenseLinear, Linear
-from engine.quantization.int4 import Int4Linear
-from engine.quantization.int8 import Int8Linear, quantise_int8
-from engine.rope import Rotation
-from kernels.decoder_layers import DecoderLayers, PackedDecoder, PackedLayer, runs_natively
-from kernels.gather_rows import GATHERED
-from kernels.huge_pages import HugePages
-from kernels.kv_pages import KvPages
-from kernels.native.library import native_library
-from kernels.packed_linear import packed_linear
-from kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
+from baton.engine.models.batch import Batch
+from baton.engine.lora.linear import AdaptedLinear
+from baton.engine.lora.rows import AdapterRows
+from baton.engine.config.model_config import DecoderConfig
+from baton.engine.models.checkpoint import Ends, TensorSource, rows_of, take_embedding, take_head
+from baton.engine.models.decoder import DecoderModel, Layer
+from baton.engine.models.linear import DenseEmbedding, PackedEmbedding
+from baton.engine.models.feed_forward import Gated
+from baton.engine.models.linear import DenseLinear, Linear
+from baton.engine.weights.quantised import Int4Linear
+from baton.engine.weights.quantised import Int8Linear, quantise_int8
+from baton.engine.models.decoder import Rotation
+from baton.kernels.decoder import DecoderLayers, PackedDecoder, PackedLayer, runs_natively
+from baton.kernels.linear import GATHERED
+from baton.kernels.huge_pages import HugePages
+from baton.kernels.types import KvPages
+from baton.kernels.native.library import native_library
+from baton.kernels.linear import packed_linear
+from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
 
 AT_ONCE_ROWS = 4096  # of a weight that is looked through
 

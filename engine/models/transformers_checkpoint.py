@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine.batch import make_batch
-from engine.kv_layout import kv_layout
-from engine.model_config import ModelConfig, ModelError
-from engine.models.transformers_attention import NAME, register_attention
-from engine.models.transformers_config import forget_padding
-from engine.models.transformers_model import TransformersModel
-from engine.plan import Chunk
+from baton.engine.models.batch import make_batch
+from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.models.transformers_attention import NAME, register_attention
+from baton.engine.models.transformers_config import forget_padding
+from baton.engine.models.transformers_model import TransformersModel
+from baton.engine.plan import Chunk
 
 logger = logging.getLogger(__name__)
 

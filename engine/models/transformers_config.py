@@ -13,8 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from engine.model_config import ModelConfig, ModelError
-from engine.models.transformers_attention import (
+from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.models.transformers_attention import (
     KEYWORD,
     NAME,
     AttentionCall,

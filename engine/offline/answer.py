@@ -3,14 +3,26 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from engine.mixed_state import TokenMade
-from engine.offline.answer_text import GrowingText, TextDecoder, find_stop
-from engine.offline.params import SamplingParams
-from engine.offline.prompts import Prompt
-from engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
-from engine.plan import Drawn
-from engine.sequence import EndReason
+from baton.engine.offline.params import SamplingParams
+from baton.engine.offline.prompts import Prompt
+from baton.engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
+from baton.engine.offline.text import GrowingText, TextDecoder
+from baton.engine.plan import Drawn
+from baton.engine.request import EndReason
+from baton.engine.scheduler.sequences import TokenMade
+
+
+class Stop(NamedTuple):
+    begin: int  # in the text
+    text: str
+
+
+def find_stop(text: str, known: int, stops: Sequence[str]) -> Stop | None:
+    """The stop string complete first in `text`, of several the longest. None ends in the first `known` characters."""
+    found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop, max(0, known - len(stop) + 1))) >= 0)
+    return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
 
 @dataclass(slots=True)
@@ -43,7 +55,7 @@ class Answer:
         self._prompt: list[Drawn] = []  # from the second token on, where asked for
         grows = params.detokenize and (streams or bool(self._stops))
         skip = params.skip_special_tokens
-        self._choices = [ChoiceAnswer(GrowingText(decoder, skip) if grows else None) for _ in range(params.choices)]
+        self._choices = [ChoiceAnswer(decoder.growing(skip) if grows else None) for _ in range(params.choices)]
 
     @property
     def finished(self) -> bool:

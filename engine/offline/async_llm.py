@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from engine.engine_thread import EngineStopped, EngineThread, StepTiming
-from engine.mixed_state import MixedOutcome
-from engine.offline.answer import Answer
-from engine.offline.core import OfflineEngine, deliver
-from engine.offline.engine_args import EngineArgs, EngineOptions
-from engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
-from engine.offline.params import SamplingParams
-from engine.offline.prompts import PromptType
-from engine.offline.request_output import RequestOutput
-from engine.thread_preparation import thread_preparation
+from baton.engine.offline.answer import Answer
+from baton.engine.offline.core import OfflineEngine, deliver
+from baton.engine.offline.engine_args import EngineArgs, EngineOptions
+from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
+from baton.engine.offline.params import SamplingParams
+from baton.engine.offline.prompts import PromptType
+from baton.engine.offline.request_output import RequestOutput
+from baton.engine.runner.thread import EngineStopped, EngineThread, StepTiming
+from baton.engine.runner.thread_preparation import thread_preparation
+from baton.engine.scheduler.sequences import MixedOutcome
 
 STOP_TIMEOUT_S = 30.0
 

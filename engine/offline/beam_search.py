@@ -1,13 +1,13 @@
-"""Beam search under vLLM's names: its parameters, and its results. The rules are in engine/beam.py."""
+"""Beam search under vLLM's names: its parameters, and its results. The rules are in engine/scheduler/beam_search.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine import sampling_params
-from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
-from engine.offline.params import SamplingParams
-from engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
+from baton.engine.offline.params import SamplingParams
+from baton.engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
+from baton.engine.sampling import params as sampling_params
+from baton.engine.sampling.params import BeamParams, BeamStop, candidates_per_beam
 
 EarlyStopping = bool | Literal["never"]
 _STOPS: dict[EarlyStopping, BeamStop] = {

@@ -1,5 +1,6 @@
-"""Model, pages, scheduler and tokenizer of one device, put together from EngineArgs. Shared by LLM and AsyncLLM."""
+"""Model, blocks, scheduler and tokenizer of one device, put together from EngineArgs. Shared by LLM and AsyncLLM."""
 
+import hashlib
 import sys
 import time
 import weakref
@@ -8,15 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine import sampling_params
-from engine.grammars import Grammars
-from engine.hashing import cache_root
-from engine.kv_memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed
-from engine.offline.answer import Answer
-from engine.offline.engine_args import EngineArgs, model_folder
-from engine.offline.lora import (
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
+from baton.engine.kv_cache.sizing import KvSizing
+from baton.engine.offline.answer import Answer
+from baton.engine.offline.engine_args import EngineArgs, model_folder
+from baton.engine.offline.lora import (
     NO_ADAPTER,
     USUAL_RANK,
     ChosenAdapter,
@@ -25,20 +23,57 @@ from engine.offline.lora import (
     ReadAdapter,
     adapter_bytes,
 )
-from engine.offline.params import ModelLimits, SamplingParams, resolve
-from engine.offline.prompts import Prompt, PromptReader
-from engine.offline.seeds import request_seed
-from engine.overlapped import engine_over
-from engine.pages import BlockPool
-from engine.parallel.followers import threads_of
-from engine.parallel.shard import Shard
-from engine.prepare import ModelOptions, PreparedModel, prepare_model
-from engine.quantization.formats import WeightFormat
-from engine.runner import Runner
-from engine.sequence import Request
-from engine.sizing import KvSizing
-from structured.library import LibraryMissing
-from structured.output import FormRefused
+from baton.engine.offline.params import ModelLimits, SamplingParams, resolve
+from baton.engine.offline.prompts import Prompt, PromptReader
+from baton.engine.parallel.followers import threads_of
+from baton.engine.parallel.shard import Shard
+from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.request import Request
+from baton.engine.runner.engine import engine_over
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling import params as sampling_params
+from baton.engine.sampling.grammars import Grammars
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import MixedOutcome, PromptComputed, RequestFailed
+from baton.engine.weights.formats import WeightFormat
+from baton.generation.block_hash import root_hash
+from baton.generation.structured.library import LibraryMissing
+from baton.generation.structured.output import FormRefused
+
+_MASK = (1 << 64) - 1
+# Of SplitMix64: engine/sampling/uniform.py
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def request_seed(engine_seed: int, number: int) -> int:
+    """The seed, 64 bits, of the engine's `number`th request: another for each, the same in every run."""
+    return int.from_bytes(hashlib.sha256(f"{engine_seed}:{number}".encode()).digest()[:8], "little")
+
+
+def seed_of_choice(seed: int, choice: int) -> int:
+    """A request with n=1 and this seed answers as the given choice of a request with n>1 and `seed` does."""
+    return _unmixed(_mixed(seed) ^ choice)
+
+
+def _mixed(value: int) -> int:
+    value = (value + _STEP) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
+
+
+def _unmixed(value: int) -> int:
+    value = (_unshifted(value, 31) * pow(_SECOND, -1, 1 << 64)) & _MASK
+    value = (_unshifted(value, 27) * pow(_FIRST, -1, 1 << 64)) & _MASK
+    return (_unshifted(value, 30) - _STEP) & _MASK
+
+
+def _unshifted(value: int, bits: int) -> int:
+    """Solves value = x ^ (x >> bits) for x; every round makes `bits` more of its upper bits right."""
+    solved = value
+    for _ in range(64 // bits):
+        solved = value ^ (solved >> bits)
+    return solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +133,7 @@ class OfflineEngine:
         resolved = self._resolved(prompt, params, seed)
         if self._caches_prefixes and adapter.number not in self._roots:
             prepared = self._prepared
-            self._roots[adapter.number] = cache_root(prepared.fingerprint, prepared.dtype_name, adapter.digest)
+            self._roots[adapter.number] = root_hash(prepared.fingerprint, prepared.dtype_name, adapter.digest)
         return Request(number, prompt.token_ids, resolved, block_hashes=(), adapter=adapter.number)
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:

@@ -6,8 +6,8 @@ from typing import TypedDict
 
 import torch
 
-from engine.quantization.formats import WeightFormat
-from engine.sizing import KV_FORMATS
+from baton.engine.kv_cache.sizing import KV_FORMATS
+from baton.engine.weights.formats import WeightFormat
 
 BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256

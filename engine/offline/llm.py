@@ -7,17 +7,17 @@ from typing import Any, TypeAlias, Unpack, cast
 
 from tqdm import tqdm
 
-from engine.model_config import read_json
-from engine.offline.answer import Answer
-from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from engine.offline.core import OfflineEngine, deliver
-from engine.offline.engine_args import EngineArgs, EngineOptions
-from engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
-from engine.offline.params import SamplingParams
-from engine.offline.prompts import Message, Prompt, PromptType, as_list
-from engine.offline.request_output import RequestOutput
-from engine.sequence import Request
-from engine.sizing import KvSizing
+from baton.engine.config.model_config import read_json
+from baton.engine.kv_cache.sizing import KvSizing
+from baton.engine.offline.answer import Answer
+from baton.engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from baton.engine.offline.core import OfflineEngine, deliver
+from baton.engine.offline.engine_args import EngineArgs, EngineOptions
+from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
+from baton.engine.offline.params import SamplingParams
+from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
+from baton.engine.offline.request_output import RequestOutput
+from baton.engine.request import Request
 
 LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from engine.lora.adapter_file import Adapter, adapter_digest, read_adapter
-from engine.lora.adapters import AdapterSet
-from engine.model_config import ModelConfig
-from engine.offline.engine_args import model_folder
+from baton.engine.config.model_config import ModelConfig
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import Adapter, adapter_digest, read_adapter
+from baton.engine.offline.engine_args import model_folder
 
 USUAL_RANK = 16  # vLLM's max_lora_rank
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 
 from transformers import AutoTokenizer
 
-from engine.offline.answer_text import TextDecoder
+from baton.engine.offline.text import TextDecoder
 
 
 class TokensPrompt(TypedDict):

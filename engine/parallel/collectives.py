@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, FileStore, ReduceOp, Store, Work
 
-from engine.parallel.shard import Shard
+from baton.engine.parallel.shard import Shard
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(seconds=60)  # of one exchange, waiting for the slowest rank included

@@ -1,4 +1,4 @@
-"""A rank that computes the leader's plans: `python -m engine.parallel.follower FD`, see engine/parallel/followers.py.
+"""A rank that computes the leader's plans: `python -m baton.engine.parallel.follower FD`. See followers.py.
 
 It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
 """
@@ -17,21 +17,21 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from engine.cuda_graphs import GraphSizes
-from engine.host_pool import HostPool
-from engine.kv_layout import KV_DTYPES, kv_layout
-from engine.kv_memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
-from engine.model_config import ModelError
-from engine.parallel import wire
-from engine.parallel.collectives import Collectives, RankLost
-from engine.parallel.followers import cores_of, threads_of
-from engine.parallel.load import load_part
-from engine.parallel.model import ParallelModel
-from engine.parallel.orders import FollowerPool, FollowerStart, StepToMeasure
-from engine.parallel.shard import Shard
-from engine.plan import Plan
-from engine.prepare import DTYPES
-from engine.runner import Runner
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.layout import KV_DTYPES, kv_layout
+from baton.engine.kv_cache.memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
+from baton.engine.parallel import wire
+from baton.engine.parallel.collectives import Collectives, RankLost
+from baton.engine.parallel.followers import cores_of, threads_of
+from baton.engine.parallel.load import load_part
+from baton.engine.parallel.model import ParallelModel
+from baton.engine.parallel.orders import FollowerPool, FollowerStart, StepToMeasure
+from baton.engine.parallel.shard import Shard
+from baton.engine.plan import Plan
+from baton.engine.prepare import DTYPES
+from baton.engine.runner.cuda_graphs import GraphSizes
+from baton.engine.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 LOST = 3
@@ -64,7 +64,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 class FollowingRunner(Protocol):
-    """The calls of engine/runner.py's Runner at each step."""
+    """The calls of engine/runner/runner.py's Runner at each step."""
 
     def follow(self, plan: Plan) -> None: ...
 

@@ -18,15 +18,15 @@ from typing import TypeVar
 
 import torch
 
-from engine.model_config import ModelError
-from engine.parallel import wire
-from engine.parallel.collectives import TIMEOUT, RankLost
-from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions, StepToMeasure
-from engine.parallel.shard import Shard
-from engine.plan import Plan
-from engine.sizing import StepMemory
+from baton import child_environment
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.sizing import StepMemory
+from baton.engine.parallel import wire
+from baton.engine.parallel.collectives import TIMEOUT, RankLost
+from baton.engine.parallel.orders import FollowerPool, FollowerStart, RankOptions, StepToMeasure
+from baton.engine.parallel.shard import Shard
+from baton.engine.plan import Plan
 
-ROOT = Path(__file__).parents[2]  # where our packages are found
 LOAD_TIMEOUT_S = 900.0  # of a follower that reads its part of a large checkpoint
 STOP_TIMEOUT_S = 5.0
 EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
@@ -134,12 +134,12 @@ class Followers:
     def _spawn(self, start: FollowerStart) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", start.entry, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", start.entry, str(theirs.fileno())]
             process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                cwd=ROOT,
+                env=child_environment(),
                 process_group=0,  # Ctrl-C is for the leader, which may continue for a while
             )
             self._processes.append(process)

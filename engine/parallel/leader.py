@@ -7,16 +7,16 @@ from typing import Protocol
 
 import torch
 
-from engine.cuda_graphs import GraphSizes
-from engine.host_pool import HostPool
-from engine.kv_layout import KvLayout
-from engine.parallel.collectives import Collectives
-from engine.parallel.followers import Followers
-from engine.parallel.load import load_part
-from engine.parallel.model import ParallelModel
-from engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
-from engine.parallel.shard import Shard, shard_layout
-from engine.runner import Runner
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.parallel.collectives import Collectives
+from baton.engine.parallel.followers import Followers
+from baton.engine.parallel.load import load_part
+from baton.engine.parallel.model import ParallelModel
+from baton.engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
+from baton.engine.parallel.shard import Shard, shard_layout
+from baton.engine.runner.cuda_graphs import GraphSizes
+from baton.engine.runner.runner import Runner
 
 
 class Prepared(Protocol):

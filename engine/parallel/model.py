@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.batch import Batch
-from engine.lora.rows import AdapterRows
-from engine.model_config import DecoderConfig
-from engine.models.decoder import DecoderModel, Layer
-from engine.models.feed_forward import Experts, FeedForward, Gated
-from engine.models.linear import Linear
-from engine.models.packed import PackedLinear
-from engine.parallel.collectives import Collectives
-from kernels.kv_pages import KvPages
+from baton.engine.config.model_config import DecoderConfig
+from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import Batch
+from baton.engine.models.decoder import DecoderModel, Layer
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated
+from baton.engine.models.linear import Linear
+from baton.engine.models.packed import PackedLinear
+from baton.engine.parallel.collectives import Collectives
+from baton.kernels.types import KvPages
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ class RankOptions:
 
     storage_fd: int | None = None  # of all ranks' parts, one after the other
     part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
-    entry: str = "engine.parallel.follower"  # the module that such a process runs
+    entry: str = "baton.engine.parallel.follower"  # the module that such a process runs
     nice: int = 0  # how far they stand back behind other processes on their cores
 
 
@@ -58,7 +58,7 @@ class FollowerPool:
 
 @dataclass(frozen=True, slots=True)
 class StepToMeasure:
-    """The largest step that there will be, see engine/kv_memory.py."""
+    """The largest step that there will be, see engine/kv_cache/memory.py."""
 
     kv_dtype: str
     block_tokens: int

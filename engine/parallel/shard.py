@@ -6,8 +6,8 @@ may differ by one. Embedding, norms and routers of experts are whole on every ra
 
 from dataclasses import dataclass, replace
 
-from engine.kv_layout import KvLayout
-from engine.model_config import DecoderConfig, ModelConfig, ModelError
+from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
+from baton.engine.kv_cache.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.plan import BlockCopy, BlockSwap, Chunk, Plan
+from baton.engine.plan import BlockCopy, BlockSwap, Chunk, Plan
 
 HEADER = struct.Struct("<BQ")  # kind, bytes that follow
 SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.messages.base import Body, Count
-from gateway.messages.harmless import (
+from baton.gateway.messages.base import Body, Count
+from baton.gateway.messages.harmless import (
     HarmlessCallFields,
     HarmlessChatFields,
     HarmlessFields,
@@ -13,9 +13,15 @@ from gateway.messages.harmless import (
     HarmlessMessageFields,
     HarmlessPartFields,
 )
-from gateway.messages.sampling import ChoiceFields, PromptScoreFields, RequestFields, SamplingFields, StreamOptions
-from gateway.messages.structure import ResponseFormat
-from gateway.messages.unserved import UnservedChat, UnservedMessage
+from baton.gateway.messages.sampling import (
+    ChoiceFields,
+    PromptScoreFields,
+    RequestFields,
+    SamplingFields,
+    StreamOptions,
+)
+from baton.gateway.messages.structure import ResponseFormat
+from baton.gateway.messages.unserved import UnservedChat, UnservedMessage
 
 
 class TextPart(HarmlessPartFields):

@@ -4,11 +4,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.messages.base import Count, TokenIds
-from gateway.messages.harmless import HarmlessFields
-from gateway.messages.sampling import ChoiceFields, PromptScoreFields, RequestFields, SamplingFields, StreamOptions
-from gateway.messages.structure import ResponseFormat
-from gateway.messages.unserved import UnservedCompletion
+from baton.gateway.messages.base import Count, TokenIds
+from baton.gateway.messages.harmless import HarmlessFields
+from baton.gateway.messages.sampling import (
+    ChoiceFields,
+    PromptScoreFields,
+    RequestFields,
+    SamplingFields,
+    StreamOptions,
+)
+from baton.gateway.messages.structure import ResponseFormat
+from baton.gateway.messages.unserved import UnservedCompletion
 
 MAX_PROMPTS = 256
 

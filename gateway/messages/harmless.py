@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.messages.base import Body, Count
+from baton.gateway.messages.base import Body, Count
 
 
 def _harmless(reason: str) -> Any:

@@ -4,17 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.messages.base import Count
-from gateway.messages.harmless import (
+from baton.gateway.messages.base import Count
+from baton.gateway.messages.harmless import (
     HarmlessFields,
     HarmlessItemFields,
     HarmlessOutputFields,
     HarmlessPartFields,
     HarmlessResponseFields,
 )
-from gateway.messages.sampling import RequestFields, SamplingFields
-from gateway.messages.structure import JsonObjectFormat, NamedSchemaFormat, TextFormat
-from gateway.messages.unserved import UnservedReasoning, UnservedResponse, UnservedStream, UnservedTextOptions
+from baton.gateway.messages.sampling import RequestFields, SamplingFields
+from baton.gateway.messages.structure import JsonObjectFormat, NamedSchemaFormat, TextFormat
+from baton.gateway.messages.unserved import UnservedReasoning, UnservedResponse, UnservedStream, UnservedTextOptions
 
 
 class ContentPart(HarmlessPartFields, HarmlessOutputFields):

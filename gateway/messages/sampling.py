@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.messages.base import Body, Count, Texts, TokenIds
-from gateway.messages.structure import StructureFields
-from gateway.messages.unserved import UnservedSampling, UnservedStream
+from baton.gateway.messages.base import Body, Count, Texts, TokenIds
+from baton.gateway.messages.structure import StructureFields
+from baton.gateway.messages.unserved import UnservedSampling, UnservedStream
 
 
 class SamplingFields(StructureFields, UnservedSampling):

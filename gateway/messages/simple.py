@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.messages.base import Count, TokenIds
-from gateway.messages.chat import ChatMessage, TemplateOptions, Tool
-from gateway.messages.sampling import ChoiceFields, ModelField, RequestFields, SamplingFields
-from gateway.messages.unserved import UnservedTokenize
+from baton.gateway.messages.base import Count, TokenIds
+from baton.gateway.messages.chat import ChatMessage, TemplateOptions, Tool
+from baton.gateway.messages.sampling import ChoiceFields, ModelField, RequestFields, SamplingFields
+from baton.gateway.messages.unserved import UnservedTokenize
 
 
 class GenerateRequest(RequestFields, SamplingFields, ChoiceFields):

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.messages.base import Body, Texts
-from gateway.messages.harmless import HarmlessGuidedFields, HarmlessStructureFields
-from gateway.messages.unserved import UnservedStructure
+from baton.gateway.messages.base import Body, Texts
+from baton.gateway.messages.harmless import HarmlessGuidedFields, HarmlessStructureFields
+from baton.gateway.messages.unserved import UnservedStructure
 
 
 class TextFormat(Body):

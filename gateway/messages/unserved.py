@@ -6,7 +6,7 @@ nowhere are refused too.
 
 from typing import Annotated, Any
 
-from gateway.messages.base import Body, Unserved
+from baton.gateway.messages.base import Body, Unserved
 
 _TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets what it reads"
 _TEXT_ONLY = "messages and answers are text"

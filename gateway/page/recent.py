@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.call import Call, current_call
-from gateway.problem import Problem
-from router.outcomes import Leave, Outcome
-from router.request_record import RequestRecord
-from router.timeline import Stages, stages
-from service.trace_context import current_request_id
+from baton.gateway.http.call import Call, current_call
+from baton.gateway.http.problem import Problem
+from baton.router.trace.record import Leave, Outcome, RequestRecord
+from baton.router.trace.timeline import stages
+from baton.router.types.response import Stages
+from baton.service.telemetry.trace_context import current_request_id
 
 KEPT_REQUESTS = 256
 KEPT_GAPS = 1024

@@ -9,15 +9,15 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from gateway.guard import caller_of
-from gateway.page.recent import RecentRequest, RecentRequests
-from gateway.reply import Reply, json_reply
-from router.access import Access, Caller, Need
-from router.admission import AdmissionQueue
-from router.cluster import Cluster, Worker
-from router.dispatcher import Dispatcher
-from router.readiness import Readiness
-from service.errors import PermissionDenied
+from baton.gateway.http.guard import caller_of
+from baton.gateway.http.reply import Reply, json_reply
+from baton.gateway.page.recent import RecentRequest, RecentRequests
+from baton.router.admission.queue import AdmissionQueue
+from baton.router.dispatcher import Dispatcher
+from baton.router.placement.cluster import Cluster, Worker
+from baton.router.public.access import Access, Caller, Need
+from baton.router.readiness import Readiness
+from baton.service.errors import PermissionDenied
 
 PATH = "/page/state"
 SHOWN_REQUESTS = 24

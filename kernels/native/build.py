@@ -1,4 +1,4 @@
-"""Builds the native kernels: `.venv/bin/python -m kernels.native.build [--all]`. Takes seconds; needs a C++17 compiler.
+"""Builds the native kernels: `.venv/bin/python -m baton.kernels.native.build [--all]`. Needs a C++17 compiler.
 
 One library per level of the instruction set, from the same sources; this processor's unless all are wanted. Its name
 holds a digest of them, so that one built from other sources is never loaded.

@@ -1,4 +1,4 @@
-// All layers of a decoder over one batch. Contract: kernels/decoder_layers.py.
+// All layers of a decoder over one batch. Contract: kernels/decoder.py.
 #include "decoder.h"
 
 extern "C" void baton_paged_prefill(const baton::PrefillArguments* asked);

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.kv_pages import KvLayer, KvPages
-from kernels.native.structs import (
+from baton.kernels.native.structs import (
     PagesStruct,
     ScoringStruct,
     WeightStruct,
@@ -17,10 +16,11 @@ from kernels.native.structs import (
     scoring_struct,
     weight_struct,
 )
-from kernels.native.threads import native_threads
+from baton.kernels.native.threads import native_threads
+from baton.kernels.types import KvLayer, KvPages
 
 if TYPE_CHECKING:
-    from kernels.decoder_layers import PackedDecoder, PackedLayer, PagedRows
+    from baton.kernels.decoder import PackedDecoder, PackedLayer, PagedRows
 
 
 MOST_PIECES = 16  # of one sequence's context; as in kernels/native/arguments.h

@@ -1,4 +1,4 @@
-// Rows of a packed weight as floats. Contract: kernels/gather_rows.py.
+// Rows of a packed weight as floats. Contract: kernels/linear.py.
 #include <cstdint>
 
 #include "linear.h"

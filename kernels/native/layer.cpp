@@ -1,4 +1,4 @@
-// The small operations of a layer, one at a time. Contracts: kernels/rms_norm.py, silu_mul.py, rotate_and_store.py.
+// The small operations of a layer, one at a time. Contracts: kernels/norms.py, pages.py.
 #include "layer.h"
 
 #include "arguments.h"

@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.kv_pages import KvLayer
-from kernels.native.structs import ELEMENTS, PagesStruct, WeightStruct, pages_struct, pointer, pointers, weight_struct
-from kernels.native.threads import native_threads
+from baton.kernels.native.structs import (
+    ELEMENTS,
+    PagesStruct,
+    WeightStruct,
+    pages_struct,
+    pointer,
+    pointers,
+    weight_struct,
+)
+from baton.kernels.native.threads import native_threads
+from baton.kernels.types import KvLayer
 
 if TYPE_CHECKING:
-    from kernels.packed_weight import PackedWeight
-    from kernels.rotate_and_store import HeadNorms
+    from baton.kernels.packed_weight import PackedWeight
+    from baton.kernels.pages import HeadNorms
 
 
 class _LinearArguments(Structure):

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from kernels.kv_pages import KvLayer
-from kernels.native.build import best_library, processor_level
-from kernels.native.decoder import MOST_PIECES, NativeDecoder
-from kernels.native.layers import NativeLayers
-from kernels.native.sampling import NativeSampling
-from kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
-from kernels.native.threads import NativeThreads, native_threads
-from kernels.scoring import Scoring
+from baton.kernels.native.build import best_library, processor_level
+from baton.kernels.native.decoder import MOST_PIECES, NativeDecoder
+from baton.kernels.native.layers import NativeLayers
+from baton.kernels.native.sampling import NativeSampling
+from baton.kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
+from baton.kernels.native.threads import NativeThreads, native_threads
+from baton.kernels.types import KvLayer, Scoring
 
 LANES = 16  # head_dim is a multiple of it
 MAX_HEAD_DIM = 256

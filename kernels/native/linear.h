@@ -1,4 +1,4 @@
-// Rows times a packed weight: what it is made of, and the two functions. Contract: kernels/packed_linear.py.
+// Rows times a packed weight: what it is made of, and the two functions. Contract: kernels/linear.py.
 #pragma once
 
 #include <cstdint>

@@ -92,7 +92,7 @@ ALWAYS_INLINE Ints to_bytes(Floats value) {
     }
 }
 
-// As kernels/quantise_kv.py has it: `size` numbers of `from` as bytes, and their scale, which is NaN where any is not
+// As kernels/types.py has it: `size` numbers of `from` as bytes, and their scale, which is NaN where any is not
 // finite.
 template <Element element>
 inline float quantise_row(const float* from, int64_t size, uint8_t* to) {

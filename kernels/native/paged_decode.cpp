@@ -1,4 +1,4 @@
-// Attention of one new token of each of many sequences over their paged KV. Contract: kernels/paged_decode.py.
+// Attention of one new token of each of many sequences over their paged KV. Contract: kernels/attention.py.
 //
 // A context is cut into pieces by its length alone, so that no result depends on neighbours or threads; threads share
 // pieces, and KV heads where there are few of those. Within a piece all its heads go along together, stretch by stretch,

@@ -1,4 +1,4 @@
-// Attention of a chunk of one sequence over its paged KV. Contract: kernels/paged_prefill.py.
+// Attention of a chunk of one sequence over its paged KV. Contract: kernels/attention.py.
 #include "attention_pairs.h"
 #include "arguments.h"
 

@@ -1,4 +1,4 @@
-// One token per row of logits. Contracts: kernels/survey_rows.py, kernels/sample_tokens.py, kernels/take_rows.py.
+// One token per row of logits. Contracts: kernels/sampling.py, kernels/sampling.py, kernels/sampling.py.
 //
 // Nothing sorts a vocabulary. The last of the top k is found among the few tokens past a bound that rises. For top-p the
 // shares of tokens are added up in bins by their distance from the likeliest; only within the one bin that holds the

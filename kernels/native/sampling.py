@@ -7,9 +7,9 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
 import torch
 
-from kernels.native.structs import pointers
-from kernels.native.threads import native_threads
-from kernels.sampled import Sampled, Survey
+from baton.kernels.native.structs import pointers
+from baton.kernels.native.threads import native_threads
+from baton.kernels.types import Sampled, Survey
 
 
 class _Survey(Structure):

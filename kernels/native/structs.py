@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.kv_pages import KvLayer
-from kernels.scoring import Scoring
+from baton.kernels.types import KvLayer, Scoring
 
 if TYPE_CHECKING:
-    from kernels.packed_weight import PackedWeight
+    from baton.kernels.packed_weight import PackedWeight
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 

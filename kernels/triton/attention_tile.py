@@ -1,8 +1,9 @@
-"""Inside paged attention: tiles of keys and values added to a running softmax (FlashAttention-2, arXiv:2307.08691).
+"""How many programs share one sequence's context in decode attention. Knows sizes, not tensors.
 
 Scores are in powers of two, log2(e) being part of the factors that the host gives, since a device has exp2 but no exp.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,11 +11,32 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.kv_pages import KvLayer
-from kernels.scoring import Scoring
-from kernels.triton.call import as_bytes, power_of_two
-from kernels.triton.formats import FLOAT, format_of, widened
-from kernels.triton.launch import Device
+from baton.kernels.triton.call import as_bytes, power_of_two
+from baton.kernels.triton.formats import FLOAT, format_of, widened
+from baton.kernels.triton.launch import Device
+from baton.kernels.types import KvLayer, Scoring
+
+MAX_SPLITS = 128  # what one program combines at a time
+START_TILES = 2  # what a program costs beside its tiles, in tiles: its start, and the first loads that nothing hides
+COMBINE_TILES = 4  # what a second kernel costs
+
+
+@functools.cache
+def decode_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -> int:
+    """The split that ends first; the fewest parts of those.
+
+    pairs: sequences times KV heads; tiles: of an average context; filling: programs that together read memory as fast
+    as a multiprocessor can: fewer are no faster, more share what there is. Many pairs fill the device by themselves,
+    and every further part costs: measured elsewhere, too many at a large batch lose a third (TileOPs, H200).
+    """
+    best, least = 1, math.inf
+    for splits in range(1, max(1, min(tiles, MAX_SPLITS)) + 1):
+        share = max(-(-pairs * splits // multiprocessors), filling)  # programs of the busiest multiprocessor
+        time = share * (-(-tiles // splits) + START_TILES) + (COMBINE_TILES if splits > 1 else 0)
+        if time < least:
+            best, least = splits, time
+    return best
+
 
 LOG2E = math.log2(math.e)
 

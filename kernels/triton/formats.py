@@ -1,6 +1,6 @@
 """Numbers of one byte, inside kernels: how they become wider ones and how rows of wider ones become them.
 
-What they mean stands in kernels/quantise_kv.py. They are written in integer arithmetic, so that every architecture and
+What they mean stands in kernels/types.py. They are written in integer arithmetic, so that every architecture and
 the interpreter write the same bits; they are read by the instructions of the device where it has them.
 """
 
@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantise_kv import LARGEST
-from kernels.triton.launch import Device
+from baton.kernels.triton.launch import Device
+from baton.kernels.types import LARGEST
 
 FLOAT = tl.constexpr(0)  # stored as it is computed with, without scales
 INT8 = tl.constexpr(1)

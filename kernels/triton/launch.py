@@ -1,11 +1,11 @@
-"""Launch parameters of every kernel, per architecture. A row is what benchmarks/tune_triton.py printed, or says so."""
+"""Launch parameters of every kernel, per architecture. A row is what benchmarks/triton/tune.py printed, or says so."""
 
 import functools
 from dataclasses import dataclass
 
 import torch
 
-from kernels.triton.call import power_of_two
+from baton.kernels.triton.call import power_of_two
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may take
 

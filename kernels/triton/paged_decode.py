@@ -1,4 +1,4 @@
-"""Decode attention over paged KV: kernels/paged_decode.py on a GPU.
+"""Decode attention over paged KV: kernels/attention.py on a GPU.
 
 One program takes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
 sequence's context; where a context has several parts, a second kernel combines them (Flash-Decoding). The grid follows
@@ -9,13 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.kv_pages import KvLayer
-from kernels.scoring import Scoring
-from kernels.triton.attention_tile import LOG2E, attend_tiles, paged_arguments
-from kernels.triton.call import KernelCall, power_of_two
-from kernels.triton.formats import FLOAT
-from kernels.triton.launch import Device, Tile, decode_tile, device_of
-from kernels.triton.splits import decode_splits
+from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, decode_splits, paged_arguments
+from baton.kernels.triton.call import KernelCall, power_of_two
+from baton.kernels.triton.formats import FLOAT
+from baton.kernels.triton.launch import Device, Tile, decode_tile, device_of
+from baton.kernels.types import KvLayer, Scoring
 
 _LOG2E = tl.constexpr(LOG2E)
 

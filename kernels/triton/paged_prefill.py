@@ -1,4 +1,4 @@
-"""Prefill attention over paged KV: kernels/paged_prefill.py on a GPU.
+"""Prefill attention over paged KV: kernels/attention.py on a GPU.
 
 A row of a tile is one query head of one token; all heads of a KV head stand side by side, so that keys are read once
 for all of them. Tokens that every row sees go through a loop without masks; masks are only where the diagonal or the
@@ -9,12 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.kv_pages import KvLayer
-from kernels.scoring import Scoring
-from kernels.triton.attention_tile import LOG2E, attend_tiles, paged_arguments
-from kernels.triton.call import KernelCall
-from kernels.triton.formats import FLOAT
-from kernels.triton.launch import Device, Tile, device_of, prefill_tile
+from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, paged_arguments
+from baton.kernels.triton.call import KernelCall
+from baton.kernels.triton.formats import FLOAT
+from baton.kernels.triton.launch import Device, Tile, device_of, prefill_tile
+from baton.kernels.types import KvLayer, Scoring
 
 _LOG2E = tl.constexpr(LOG2E)
 

@@ -1,4 +1,4 @@
-"""Tokens from logits: kernels/sample_tokens.py on a GPU. One program a row, without sorting it.
+"""Tokens from logits: kernels/sampling.py on a GPU. One program a row, without sorting it.
 
 Both filters are thresholds on logits. One is found by trying PIVOTS of them in each pass over the row, and looking next
 between the two that the answer lies between, from the smallest logit there to the largest: four or five passes, since
@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampled import Sampled
-from kernels.triton.call import KernelCall
-from kernels.triton.launch import SAMPLE_PIVOTS, SAMPLE_TOKENS
+from baton.kernels.triton.call import KernelCall
+from baton.kernels.triton.launch import SAMPLE_PIVOTS, SAMPLE_TOKENS
+from baton.kernels.types import Sampled
 
 _INFINITY = tl.constexpr(float("inf"))
 _LARGEST_KEY = tl.constexpr(0x7FFFFFFF)

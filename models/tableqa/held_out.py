@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.offline.llm import LLM
-from engine.offline.params import SamplingParams
-from engine.offline.structured import StructuredOutputsParams
-from gateway.messages.chat import ChatRequest
-from gateway.structure import structure_of
-from gateway.tool_calls import CallBegins, CallGoesOn, ToolParser
-from gateway.tool_choice import ToolUse, tool_use
+from baton.engine.offline.llm import LLM
+from baton.engine.offline.params import SamplingParams
+from baton.engine.offline.params import StructuredOutputsParams
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.structure import structure_of
+from baton.gateway.tools.calls import CallBegins, CallGoesOn, ToolParser
+from baton.gateway.tools.choice import ToolUse, tool_use
 from models.tableqa.held_out_cases import KINDS, Case, make_cases
-from router.chat_template import ChatTemplate, read_chat_template
-from structured.output import StructuredOutput
+from baton.router.model.chat_template import ChatTemplate, read_chat_template
+from baton.generation.structured.output import StructuredOutput
 
 HERE = Path(__file__).parent
 ANSWER_TOKENS = 1200

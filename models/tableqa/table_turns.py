@@ -47,7 +47,8 @@ class Form(NamedTuple):
 
 
 def value_of(person: Person, field: str) -> str | int:
-    return {"name": person.name, "age": person.age, "occupation": person.job, "country": person.land}[field]
+    values: dict[str, str | int] = {"name": person.name, "age": person.age}
+    return (values | {"occupation": person.job, "country": person.land})[field]
 
 
 def json_object(person: Person, form: Form) -> list[Part]:

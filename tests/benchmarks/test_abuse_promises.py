@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.clients.abuse import Window, figures
-from benchmarks.clients.abuse_promises import MOST_GROWTH_MIB, TOLD, broken
-from benchmarks.clients.abusers import KINDS
+from baton.benchmarks.clients.abuse import MOST_GROWTH_MIB, TOLD, Window, broken, figures
+from baton.benchmarks.clients.abusers import KINDS
 
 GOOD = {"p50_ratio": 1.0, "p99_ratio": 1.1, "growth_mib_beside": 10.0, "told": {"400": 7}}
 

@@ -1,6 +1,6 @@
 """The benchmark of agreement, on one question: it runs, and its counts add up."""
 
-from benchmarks.agreement import DEMO, common_prefix, measure
+from baton.benchmarks.engine.agreement import DEMO, common_prefix, measure
 
 
 def test_the_demo_model_answers_as_transformers_does() -> None:

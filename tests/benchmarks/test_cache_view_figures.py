@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from benchmarks.cache_view_figures import figures, read_spans
-from benchmarks.prefix_index import journal_ns, measure
+from baton.benchmarks.cluster.cache_view import figures, read_spans
+from baton.benchmarks.router.prefix_index import journal_ns, measure
 
 
 def span(**told: Any) -> dict[str, Any]:

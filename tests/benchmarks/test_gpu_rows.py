@@ -13,11 +13,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import tests
-from benchmarks.gpu.__main__ import MODULES, ROOT, table
-from benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
-from benchmarks.gpu.run import measured
+from baton.benchmarks.gpu import __main__ as gpu
+from baton.benchmarks.gpu import tests
+from baton.benchmarks.gpu.__main__ import MODULES, ROOT, table
+from baton.benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
+from baton.benchmarks.gpu.run import measured
 from tests.gpu.conftest import pytest_collection_modifyitems
 
 DRY = Setting(torch.device("cpu"), dry=True)
@@ -31,12 +31,12 @@ class Blocked:
             raise ImportError(f"{name} is not on this machine")
 sys.meta_path.insert(0, Blocked())
 for module in sys.argv[1:]:
-    importlib.import_module(f"benchmarks.gpu.{module}")
+    importlib.import_module(f"baton.benchmarks.gpu.{module}")
 """
 
 
 def rows_of(module: str) -> tuple[Row, ...]:
-    found: tuple[Row, ...] = importlib.import_module(f"benchmarks.gpu.{module}").ROWS
+    found: tuple[Row, ...] = importlib.import_module(f"baton.benchmarks.gpu.{module}").ROWS
     return found
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.overload import Call, Report, Setup, as_lines, as_picture, summarise
+from baton.benchmarks.cluster.overload import Call, Report, Setup, as_lines, as_picture, summarise
 
 SETUP = Setup(slots=4, prompt_tokens=64, answer_tokens=192, deadline_s=4.0, seconds=12.0)
 

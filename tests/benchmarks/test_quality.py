@@ -2,8 +2,8 @@
 
 import torch
 
-from benchmarks.quality import ROOT, Setting, as_row, held_bytes, make_questions, measure
-from engine.models.linear import DenseLinear
+from baton.benchmarks.engine.quality import ROOT, Setting, as_row, held_bytes, make_questions, measure
+from baton.engine.models.linear import DenseLinear
 
 
 def test_a_setting_is_measured_whole() -> None:

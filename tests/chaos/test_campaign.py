@@ -8,15 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from chaos.campaign import TRIES, Campaign, Unmade, never_made
-from chaos.faults import Fault, FaultKind, Planned
-from chaos.gaps import Injected
-from chaos.injecting import Scene, in_use
-from chaos.injection import NotMade, NotProven
-from chaos.proxy import Proxy
-from chaos.soundness import unsound
-from chaos.stack import Place
-from chaos.turns import Turns
+from baton.chaos.campaign import TRIES, Campaign, Unmade, never_made, unsound
+from baton.chaos.checker import Injected
+from baton.chaos.faults import Fault, FaultKind, Planned, Turns
+from baton.chaos.injection import NotMade, NotProven, Scene, in_use
+from baton.chaos.proxy import Proxy
+from baton.chaos.stack import Place
 
 KILL, STOP, CUT, PARTITION = FaultKind.KILL, FaultKind.STOP, FaultKind.CUT, FaultKind.PARTITION
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chaos.cases import Case, make_cases, stopped
-from chaos.oracle import Oracle, OracleDisagrees
-from cli.tiny_checkpoint import write_tiny_checkpoint
-from client import Choice, FinishReason
-from engine.uniform import uniform
-from kernels.reference import sample_tokens
+from baton.chaos.history import Case, make_cases, stopped
+from baton.chaos.oracle import Oracle, OracleDisagrees
+from baton.client import Choice, FinishReason
+from baton.engine.sampling.uniform import uniform
+from baton.kernels.reference import sample_tokens
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 TOKENS = 12
 

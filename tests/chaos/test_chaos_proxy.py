@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from chaos.connections import Owners
-from chaos.proxy import Proxy, Rule, Way
-from service.redis_server import free_port
+from baton.chaos.proxy import Owners, Proxy, Rule, Way
+from baton.service.registry.redis_server import free_port
 
 BOUND_S = 5.0
 QUIET_S = 0.1

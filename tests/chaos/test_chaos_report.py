@@ -8,15 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chaos.campaign import Unmade
-from chaos.checker import Finding, Kind
-from chaos.faults import Fault, FaultKind
-from chaos.gaps import Injected
-from chaos.growth import growth
-from chaos.history import Attempt, Behaviour, End, History, Piece
-from chaos.report import summary, write
-from chaos.run import Options, Outcome
-from chaos.watch import Look
+from baton.chaos.campaign import Unmade
+from baton.chaos.checker import Finding, Injected, Kind
+from baton.chaos.faults import Fault, FaultKind
+from baton.chaos.history import Attempt, Behaviour, End, History, Piece
+from baton.chaos.report import summary, write
+from baton.chaos.run import Options, Outcome
+from baton.chaos.watch import Look, growth
 
 
 def outcome() -> Outcome:

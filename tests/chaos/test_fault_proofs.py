@@ -13,16 +13,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from chaos import corruption, injection
-from chaos.corruption import FlippedOnTheWay
-from chaos.faults import Fault, FaultKind
-from chaos.injecting import Scene, injection_of
-from chaos.injection import Cut, Flushed, NotMade, NotProven, Ruled, Signalled, Stopped
-from chaos.procfs import Life, is_alive, life_of, pool_range, read_memory, state_of
-from chaos.proxy import Proxy, Rule, Way
-from chaos.stack import Place
-from chaos.wall_clock import make_wall_clock
-from service.redis_server import start_redis_server
+from baton.chaos import injection
+from baton.chaos import injection as corruption
+from baton.chaos.faults import Fault, FaultKind
+from baton.chaos.injection import (
+    Cut,
+    FlippedOnTheWay,
+    Flushed,
+    NotMade,
+    NotProven,
+    Ruled,
+    Scene,
+    Signalled,
+    Stopped,
+    injection_of,
+)
+from baton.chaos.proxy import Proxy, Rule, Way
+from baton.chaos.stack import Place, make_wall_clock
+from baton.chaos.watch import Life, is_alive, life_of, pool_range, read_memory, state_of
+from baton.service.registry.redis_server import start_redis_server
 
 POOL_OWNER = """
 import mmap, os, sys, time

@@ -8,14 +8,12 @@ from unittest.mock import patch
 
 import pytest
 
-from chaos.corruption import FlippedOnTheWay
-from chaos.faults import WORKERS, Fault, FaultKind, plan_faults
-from chaos.gaps import Injected, Pause, gaps_at, pause_around
-from chaos.history import Attempt, Behaviour, History, Piece
-from chaos.injecting import Scene, injection_of
-from chaos.injection import Cut, Flushed, NotMade, Ruled, Signalled, Stopped
-from chaos.procfs import life_of
-from chaos.stack import Stack
+from baton.chaos.checker import Injected, Pause, gaps_at, pause_around
+from baton.chaos.faults import WORKERS, Fault, FaultKind, plan_faults
+from baton.chaos.history import Attempt, Behaviour, History, Piece
+from baton.chaos.injection import Cut, FlippedOnTheWay, Flushed, NotMade, Ruled, Scene, Signalled, Stopped, injection_of
+from baton.chaos.stack import Stack
+from baton.chaos.watch import life_of
 
 
 def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.checker import ExpectedChoice, Finding, Kind, check
-from chaos.history import Behaviour, End, History, Piece
+from baton.chaos.checker import ExpectedChoice, Finding, Kind, check
+from baton.chaos.history import Behaviour, End, History, Piece
 
 TOKENS, TEXT = (5, 6, 7, 8), "abcd"
 EXPECTED = (ExpectedChoice(TOKENS, TEXT, "length", None, (-0.1, -0.2, -0.3, -0.4), frozenset({2})),)

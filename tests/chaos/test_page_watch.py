@@ -7,9 +7,8 @@ from typing import Any
 
 import grpc
 
-from chaos.pages import PageWatch
-from chaos.stack import Place
-from protos import report_pb2, session_pb2, session_pb2_grpc
+from baton.chaos.stack import PageWatch, Place
+from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 
 BOUND_S = 10.0
 

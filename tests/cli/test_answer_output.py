@@ -3,8 +3,8 @@
 import io
 import json
 
-from cli.answer_output import JsonOutput, TextOutput, show_answer
-from client import (
+from baton.cli.ask import JsonOutput, TextOutput, show_answer
+from baton.client import (
     Alternative,
     BatonClientError,
     Busy,

@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import cli.ask
-import cli.checks
-import cli.commands.inspect
-import cli.conversation
-import cli.explain
-import cli.role
-import cli.status
-import cli.status_watch
-import cli.up
-from cli.__main__ import app
-from cli.devices import DeviceChoice
+import baton.cli.ask
+import baton.cli.checks
+import baton.cli.commands.inspect
+import baton.cli.explain
+import baton.cli.status
+import baton.cli.up
+from baton.cli.__main__ import app
+from baton.launch.devices import DeviceChoice
 
 
 class Recorder:
@@ -43,8 +40,8 @@ def run(*arguments: str, stdin: str = "") -> Result:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     for name in ("generate", "chat_once"):
-        monkeypatch.setattr(cli.ask, name, recorder)
-    monkeypatch.setattr(cli.conversation, "chat_loop", recorder)
+        monkeypatch.setattr(baton.cli.ask, name, recorder)
+    monkeypatch.setattr(baton.cli.ask, "chat_loop", recorder)
     return recorder
 
 
@@ -159,8 +156,8 @@ def test_flags_that_make_no_sense_are_named(asked: Recorder, arguments: Sequence
 
 def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     once, loop = Recorder(), Recorder()
-    monkeypatch.setattr(cli.ask, "chat_once", once)
-    monkeypatch.setattr(cli.conversation, "chat_loop", loop)
+    monkeypatch.setattr(baton.cli.ask, "chat_once", once)
+    monkeypatch.setattr(baton.cli.ask, "chat_loop", loop)
     run("chat", "--system", "Be brief")
     run("chat", "Hello")
     assert loop.calls == [("127.0.0.1:50051", "Be brief", {}, False)]
@@ -181,24 +178,24 @@ def test_status_finds_the_admin_port_after_the_public_one(
     monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], admin: str
 ) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(cli.status, "show_status", recorder)
+    monkeypatch.setattr(baton.cli.status, "show_status", recorder)
     assert run("status", *arguments).exit_code == 0
     assert recorder.calls == [(admin, False)]
 
 
 def test_status_watches_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(cli.status_watch, "watch_status", recorder)
+    monkeypatch.setattr(baton.cli.status, "watch_status", recorder)
     assert run("status", "--watch", "--json").exit_code == 0
     assert recorder.calls == [("127.0.0.1:50052", True)]
 
 
 COMMANDS_WITH_TARGET = {
-    "generate": (("Once",), cli.ask, "generate", "host:7000"),
-    "chat": (("Hello",), cli.ask, "chat_once", "host:7000"),
-    "status": ((), cli.status, "show_status", "host:7001"),
-    "explain": (("r-1",), cli.explain, "show_explanation", "host:7001"),
-    "role": (("w", "decode"), cli.role, "change_role", "host:7001"),
+    "generate": (("Once",), baton.cli.ask, "generate", "host:7000"),
+    "chat": (("Hello",), baton.cli.ask, "chat_once", "host:7000"),
+    "status": ((), baton.cli.status, "show_status", "host:7001"),
+    "explain": (("r-1",), baton.cli.explain, "show_explanation", "host:7001"),
+    "role": (("w", "decode"), baton.cli.explain, "change_role", "host:7001"),
 }
 """Arguments, the function that does the work, and what it must get somewhere."""
 
@@ -230,7 +227,7 @@ def test_version_of_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
     def nowhere(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(cli.commands.inspect, "installed_version", nowhere)
+    monkeypatch.setattr(baton.cli.commands.inspect, "installed_version", nowhere)
     result = run("version")
     assert result.exit_code == 0
     assert result.output.splitlines()[0] == "baton-serve (not installed)"
@@ -244,7 +241,7 @@ def test_help_says_what_auto_is_and_which_command_chat_models_want() -> None:
 
 def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(cli.up, "run_up", recorder)
+    monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up").exit_code == 0
     ((options,),) = recorder.calls
     assert (options.prefill, options.decode, options.port, options.host) == (1, 1, 50051, "127.0.0.1")
@@ -254,21 +251,21 @@ def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest
 @pytest.mark.parametrize("flags", [["--colocated"], ["--prefill", "0"], ["--colocated", "--prefill", "0"]])
 def test_up_colocated_has_no_prefill_workers(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(cli.up, "run_up", recorder)
+    monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up", *flags).exit_code == 0
     assert (recorder.calls[0][0].prefill, recorder.calls[0][0].decode) == (0, 1)
 
 
 def test_up_reads_amounts_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(cli.up, "run_up", recorder)
+    monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     run("up", "--kv-memory", "512MiB")
     assert recorder.calls[0][0].kv_memory_bytes == 512 * 2**20
 
 
 def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(cli.checks, "run_checks", recorder)
+    monkeypatch.setattr(baton.cli.checks, "run_checks", recorder)
     run("test", "-q", "-k", "backoff", "tests/cli")
     assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"], False)]
     run("test", "--no-skips", "tests/cli")

@@ -1,6 +1,6 @@
 """Waiting before a dead process is started again."""
 
-from cli.backoff import Backoff
+from baton.launch.processes import Backoff
 
 
 def test_waits_double_up_to_ten_seconds() -> None:

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cli.batch import BatchOptions, run_batch
-from cli.batch_lines import read_lines
-from cli.batch_requests import BatchChat, BatchCompletion, BatchFields, seed_of
-from cli.errors import CommandFailed
+from baton.cli.batch import BatchOptions, read_lines, run_batch
+from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, seed_of
+from baton.launch.errors import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
@@ -56,7 +55,7 @@ def many() -> list[dict[str, Any]]:
 
 def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tiny: Path, tmp_path: Path) -> None:
     source, target = write_requests(tmp_path / "in.jsonl", many()), tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "cli", "batch", str(source), str(target), "--model", str(tiny)]
+    command = [sys.executable, "-m", "baton.cli", "batch", str(source), str(target), "--model", str(tiny)]
     command += ["--device", "cpu", "--dtype", "float32", "--max-model-len", "512", "--kv-memory", "1MiB"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + WAIT_S
@@ -209,7 +208,7 @@ def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
 def test_a_batch_reads_the_servers_own_messages(message: type[BaseModel]) -> None:
     of_both, served = message.__bases__
     assert of_both is BatchFields
-    assert served.__module__.startswith("gateway.messages") and message.model_config["extra"] == "forbid"
+    assert served.__module__.startswith("baton.gateway.messages") and message.model_config["extra"] == "forbid"
     assert message.model_fields.keys() == served.model_fields.keys()  # type: ignore[attr-defined]
 
 

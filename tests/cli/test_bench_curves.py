@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.bench import limits
-from cli.bench.curves import CurvesOptions, run_curves
-from cli.bench.curves_report import Times, as_lines, as_picture, make_growth
-from cli.errors import CommandFailed
+from baton.benchmarks.engine.curves import CurvesOptions, Times, as_lines, as_picture, make_growth, run_curves
+from baton.benchmarks.report import limits
+from baton.launch.errors import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
 
 

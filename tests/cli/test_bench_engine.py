@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.bench import limits
-from cli.bench.engine import EngineBenchOptions, run_engine_bench
-from cli.bench.work import decode_step_bytes, prefill_flop
-from engine.prepare import ModelOptions, prepare_model
+from baton.benchmarks.engine.speed import EngineBenchOptions, run_engine_bench
+from baton.benchmarks.report import limits
+from baton.benchmarks.report.limits import decode_step_bytes, prefill_flop
+from baton.engine.prepare import ModelOptions, prepare_model
 from tests.fixtures.checkpoints import make_checkpoint
 
 

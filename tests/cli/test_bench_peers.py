@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench import peers, peers_start
-from cli.bench.peers import PeersOptions, run_peers_bench
-from cli.bench.peers_known import OURS, Peer, Precision, converted_path, find_python
-from cli.bench.peers_known import Form as SourceForm
-from cli.bench.peers_process import Measured, PeerFailed, PeerProcess, Work
-from cli.bench.peers_report import Contestant, State, as_picture, make_rows, order_of, verdict
-from cli.bench.peers_setup import needed
-from cli.bench.statistics import Estimate
-from cli.errors import CommandFailed
+from baton.benchmarks.peers import compare as peers
+from baton.benchmarks.peers import process as peers_start
+from baton.benchmarks.peers.compare import PeersOptions, run_peers_bench
+from baton.benchmarks.peers.known import OURS, Peer, Precision, converted_path, find_python
+from baton.benchmarks.peers.known import Form as SourceForm
+from baton.benchmarks.peers.process import Measured, PeerFailed, PeerProcess, Work
+from baton.benchmarks.peers.report import Contestant, State, as_picture, make_rows, order_of, verdict
+from baton.benchmarks.peers.setup import needed
+from baton.benchmarks.report.statistics import Estimate
+from baton.launch.errors import CommandFailed
 
 BF16 = Precision.BF16
 WORK = Work(batch=2, prompt_tokens=8, new_tokens=4, seed=1, vocab_size=100)

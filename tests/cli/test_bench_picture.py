@@ -5,19 +5,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cli.bench.picture import (
+from baton.benchmarks.report.picture import (
     PLOT_HEIGHT,
     TOP,
     WIDTH,
+    Axis,
     BarChart,
     Bars,
     Curve,
     LineChart,
     draw_bars,
     draw_lines,
+    make_scale,
 )
-from cli.bench.scale import Axis, make_scale
-from cli.bench.statistics import Estimate
+from baton.benchmarks.report.statistics import Estimate
 
 SVG = "{http://www.w3.org/2000/svg}"
 BARS = BarChart(

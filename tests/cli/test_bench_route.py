@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.__main__ import app
-from cli.bench.route import POLICIES, RouteOptions, make_chooser, simulate_all
-from cli.bench.route_baselines import SglangCacheAware
-from cli.bench.route_choosers import Choice
-from cli.bench.route_figures import imbalance_of_computed, imbalance_of_given
-from cli.bench.route_report import as_table, pictures
-from cli.bench.route_scale import as_lines, as_picture, measure
-from cli.bench.route_shapes import SHAPES, make_trace
-from cli.bench.route_simulation import Run, Simulation
-from cli.bench.route_trace import Arrival, block_ids, read_trace
-from cli.bench.route_world import BlockCache, Changes, Prompt, Speeds, World, pooled_hit_rate
-from cli.errors import CommandFailed
+from baton.benchmarks.placement.policies import Choice, SglangCacheAware
+from baton.benchmarks.placement.report import as_table, imbalance_of_computed, imbalance_of_given, pictures
+from baton.benchmarks.placement.route import POLICIES, RouteOptions, make_chooser, simulate_all
+from baton.benchmarks.placement.scale import as_lines, as_picture, measure
+from baton.benchmarks.placement.simulation import Run, Simulation
+from baton.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
+from baton.benchmarks.placement.world import BlockCache, Changes, Prompt, Speeds, World, pooled_hit_rate
+from baton.cli.__main__ import app
+from baton.launch.errors import CommandFailed
 
 TOKENS_PER_S = 512.0  # a block a second
 SPEEDS = Speeds(prefill_tokens_per_s=TOKENS_PER_S, token_gap_ms=10.0)

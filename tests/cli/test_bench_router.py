@@ -2,10 +2,19 @@
 
 from pathlib import Path
 
-from cli.bench.router import RouterReport, as_lines, floor_server, router_and_workers
-from cli.bench.router_decision import measure_decision
-from cli.bench.router_streams import first_token_ms, floor_delays, measure_floor, measure_router, router_delays
-from cli.tiny_checkpoint import write_tiny_checkpoint
+from baton.benchmarks.router.cost import (
+    RouterReport,
+    as_lines,
+    first_token_ms,
+    floor_delays,
+    floor_server,
+    measure_floor,
+    measure_router,
+    router_and_workers,
+    router_delays,
+)
+from baton.benchmarks.router.decision import measure_decision
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 INTERVAL_MS, STREAMS, SECONDS, TOKENS = 10.0, 4, 0.2, 10
 

@@ -6,12 +6,19 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from cli.__main__ import app
-from cli.bench.serve import Arrivals, Lengths, ServeBenchOptions, as_table, measure_all
-from cli.bench.serve_servers import Servers
-from cli.bench.serve_streams import TableOptions, measure_streams
-from cli.bench.serve_streams import as_table as streams_as_table
-from cli.errors import CommandFailed
+from baton.benchmarks.serve.serve import (
+    Arrivals,
+    Lengths,
+    ServeBenchOptions,
+    TableOptions,
+    as_table,
+    measure_all,
+    measure_streams,
+)
+from baton.benchmarks.serve.serve import streams_table as streams_as_table
+from baton.benchmarks.serve.targets import Servers
+from baton.cli.__main__ import app
+from baton.launch.errors import CommandFailed
 from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 
 WAIT_S = 8.0

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.bench.serve_jobs import RandomJobs, poisson_arrivals_s
-from cli.bench.serve_load import Outcome, Run
-from cli.bench.serve_metrics import measure, spread
-from cli.bench.serve_streams import decode_tokens_per_s
-from cli.bench.serve_trace import MOONCAKE_BLOCK_TOKENS, TraceJobs, TraceRow, read_trace
-from cli.errors import CommandFailed
+from baton.benchmarks.serve.load import Outcome, RandomJobs, Run, measure, poisson_arrivals_s, spread
+from baton.benchmarks.serve.serve import decode_tokens_per_s
+from baton.benchmarks.serve.trace import MOONCAKE_BLOCK_TOKENS, TraceJobs, TraceRow, read_trace
+from baton.launch.errors import CommandFailed
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

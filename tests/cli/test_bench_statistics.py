@@ -6,14 +6,7 @@ import random
 import numpy
 import pytest
 
-from cli.bench.statistics import (
-    fit_line,
-    geometric_mean,
-    mean_of_worst,
-    mean_ratio,
-    median,
-    percentile,
-)
+from baton.benchmarks.report.statistics import fit_line, geometric_mean, mean_of_worst, mean_ratio, median, percentile
 
 
 def test_percentiles_are_numpys() -> None:

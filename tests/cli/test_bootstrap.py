@@ -20,7 +20,7 @@ case "$*" in
   "-m venv"*) echo venv >>"$JOURNAL"; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
   "-m virtualenv --version") exit 1 ;;
   *"-m pip"*) echo "pip ${*: -1}" >>"$JOURNAL"; [[ "${FAKE_NO_CPU_BUILD:-}" && "${*: -1}" == *+cpu ]] && exit 1 ;;
-  *"-m cli"*) echo "cli ${*: 4}"; [ -n "${HOLD:-}" ] && cat "$HOLD" ;;
+  *"-m baton.cli"*) echo "cli ${*: 4}"; [ -n "${HOLD:-}" ] && cat "$HOLD" ;;
 esac
 exit 0
 """
@@ -35,7 +35,8 @@ class Machine:
         self.journal.touch()
         self.bin = folder / "bin"
         self.bin.mkdir()
-        for name in ("baton", "pyproject.toml", "constraints.txt"):
+        (folder / "packaging" / "client").mkdir(parents=True)
+        for name in ("baton", "pyproject.toml", "packaging/client/pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
         for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))

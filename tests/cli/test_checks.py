@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import cli.checks
-from cli.checks import Check, run_checks, run_stage
+import baton.cli.checks
+from baton.cli.checks import Check, run_checks, run_stage
 
 FINE = Check("fine", ["platform"])
 BROKEN = Check("broken", ["no_such_module_of_python"])
@@ -20,7 +20,7 @@ def test_the_output_of_a_check_beside_another_is_kept(tmp_path: Path) -> None:
 def test_a_failure_anywhere_fails_all(
     stages: list[list[Check]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli.checks, "all_checks", lambda: stages)
+    monkeypatch.setattr(baton.cli.checks, "all_checks", lambda: stages)
     assert run_checks([]) == 1
     printed = capfd.readouterr().out
     assert "FAILED: broken" in printed
@@ -76,7 +76,7 @@ def test_a_run_fails_by_its_first_failure_and_in_ci_by_what_it_skips(
     file = tmp_path / "test_written.py"
     file.write_text(TESTS.format(failing=failing, skips=skips))
     check = Check("written", ["pytest", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(file)])
-    monkeypatch.setattr(cli.checks, "all_checks", lambda: [[check]])
+    monkeypatch.setattr(baton.cli.checks, "all_checks", lambda: [[check]])
     assert run_checks([], no_skips) == status
     assert capfd.readouterr().out.endswith(end)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.__main__ import app
-from cli.paths import ROOT
+from baton import IMPORT_PATH
+from baton.cli.__main__ import app
+from baton.launch.paths import ROOT
 
 
 def script(shell: str) -> str:
@@ -23,14 +24,14 @@ def completed(shell: str, line: str) -> str:
     words = line.split(" ")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(IMPORT_PATH),
         "_BATON_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
         "_TYPER_COMPLETE_ARGS": line,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    command = [sys.executable, "-P", "-m", "cli"]
+    command = [sys.executable, "-P", "-m", "baton.cli"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
@@ -50,7 +51,7 @@ def test_the_script_calls_us_where_we_are(shell: str) -> None:
 
 def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     stub = tmp_path / "baton"
-    stub.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m cli "$@"\n')
+    stub.write_text(f'#!/bin/sh\nPYTHONPATH="{IMPORT_PATH}" exec "{sys.executable}" -P -m baton.cli "$@"\n')
     stub.chmod(0o755)
     lines = [
         script("bash"),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import cli.conversation
-from cli.conversation import HELP, INTERRUPTED, chat_loop
-from client import BatonClientError, Busy, Delta, Event, Finished, FinishReason, Message, Timings, Usage
+import baton.cli.ask
+from baton.cli.ask import HELP, INTERRUPTED, chat_loop
+from baton.client import BatonClientError, Busy, Delta, Event, Finished, FinishReason, Message, Timings, Usage
 
 TIMINGS = Timings(40.4, 1040.4, 0, 0, 0, 0, 0, 0, 0, 0, 0, "shared_memory", 1, 2)
 END = Finished(0, FinishReason.STOP, usage=Usage(96, 21, 64), timings=TIMINGS)
@@ -62,7 +62,7 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Talk:
             return line
 
         fake = FakeClient(answers)
-        monkeypatch.setattr(cli.conversation, "BatonClient", lambda *_, **__: fake)
+        monkeypatch.setattr(baton.cli.ask, "BatonClient", lambda *_, **__: fake)
         monkeypatch.setattr("builtins.input", read)
         monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
         return fake, chat_loop("host:1", more.pop("system", None), {}, **more)

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from cli.paths import ROOT
-from protos import baton_pb2_grpc
+from baton import IMPORT_PATH
+from baton.protos import baton_pb2_grpc
 from tests.client.conftest import Events, FakeBaton
 
 WAIT_S = 60.0
@@ -25,8 +25,8 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
-        command = [sys.executable, "-P", "-m", "cli", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+        command = [sys.executable, "-P", "-m", "baton.cli", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(IMPORT_PATH), "TERM": "dumb"}
         # A session of its own makes the terminal its own: Ctrl-C reaches the command alone.
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, *command],

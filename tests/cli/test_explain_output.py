@@ -1,7 +1,7 @@
 """What `baton explain` prints: each attempt with its own figures, and costs that are seen to add up."""
 
-from cli.explain import lines
-from client import Candidate, ExplainedAttempt, RequestExplanation
+from baton.cli.explain import lines
+from baton.client import Candidate, ExplainedAttempt, RequestExplanation
 
 PREFILL = Candidate(
     "prefill-0", "h:1", "prefill", True, "",

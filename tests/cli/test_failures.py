@@ -10,14 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-import cli.ask
-import cli.conversation
-from cli.certificates import make_certificates
-from cli.errors import CommandFailed
-from cli.failures import explained, for_people
-from client import BatonClientError, Delta, ErrorDetails, Event, InvalidRequest, ServerError, Unavailable
-from service.redis_server import free_port
-from service.tls import TlsFiles
+import baton.cli.ask
+from baton.cli.connection import explained, for_people
+from baton.cli.keys import make_certificates
+from baton.client import BatonClientError, Delta, ErrorDetails, Event, InvalidRequest, ServerError, Unavailable
+from baton.launch.errors import CommandFailed
+from baton.service.registry.redis_server import free_port
+from baton.service.security.tls import TlsFiles
 
 RAW = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
 
@@ -94,21 +93,21 @@ def test_what_grpc_says_of_tls_is_still_understood(
         *([(None, "if it speaks TLS")] if trusted is not None else []),
     ):
         monkeypatch.setenv("BATON_TLS_CA", str(authority or ""))
-        assert cli.ask.chat_once(target, "hi", None, {}, False) == 1
+        assert baton.cli.ask.chat_once(target, "hi", None, {}, False) == 1
         assert said in capsys.readouterr().err
 
 
 def test_a_certificate_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BATON_TLS_CA", str(tmp_path / "none.pem"))
     with pytest.raises(CommandFailed, match=r"none\.pem, which is no file"):
-        cli.ask.chat_once("127.0.0.1:1", "hi", None, {}, False)
+        baton.cli.ask.chat_once("127.0.0.1:1", "hi", None, {}, False)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat_once"])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_asking_nobody_says_who_did_not_answer(command: str, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"127.0.0.1:{free_port()}"
-    assert getattr(cli.ask, command)(target, "hi", None, {}, as_json) == 1
+    assert getattr(baton.cli.ask, command)(target, "hi", None, {}, as_json) == 1
     said = f"no answer from {target}; is `baton up` running?"
     shown = capsys.readouterr()
     assert shown.err == f"baton: UNAVAILABLE: {said}\n"
@@ -121,5 +120,5 @@ def test_a_conversation_with_nobody_goes_on(
 ) -> None:
     target = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
-    assert cli.conversation.chat_loop(target, None, {}) == 1
+    assert baton.cli.ask.chat_loop(target, None, {}) == 1
     assert f"no answer from {target}" in capsys.readouterr().err

@@ -2,11 +2,11 @@
 
 import pytest
 
-from cli.bench.isolation import Variant, phases_of_round
-from cli.bench.isolation_figures import EngineTime, Figures, Objectives, Spread, Step, figures_of, judge, medians
-from cli.bench.isolation_load import Load, Phase, PhaseLog, StreamLog
-from cli.bench.isolation_report import Report, as_json, as_picture, as_table
-from cli.errors import CommandFailed
+from baton.benchmarks.isolation.figures import EngineTime, Figures, Objectives, Spread, Step, figures_of, judge, medians
+from baton.benchmarks.isolation.isolation import Variant, phases_of_round
+from baton.benchmarks.isolation.load import Load, Phase, PhaseLog, StreamLog
+from baton.benchmarks.isolation.report import Report, as_json, as_picture, as_table
+from baton.launch.errors import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)
 LOAD = Load(1.0, 4, 64, 4096, 1024, 1.0, 3)

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.__main__ import app
-from cli.certificates import FILES, make_certificates
-from cli.connection import credentials
-from cli.errors import CommandFailed
-from cli.new_key import append_key
-from cli.process_plan import Exposure
-from service.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
+from baton.cli.__main__ import app
+from baton.cli.connection import credentials
+from baton.cli.keys import FILES, append_key, make_certificates
+from baton.launch.errors import CommandFailed
+from baton.launch.process_plan import Exposure
+from baton.service.security.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
 
 
 def mode(path: Path) -> int:
@@ -90,7 +89,7 @@ def test_what_is_no_host_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_key_is_in_no_repr_of_a_client_and_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from client.channel import Security
+    from baton.client.channel import Security
 
     monkeypatch.setenv("BATON_API_KEY", "baton-SECRET")
     monkeypatch.delenv("BATON_TLS_CA", raising=False)
@@ -112,7 +111,7 @@ def test_beyond_loopback_up_takes_keys_or_the_word(monkeypatch: pytest.MonkeyPat
         reached.append(arguments)
         raise CommandFailed("far enough")
 
-    monkeypatch.setattr("cli.up.find_model", stop)
+    monkeypatch.setattr("baton.cli.up.find_model", stop)
     runner = CliRunner()
     refused = runner.invoke(app, ["up", "--host", "0.0.0.0"])
     assert isinstance(refused.exception, CommandFailed) and "--insecure" in str(refused.exception)

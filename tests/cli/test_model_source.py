@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import CommandFailed
-from cli.model_source import ModelNotUsable, find_adapters, find_model, has_chat_template
-from cli.tiny_checkpoint import write_tiny_checkpoint
+from baton.launch.errors import CommandFailed
+from baton.launch.model_source import ModelNotUsable, find_adapters, find_model, has_chat_template
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 
 def test_a_folder_serves_under_its_own_name(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_plan_and_up_say_the_same_without_a_network(tmp_path: Path, monkeypatch:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from cli.plan import config_folder
+    from baton.cli.plan import config_folder
 
     asked: list[list[str]] = []
 
@@ -65,7 +65,7 @@ def test_plan_and_up_say_the_same_without_a_network(tmp_path: Path, monkeypatch:
 
 
 def test_a_plan_takes_a_folder_or_its_configuration(tmp_path: Path) -> None:
-    from cli.plan import config_folder
+    from baton.cli.plan import config_folder
 
     (tmp_path / "config.json").write_text("{}")
     assert config_folder(str(tmp_path)) == config_folder(str(tmp_path / "config.json")) == tmp_path

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.__main__ import app
-from cli.errors import CommandFailed
+from baton.cli.__main__ import app
+from baton.launch.errors import CommandFailed
 
 OPT_30B: dict[str, Any] = {
     "model_type": "opt",
@@ -73,14 +73,14 @@ def test_it_says_what_would_fit(tmp_path: Path) -> None:
 
 
 def test_more_than_the_model_has_positions_for_is_refused(tmp_path: Path) -> None:
-    from cli.errors import CommandFailed
+    from baton.launch.errors import CommandFailed
 
     with pytest.raises(CommandFailed, match="positions for 2048"):
         plan(tmp_path, TINY, "--max-model-len", "4096")
 
 
 def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
-    from cli.errors import CommandFailed
+    from baton.launch.errors import CommandFailed
 
     with pytest.raises(CommandFailed, match=r"no config\.json"):
         CliRunner().invoke(app, ["plan", "--model", str(tmp_path)], catch_exceptions=False)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.devices import DeviceError, Machine
-from cli.process_plan import UpSettings, plan_processes
-from cli.processes import ProcessSpec, Stage
-from decode_worker.config import DecodeConfig
-from elastic_worker.config import ElasticConfig
-from gateway.config import GatewayConfig
-from service.adapter_folder import AdapterFolder
-from service.config import ConfigError, Settings, read_config
+from baton.gateway.config import GatewayConfig
+from baton.launch.devices import DeviceError, Machine
+from baton.launch.process_plan import UpSettings, plan_processes
+from baton.launch.processes import ProcessSpec, Stage
+from baton.service.adapter_folder import AdapterFolder
+from baton.service.config import ConfigError, Settings, read_config
+from baton.worker.config import ElasticConfig
+from baton.worker.decode.config import DecodeConfig
 
 CPU = Machine(cores=(0, 1), memory_bytes=2**34)
 TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))
@@ -48,8 +48,8 @@ SETTINGS = UpSettings(
     core_use=Path("/tmp/cores"),
 )
 CONFIGS: dict[str, type[Settings]] = {
-    "gateway": GatewayConfig,
-    "elastic_worker": ElasticConfig,
+    "baton.gateway": GatewayConfig,
+    "baton.worker": ElasticConfig,
 }
 
 
@@ -72,7 +72,7 @@ def test_every_process_understands_its_flags(machine: Machine) -> None:
 def test_workers_of_both_roles_load_every_adapter() -> None:
     for spec in plan_processes(SETTINGS):
         if spec.stage is Stage.WORKER:
-            config = read_config(ElasticConfig, spec.command[spec.command.index("-m") + 2 :], "elastic_worker")
+            config = read_config(ElasticConfig, spec.command[spec.command.index("-m") + 2 :], "worker")
             assert config.adapter == SETTINGS.adapters
 
 

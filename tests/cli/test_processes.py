@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from cli import child
-from cli.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch import child
+from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 
 
 def spec(*command: str, cores: tuple[int, ...] = (), noise: tuple[str, ...] = ()) -> ProcessSpec:

@@ -3,10 +3,10 @@
 import grpc
 import pytest
 
-from cli.readiness import Health, NotReady, check_health, wait_until_serving, waiting_for
-from client import ClusterStatus, Model, WorkerStatus
-from service.health import Health as HealthService
-from service.redis_server import free_port
+from baton.client import ClusterStatus, Model, WorkerStatus
+from baton.launch.readiness import Health, NotReady, check_health, wait_until_serving, waiting_for
+from baton.service.registry.redis_server import free_port
+from baton.service.serving.health import Health as HealthService
 
 
 async def silent() -> str:

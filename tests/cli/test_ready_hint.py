@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cli.certificates import make_certificates
-from cli.options import DEFAULT_TARGET
-from cli.paths import ROOT
-from cli.process_plan import Exposure, UpSettings
-from cli.ready_hint import ready_lines, script_command
-from protos import baton_pb2_grpc
-from service.tls import TlsFiles
+from baton import IMPORT_PATH
+from baton.cli.keys import make_certificates
+from baton.cli.options import DEFAULT_TARGET
+from baton.cli.up import ready_lines, script_command
+from baton.launch.process_plan import Exposure, UpSettings
+from baton.protos import baton_pb2_grpc
+from baton.service.security.tls import TlsFiles
 from tests.cli.test_process_plan import SETTINGS
 from tests.client.conftest import Events, FakeBaton
 
@@ -77,11 +77,11 @@ def port(exposure: Exposure) -> Iterator[int]:
 
 
 def test_the_hint_of_a_service_with_tls_works_when_pasted(exposure: Exposure, port: int, tmp_path: Path) -> None:
-    command = f"{shlex.quote(sys.executable)} -P -m cli"
+    command = f"{shlex.quote(sys.executable)} -P -m baton.cli"
     settings = replace(SETTINGS, port=port, admin_port=port + 1, exposure=exposure)
     *_, question, _ = ready_lines(settings, command, DEFAULT_TARGET, True)
     pasted = question.removeprefix("  try")
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(IMPORT_PATH), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(pasted, shell=True, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.sizes import format_bytes, parse_bytes
+from baton.cli.options import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from cli.status_table import headline
-from client.responses import cluster_status_from
-from router.admin_service import AdminServicer
-from router.caches import Caches
-from router.cluster import Worker
-from router.departures import Departures
-from router.latency import RecentLatency
-from router.request_counts import RequestCounts
-from service.worker_record import WorkerRole
+from baton.cli.status import headline
+from baton.client.responses import cluster_status_from
+from baton.router.admin.service import AdminServicer
+from baton.router.cache.replica import Caches
+from baton.router.placement.cluster import Departures, Worker
+from baton.router.trace.counts import RecentLatency, RequestCounts
+from baton.service.registry.worker_record import WorkerRole
 
 
 @pytest.mark.parametrize(

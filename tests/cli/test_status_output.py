@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-import cli.status
-from cli.__main__ import app
-from cli.errors import CommandFailed
-from cli.status import show_status
-from cli.status_columns import MEANINGS
-from cli.status_table import (
+import baton.cli.status
+from baton.cli.__main__ import app
+from baton.cli.options import STATUS_COLUMNS
+from baton.cli.status import (
     COLUMNS,
     cache_lines,
     cluster_lines,
@@ -21,10 +19,11 @@ from cli.status_table import (
     latency_line,
     link_lines,
     requests_line,
+    show_status,
     status_lines,
     table_lines,
 )
-from client import (
+from baton.client import (
     CacheView,
     ClusterStatus,
     EndedRequests,
@@ -39,7 +38,8 @@ from client import (
     RouterStatus,
     WorkerStatus,
 )
-from service.redis_server import free_port
+from baton.launch.errors import CommandFailed
+from baton.service.registry.redis_server import free_port
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
 LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000, 800, 600, 7, 55)
@@ -142,9 +142,9 @@ def test_a_row_shows_load_and_the_use_of_blocks() -> None:
 
 
 def test_help_says_what_each_column_is() -> None:
-    assert list(MEANINGS) == [column.header for column in COLUMNS]
+    assert list(STATUS_COLUMNS) == [column.header for column in COLUMNS]
     shown = re.sub(r"\s+", " ", CliRunner().invoke(app, ["status", "--help"], env={"COLUMNS": "120"}).output)
-    for name, meaning in MEANINGS.items():
+    for name, meaning in STATUS_COLUMNS.items():
         assert f"{name}: {meaning}" in shown
 
 
@@ -235,7 +235,7 @@ def test_the_exit_code_says_whether_it_is_ready(
     ready: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(cli.status, "AdminClient", lambda *_, **__: FakeAdmin(ready))
+    monkeypatch.setattr(baton.cli.status, "AdminClient", lambda *_, **__: FakeAdmin(ready))
     assert show_status("somewhere:1", as_json=False) == code
     assert capsys.readouterr().out.splitlines() == status_lines(status(ready), 80)
 

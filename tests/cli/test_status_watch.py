@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import cli.status_watch
-from cli.status_watch import NOTICE_S, PERIOD_S, Frame, frame_lines, frames, watch_status
-from client import BatonClientError, ClusterStatus, Unavailable
+import baton.cli.status
+from baton.cli.status import NOTICE_S, PERIOD_S, Frame, frame_lines, frames, watch_status
+from baton.client import BatonClientError, ClusterStatus, Unavailable
 from tests.cli.test_status_output import LARGE, status
 
 TARGET = "127.0.0.1:50052 (admin port)"
@@ -92,8 +92,8 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise KeyboardInterrupt
 
         clock: Any = type("Clock", (), {"monotonic": staticmethod(lambda: router.now), "sleep": staticmethod(sleep)})
-        monkeypatch.setattr(cli.status_watch, "AdminClient", Admin)
-        monkeypatch.setattr(cli.status_watch, "time", clock)
+        monkeypatch.setattr(baton.cli.status, "AdminClient", Admin)
+        monkeypatch.setattr(baton.cli.status, "time", clock)
 
     return watch
 

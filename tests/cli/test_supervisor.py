@@ -7,9 +7,8 @@ from functools import partial
 
 import pytest
 
-from cli.backoff import Backoff
-from cli.processes import ProcessSpec, Stage
-from cli.supervisor import StartupFailed, Supervisor
+from baton.launch.processes import Backoff, ProcessSpec, Stage
+from baton.launch.supervisor import StartupFailed, Supervisor
 
 
 class FakeChild:

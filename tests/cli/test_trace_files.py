@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import CommandFailed
-from cli.trace_files import KEPT, begin_trace_file, chosen_collector, collector_of, newest_trace_file
+from baton.cli.trace import KEPT, begin_trace_file, chosen_collector, collector_of, newest_trace_file
+from baton.launch.errors import CommandFailed
 
 
 def begin(folder: Path, port: int, modified_s: int) -> Path:

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import CommandFailed
-from cli.trace import show_traces
-from cli.trace_files import begin_trace_file
-from cli.trace_report import RequestTrace, Span, as_object, read_spans, report_lines, requests_in
+from baton.cli.trace import (
+    RequestTrace,
+    Span,
+    as_object,
+    begin_trace_file,
+    read_spans,
+    report_lines,
+    requests_in,
+    show_traces,
+)
+from baton.launch.errors import CommandFailed
 
 STAGES = {
     "baton.total_ms": 100.0,
@@ -171,7 +178,7 @@ def test_a_missing_file_says_who_writes_it(tmp_path: Path) -> None:
 def test_where_the_last_run_sends_its_traces_elsewhere_those_of_an_earlier_run_are_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.trace.RUNTIME", tmp_path)
+    monkeypatch.setattr("baton.cli.trace.RUNTIME", tmp_path)
     earlier = begin_trace_file(tmp_path, 1)
     earlier.write_text(line("generate tiny", 0, 100, STAGES))
     os.utime(earlier, (100, 100))

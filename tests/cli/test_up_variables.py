@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import cli.up
-from cli.__main__ import app
-from cli.errors import CommandFailed
-from cli.process_plan import Exposure, UpSettings, plan_processes
-from cli.processes import ProcessSpec
-from cli.up import UpOptions
-from cli.variables import given_flags, refuse_overridden, variable_of
+import baton.cli.up
+from baton.cli.__main__ import app
+from baton.cli.up import UpOptions, given_flags, refuse_overridden, variable_of
+from baton.launch.errors import CommandFailed
+from baton.launch.process_plan import Exposure, UpSettings, plan_processes
+from baton.launch.processes import ProcessSpec
 from tests.cli.test_process_plan import SETTINGS, TWO_GPUS
 
 VARIANTS = (
@@ -60,7 +59,7 @@ def passed_flags() -> list[str]:
 
 def up(monkeypatch: pytest.MonkeyPatch, *arguments: str, **environment: str) -> UpOptions:
     calls: list[UpOptions] = []
-    monkeypatch.setattr(cli.up, "run_up", lambda options: calls.append(options) or 0)
+    monkeypatch.setattr(baton.cli.up, "run_up", lambda options: calls.append(options) or 0)
     result = CliRunner().invoke(app, ["up", *arguments], env=environment)
     assert result.exit_code == 0, result.output
     return calls[0]
@@ -106,4 +105,4 @@ def test_up_refuses_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     monkeypatch.setenv("BATON_CORES", "0-63")
     with pytest.raises(CommandFailed, match="BATON_CORES is '0-63', but `up` itself starts"):
-        cli.up.run_up(options)
+        baton.cli.up.run_up(options)

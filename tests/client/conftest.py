@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 TOKEN = "t" * 32
 Answer = Callable[[Any, grpc.ServicerContext], Iterable[baton_pb2.GenerateResponse]]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.answer import Continuity, completion_from
-from client.errors import ProtocolError
-from client.types import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, Usage
+from baton.client.answer import Continuity, completion_from
+from baton.client.errors import ProtocolError
+from baton.client.types import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, Usage
 
 STARTED = Started("r", "tiny", 3, 11)
 USAGE = Usage(3, 3, 0)

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
-from client import (
+from baton.client import (
     AdminClient,
     AsyncAdminClient,
     AsyncBatonClient,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from client import AsyncBatonClient, BatonClient, Cancelled, Started
+from baton.client import AsyncBatonClient, BatonClient, Cancelled, Started
 
 if TYPE_CHECKING:
     from tests.client.conftest import Events, FakeBaton

@@ -5,7 +5,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from client.errors import (
+from baton.client.errors import (
+    DETAILS_KEY,
     BatonClientError,
     Busy,
     Cancelled,
@@ -15,8 +16,8 @@ from client.errors import (
     ModelNotFound,
     ServerError,
     Unavailable,
+    error_from_status,
 )
-from client.status_mapping import DETAILS_KEY, error_from_status
 
 
 def trailing(*details: Any) -> list[tuple[str, str | bytes]]:

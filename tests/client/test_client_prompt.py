@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from client.answer import Continuity, completion_from
-from client.errors import InvalidRequest, ProtocolError
-from client.requests import chat_request, generate_request
-from client.responses import event_from
-from client.types import Delta, Event, Finished, FinishReason, PromptPart, Started, Timings, TokenLogprob, Usage
-from protos import baton_pb2
+from baton.client.answer import Continuity, completion_from
+from baton.client.errors import InvalidRequest, ProtocolError
+from baton.client.requests import chat_request, generate_request
+from baton.client.responses import event_from
+from baton.client.types import Delta, Event, Finished, FinishReason, PromptPart, Started, Timings, TokenLogprob, Usage
+from baton.protos import baton_pb2
 
 STARTED = Started("r", "tiny", 3, 11)
 TIMINGS = Timings(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, transfer_bytes=0, transport="grpc", prefill_pid=1, decode_pid=2)

@@ -2,11 +2,18 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from client.errors import InvalidRequest
-from client.options import GenerateOptions
-from client.requests import CALL_OPTIONS, chat_request, choices, detokenize_request, generate_request, tokenize_request
-from client.types import Message
-from protos import baton_pb2
+from baton.client.errors import InvalidRequest
+from baton.client.requests import (
+    CALL_OPTIONS,
+    GenerateOptions,
+    chat_request,
+    choices,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+from baton.client.types import Message
+from baton.protos import baton_pb2
 
 OTHER_FORMS = {"json_schema", "json_object", "grammar", "choice"}  # of the answer: one at most
 

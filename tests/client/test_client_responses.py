@@ -2,11 +2,11 @@ from dataclasses import fields
 
 import pytest
 
-from client.cluster import PageCounts
-from client.errors import ProtocolError
-from client.responses import cluster_status_from, event_from
-from client.types import Alternative, Delta, FinishReason, Timings, TokenLogprob, Usage
-from protos import admin_pb2, baton_pb2, report_pb2, session_pb2
+from baton.client.cluster import PageCounts
+from baton.client.errors import ProtocolError
+from baton.client.responses import cluster_status_from, event_from
+from baton.client.types import Alternative, Delta, FinishReason, Timings, TokenLogprob, Usage
+from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from client import AsyncBatonClient, BatonClient, Completion, ModelNotFound, ProtocolError, RetryPolicy, Unavailable
-from client.channel import CHANNEL_OPTIONS, targets_of
-from protos import baton_pb2
+from baton.client import (
+    AsyncBatonClient,
+    BatonClient,
+    Completion,
+    ModelNotFound,
+    ProtocolError,
+    RetryPolicy,
+    Unavailable,
+)
+from baton.client.channel import CHANNEL_OPTIONS, targets_of
+from baton.protos import baton_pb2
 from tests.client.conftest import TOKEN
 
 if TYPE_CHECKING:

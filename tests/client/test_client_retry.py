@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.errors import (
+from baton.client.errors import (
     BatonClientError,
     Busy,
     DeadlineExceeded,
@@ -11,7 +11,7 @@ from client.errors import (
     ServerError,
     Unavailable,
 )
-from client.retry import Attempts, RetryPolicy
+from baton.client.retry import Attempts, RetryPolicy
 
 POLICY = RetryPolicy(attempts=4, first_wait_s=0.1, longest_wait_s=1.0)
 

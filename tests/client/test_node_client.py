@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from cli.certificates import make_certificates
-from protos import baton_pb2_grpc
-from service.tls import TlsFiles
+from baton.cli.keys import make_certificates
+from baton.protos import baton_pb2_grpc
+from baton.service.security.tls import TlsFiles
 from tests.fixtures.tools import tool
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from client import AsyncBatonClient, Delta, RetryPolicy
-from service.redis_server import RedisServer, start_redis_server
+from baton.client import AsyncBatonClient, Delta, RetryPolicy
+from baton.service.registry.redis_server import RedisServer, start_redis_server
 from tests.e2e.stack import Stack, make_stack
 
 STALL_S = 2.0
@@ -24,7 +24,7 @@ def make_faulty_stack(folder: Path, model: Path) -> Stack:
     stack.add_router(SECOND_ROUTER)
     for name in WORKERS:
         command = stack.processes[name].command
-        place = command.index(f"{name.partition('-')[0]}_worker")
+        place = command.index(f"baton.{name.partition('-')[0]}_worker")
         command[place : place + 1] = ["tests.fixtures.hanging_worker", name.partition("-")[0], str(folder / HANG_FILE)]
     return stack
 

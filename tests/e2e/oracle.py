@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from client import AsyncBatonClient, Completion
+from baton.client import AsyncBatonClient, Completion
 from tests.fixtures.checkpoints import make_checkpoint
 
 LENGTHS = (1, 31, 32, 33, 100, 700)

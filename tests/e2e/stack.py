@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client import AdminClient, BatonClientError, ClusterStatus
-from service.redis_server import RedisServer, start_redis_server
+from baton.client import AdminClient, BatonClientError, ClusterStatus
+from baton.service.registry.redis_server import RedisServer, start_redis_server
 
 READY_S = 180.0
 STOP_S = 30.0
@@ -195,13 +195,13 @@ def make_stack(
     for role, count in (("prefill", prefill), ("decode", decode)):
         for index in range(count):
             name, port = f"{role}-{index}", next(ports)
-            module = ["elastic_worker", "--role", role] if elastic else [f"{role}_worker"]
+            module = ["baton.worker", "--role", role] if elastic else [f"baton.{role}_worker"]
             command = [sys.executable, "-m", *module, "--worker-id", name, "--port", str(port), *registry]
             command += ["--model", str(model), "--model-name", model.name, *worker_flags]
             command += ["--transport", (transports or {}).get(name, "auto")]
             stack.processes[name] = StackProcess(name, command, folder / f"{name}.log")
             members.append(f"{role}@127.0.0.1:{port}")
-    command = [sys.executable, "-m", "gateway", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
+    command = [sys.executable, "-m", "baton.gateway", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
     command += ["--http-port", str(stack.http_port)]
     command += registry or ["--workers", ",".join(members)]
     command += ["--trace-file", str(stack.trace_file), *_patient(router_flags)]
@@ -224,7 +224,7 @@ def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags
         f"{name.partition('-')[0]}@127.0.0.1:{command[command.index('--port') + 1]}"
         for name, command in commands.items()
     )
-    command = [sys.executable, "-m", "router", "--port", str(beside.port), "--admin-port", str(beside.admin_port)]
+    command = [sys.executable, "-m", "baton.router", "--port", str(beside.port), "--admin-port", str(beside.admin_port)]
     command += ["--workers", ",".join(members), "--trace-file", str(beside.trace_file), *_patient(router_flags)]
     beside.processes["router"] = StackProcess("router", command, folder / "router.log")
     return beside

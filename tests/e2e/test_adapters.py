@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncBatonClient, ModelNotFound
+from baton.client import AsyncBatonClient, ModelNotFound
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model

@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from client import BatonClient, InvalidRequest, ModelNotFound
-from protos import baton_pb2, baton_pb2_grpc
+from baton.client import BatonClient, InvalidRequest, ModelNotFound
+from baton.protos import baton_pb2, baton_pb2_grpc
 from tests.e2e.stack import Stack
 
 VOCABULARY = 512

@@ -13,7 +13,7 @@ UP_FLAGS = "--kv-memory 128MiB"
 
 
 def test_every_phase_of_one_round_has_its_figures(tiny_llama: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cli", "bench", "isolation", "--model", str(tiny_llama), *FLAGS]
+    command = [sys.executable, "-m", "baton.cli", "bench", "isolation", "--model", str(tiny_llama), *FLAGS]
     picture = tmp_path / "isolation.svg"
     command += ["--up-flags", UP_FLAGS, "--picture", str(picture), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)

@@ -1,7 +1,7 @@
 """`baton bench serve` against a real router: everything it asked for comes back."""
 
-from cli.bench.serve import Arrivals, Lengths, ServeBenchOptions, measure_all
-from cli.bench.serve_servers import Servers
+from baton.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, measure_all
+from baton.benchmarks.serve.targets import Servers
 from tests.e2e.stack import Stack
 
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from client import AsyncBatonClient, DeadlineExceeded, Delta, RetryPolicy
+from baton.client import AsyncBatonClient, DeadlineExceeded, Delta, RetryPolicy
 from tests.e2e.stack import Stack
 
 REQUESTS = 200

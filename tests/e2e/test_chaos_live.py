@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.faults import Fault, FaultKind, Planned
-from chaos.report import write
-from chaos.run import Options, Run
+from baton.chaos.faults import Fault, FaultKind, Planned
+from baton.chaos.report import write
+from baton.chaos.run import Options, Run
 
 MINUTES = 0.5  # of load; with the start, the oracle and all cases once more at the end it is more than one
 PLAN = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from client import BatonClient, TokenLogprob
+from baton.client import BatonClient, TokenLogprob
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_router
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from benchmarks.random_schemas import random_schema
-from client import AsyncBatonClient, Delta, GenerateOptions
+from baton.benchmarks.cluster.structured import random_schema
+from baton.client import AsyncBatonClient, Delta, GenerateOptions
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import make_stack
 from tests.e2e.test_up import READY_S, STOP_S, Up

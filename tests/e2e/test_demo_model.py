@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from client import AsyncBatonClient
+from baton.client import AsyncBatonClient
 from models.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY, run
 from tests.e2e.stack import Stack, make_stack

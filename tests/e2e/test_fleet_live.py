@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AdminClient, AsyncBatonClient, BatonClientError, RequestExplanation, RetryPolicy
+from baton.client import AdminClient, AsyncBatonClient, BatonClientError, RequestExplanation, RetryPolicy
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 

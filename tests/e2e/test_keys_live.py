@@ -16,11 +16,10 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cli.certificates import make_certificates
-from cli.new_key import append_key
-from client import AsyncBatonClient, NotAllowed
-from service.api_keys import UNLIMITED, digest_of
-from service.internal_tls import INTERNAL_NAME
+from baton.cli.keys import append_key, make_certificates
+from baton.client import AsyncBatonClient, NotAllowed
+from baton.service.security.api_keys import UNLIMITED, digest_of
+from baton.service.security.tls import INTERNAL_NAME
 from tests.e2e.conftest import REPOSITORY, run
 from tests.e2e.stack import Stack, make_stack
 
@@ -127,7 +126,7 @@ def secure(guarded: Guarded) -> httpx2.Client:
 
 
 def test_the_command_line_takes_key_and_authority_from_the_environment(guarded: Guarded) -> None:
-    command = [sys.executable, "-m", "cli", "generate", "--token-ids", "5,6", "--target", guarded.stack.target]
+    command = [sys.executable, "-m", "baton.cli", "generate", "--token-ids", "5,6", "--target", guarded.stack.target]
     for key, code in ((guarded.keys["bob"], 0), ("baton-wrong", 1)):
         environment = {**os.environ, "BATON_API_KEY": key, "BATON_TLS_CA": str(guarded.authority)}
         done = subprocess.run(
@@ -192,7 +191,7 @@ def test_health_of_a_worker_is_asked_with_its_own_certificate(guarded: Guarded) 
         f"BATON_{flag[2:].upper().replace('-', '_')}": value
         for flag, value in zip(flags[::2], flags[1::2], strict=True)
     }
-    command = [sys.executable, "-m", "cli", "health", "--internal", "--target", target]
+    command = [sys.executable, "-m", "baton.cli", "health", "--internal", "--target", target]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **variables}, cwd=REPOSITORY, timeout=60)
     assert done.returncode == 0, done.stderr
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncBatonClient, Delta, RetryPolicy
+from baton.client import AsyncBatonClient, Delta, RetryPolicy
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 

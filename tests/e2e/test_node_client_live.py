@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from client import BatonClient
+from baton.client import BatonClient
 from tests.e2e.stack import Stack
 
 

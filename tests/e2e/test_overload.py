@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncBatonClient, Busy, DeadlineExceeded, RetryPolicy
+from baton.client import AsyncBatonClient, Busy, DeadlineExceeded, RetryPolicy
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, StackProcess, make_stack
 

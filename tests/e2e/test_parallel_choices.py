@@ -5,8 +5,8 @@ import json
 import random
 from typing import Any
 
-from client import AsyncBatonClient, Completion
-from engine.offline.seeds import seed_of_choice
+from baton.client import AsyncBatonClient, Completion
+from baton.engine.offline.core import seed_of_choice
 from tests.e2e.stack import Stack
 
 CHOICES = 8

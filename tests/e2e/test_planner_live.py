@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from benchmarks.role_change import Setup, rates, run
-from cli.tiny_checkpoint import write_tiny_checkpoint
+from baton.benchmarks.cluster.role_change import Setup, rates, run
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 
 async def test_the_planner_follows_the_load_and_nothing_fails(tmp_path: Path) -> None:

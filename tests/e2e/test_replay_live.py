@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from client import AsyncBatonClient, Choice, Completion, Delta, RetryPolicy, ServerError
-from client.answer import completion_from
+from baton.client import AsyncBatonClient, Choice, Completion, Delta, RetryPolicy, ServerError
+from baton.client.answer import completion_from
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.crashing_worker import DEADLY
@@ -67,7 +67,7 @@ def twofold(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     stack = make_stack(tmp_path_factory.mktemp("twofold"), tiny_llama, prefill=2, decode=2, router_flags=SILENT)
     for name in WORKERS:
         role, command = name.partition("-")[0], stack.processes[name].command
-        place = command.index(f"{role}_worker")
+        place = command.index(f"baton.{role}_worker")
         command[place : place + 1] = ["tests.fixtures.crashing_worker", role]
     stack.processes["decode-1"].command += ["--drain-s", str(DRAIN_S)]
     yield from run(stack)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from client import AsyncBatonClient
+from baton.client import AsyncBatonClient
 from tests.e2e.faulty import targets_of
 from tests.e2e.stack import Stack
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from client import AsyncBatonClient, Completion, Delta, RetryPolicy, Unavailable
-from client.answer import completion_from
+from baton.client import AsyncBatonClient, Completion, Delta, RetryPolicy, Unavailable
+from baton.client.answer import completion_from
 from tests.e2e.faulty import SECOND_ROUTER
 from tests.e2e.stack import IDLE_S, Stack
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from client import BatonClient, Choice
+from baton.client import BatonClient, Choice
 from tests.e2e.stack import Stack
 
 NEW_TOKENS = 32

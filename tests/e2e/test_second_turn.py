@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from client import AsyncBatonClient, Completion
+from baton.client import AsyncBatonClient, Completion
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from client import AsyncBatonClient
+from baton.client import AsyncBatonClient
 from tests.e2e.oracle import NEW_TOKENS, generate
 from tests.e2e.stack import Stack
 

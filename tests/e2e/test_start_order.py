@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncBatonClient
-from service.redis_server import RedisServer, start_redis_server
+from baton.client import AsyncBatonClient
+from baton.service.registry.redis_server import RedisServer, start_redis_server
 from tests.e2e.stack import Stack, make_stack
 
 

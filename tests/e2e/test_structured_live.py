@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import regex
 
-from benchmarks.random_schemas import random_schema
-from benchmarks.structured import Verdict, verdicts
-from client import AsyncBatonClient, BatonClient, FinishReason, InvalidRequest
-from engine import LLM, SamplingParams, StructuredOutputsParams
+from baton.benchmarks.cluster.structured import Verdict, random_schema, verdicts
+from baton.client import AsyncBatonClient, BatonClient, FinishReason, InvalidRequest
+from baton.engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.e2e.stack import Stack
 
 PROMPT = list(range(40, 90))

@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.random_schemas import random_schema
-from client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
+from baton.benchmarks.cluster.structured import random_schema
+from baton.client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, generate, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client import Completion
+from baton.client import Completion
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack

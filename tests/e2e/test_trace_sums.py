@@ -6,7 +6,7 @@ import uuid
 from collections import defaultdict
 from typing import Any
 
-from client import AsyncBatonClient
+from baton.client import AsyncBatonClient
 from tests.e2e.stack import Stack
 
 AT_A_TIME, MOST_REQUESTS, RIGHT = 10, 200, 10

@@ -25,14 +25,23 @@ class Up:
     def __init__(self, log: Path, *flags: str) -> None:
         self.port, self.admin_port = free_ports(2)
         self.log = log
-        command = [sys.executable, "-m", "cli", "up", "--port", str(self.port), "--admin-port", str(self.admin_port)]
+        command = [
+            sys.executable,
+            "-m",
+            "baton.cli",
+            "up",
+            "--port",
+            str(self.port),
+            "--admin-port",
+            str(self.admin_port),
+        ]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--kv-memory", "128MiB", *flags], stdout=output, stderr=output, cwd=REPOSITORY
             )
 
     def baton(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli", *arguments]
+        command = [sys.executable, "-m", "baton.cli", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
 
     def ask(self, *arguments: str) -> list[dict[str, object]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from service.watchdog import STALLED
+from baton.service.serving.watchdog import STALLED
 from tests.e2e.faulty import HANG_FILE, STALL_S, stream
 from tests.e2e.stack import Stack
 from tests.fixtures.hanging_worker import HANGS_ON

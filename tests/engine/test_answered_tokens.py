@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.beam_params import BeamParams, BeamStop
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.plan import ChunkResult, Computed, Drawn
-from engine.prefill_scheduler import PrefillProgress, PrefillScheduler
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, Request, RequestRefused, RequestTooLong
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import ChunkResult, Computed, Drawn
+from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
+from baton.engine.sampling.params import BeamParams, BeamStop, SamplingParams
+from baton.engine.scheduler.prefill import PrefillProgress, PrefillScheduler
+from baton.engine.scheduler.scheduler import MixedScheduler
 
 BLOCK = 4
 LATE = Computed(late=True)

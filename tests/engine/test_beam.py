@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.beam import BeamSearch
-from engine.beam_params import BeamParams, BeamStop, candidates_per_beam
-from engine.plan import TokenLogprob
+from baton.engine.plan import TokenLogprob
+from baton.engine.sampling.params import BeamParams, BeamStop, candidates_per_beam
+from baton.engine.scheduler.beam_search import BeamSearch
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 

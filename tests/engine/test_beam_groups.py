@@ -5,15 +5,14 @@ import random
 
 import pytest
 
-from engine.beam import BeamSearch
-from engine.beam_params import BeamParams, candidates_per_beam
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import MixedOutcome, RequestFailed, TokenMade
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, NonFinite, Plan, TokenLogprob
-from engine.sampling_params import SamplingParams
-from engine.sequence import FirstToken, Request, RequestTooLong
-from engine.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.plan import Computed, Drawn, NonFinite, Plan, TokenLogprob
+from baton.engine.request import FirstToken, Request, RequestTooLong
+from baton.engine.sampling.params import BeamParams, SamplingParams, candidates_per_beam
+from baton.engine.scheduler.beam_search import BeamSearch
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import MixedOutcome, RequestFailed, TokenMade
 
 BLOCK = 4
 STOPS = frozenset({1, 2})

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request, RequestTooLong
-from engine.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.request import Request, RequestTooLong
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
 from tests.engine.test_beam_groups import BLOCK, ROOT, STOPS, Machine, answers_of, beam_request, collect
 
 REQUESTS, STEPS = 8, 400

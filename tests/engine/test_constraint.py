@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine import constraint as constraints
-from engine.constraint import Constraint, Grammar, Threads
-from engine.mask_threads import Allowed, Mask, MaskThreads
-from engine.plan import Drawn, NonFinite, Sample
-from engine.sampler import Row, sample
-from engine.sampling_params import SamplingParams
-from structured.library import GrammarFailed, Vocabulary, compile_form
-from structured.output import FormRefused, StructuredKind, StructuredOutput
+from baton.engine.plan import Drawn, NonFinite, Sample
+from baton.engine.sampling import constraint as constraints
+from baton.engine.sampling.constraint import Constraint, Grammar, Threads
+from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Row, sample
+from baton.generation.structured.library import GrammarFailed, Vocabulary, compile_form
+from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
 from tests.fixtures.checkpoints import TokenizerKind, make_tokenizer
 from tests.fixtures.structured_forms import FORMS, Form
 
@@ -266,8 +266,8 @@ def test_how_long_a_step_waits_for_masks(has_neighbours: bool, monkeypatch: pyte
         waits.append(timeout_s)
         return masks
 
-    monkeypatch.setattr("engine.constraint.wait", waiting)
-    monkeypatch.setattr("engine.constraint.time.monotonic", lambda: 50.0)
+    monkeypatch.setattr("baton.engine.sampling.constraint.wait", waiting)
+    monkeypatch.setattr("baton.engine.sampling.constraint.time.monotonic", lambda: 50.0)
     constraints.wait_for([Mask(never, ())], began_s=48.0, has_neighbours=has_neighbours)
     shares = [pytest.approx(2.0 * constraints.NEIGHBOURS_SHARE)]
     assert waits == (shares if has_neighbours else [*shares, constraints.PATIENCE_S])

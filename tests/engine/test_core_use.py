@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core_use import CoreUse, SpareCores
+from baton.engine.runner.thread_preparation import CoreUse, SpareCores
 
 
 def test_another_process_reads_whether_cores_compute(tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
-from engine.engine import Engine
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import TokenMade
-from engine.overlapped import OverlappedEngine
-from engine.pages import BlockPool
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from engine.swap_space import SwapSpace
-from engine.weights import load_model
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.request import Request
+from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
+from baton.engine.runner.engine import Engine, OverlappedEngine
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import CPU, PagedModel, random_prompt

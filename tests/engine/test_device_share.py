@@ -2,8 +2,7 @@
 
 import pytest
 
-from engine.device_share import LEAST_TOKENS, MOST_REST, SILENCE_S, DeviceShare
-from engine.slow_down import FEWEST_STEPS, SlowDown
+from baton.engine.runner.sharing import FEWEST_STEPS, LEAST_TOKENS, MOST_REST, SILENCE_S, DeviceShare, SlowDown
 
 
 def test_without_anybody_beside_it_chunks_are_as_large_as_they_may_be() -> None:

@@ -1,10 +1,10 @@
 """The engine's step: plan, run, commit, and nothing in between."""
 
-from engine.engine import Engine
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, Plan
-from engine.prefill_scheduler import PrefillRequest, PrefillScheduler
-from engine.sampling_params import SamplingParams
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Computed, Drawn, Plan
+from baton.engine.runner.engine import Engine
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import PrefillRequest, PrefillScheduler
 
 
 class SuccessorRunner:

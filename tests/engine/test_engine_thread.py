@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.engine_thread import EngineStopped, EngineThread, StepTiming
+from baton.engine.runner.thread import EngineStopped, EngineThread, StepTiming
 
 WAIT_S = 10.0
 

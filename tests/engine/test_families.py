@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.config_file import read_model_config
-from engine.model_config import DecoderConfig, ModelError
-from engine.model_shape import read_model_shape
-from engine.models.transformers_model import TransformersModel
-from engine.plan import Chunk
-from engine.prepare import ModelOptions, prepare_model
-from engine.sizing import KV_FORMATS
-from engine.weights import load_model
+from baton.engine.config.config_file import read_model_config
+from baton.engine.config.model_config import DecoderConfig, ModelError
+from baton.engine.kv_cache.sizing import KV_FORMATS
+from baton.engine.models.transformers_model import TransformersModel
+from baton.engine.plan import Chunk
+from baton.engine.prepare import ModelOptions, prepare_model
+from baton.engine.weights.load import load_model
+from baton.engine.weights.model_shape import read_model_shape
 from tests.fixtures.checkpoints import DECODERS, OTHERS, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 
@@ -91,7 +91,7 @@ def test_a_log_line_says_that_transformers_code_runs(gpt2: Path, caplog: pytest.
     caplog.set_level(logging.INFO)
     model = load_model(gpt2, torch.float32, CPU, progress=False)
     assert isinstance(model, TransformersModel)
-    [record] = [record for record in caplog.records if record.name.startswith("engine")]
+    [record] = [record for record in caplog.records if record.name.startswith("baton.engine")]
     assert record.message == "gpt2 runs through transformers' own code, on paged attention: slower"
 
 

@@ -8,12 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.checkpoint_files import weight_files
-from engine.model_config import ModelError
-from engine.quantization.gguf_blocks import dequantise
-from engine.quantization.gguf_file import TensorType, read_header
-from engine.quantization.gguf_names import gguf_name
-from engine.weights import load_model
+from baton.engine.config.model_config import ModelError
+from baton.engine.weights.files import weight_files
+from baton.engine.weights.gguf_file import TensorType, dequantise, gguf_name, read_header
+from baton.engine.weights.load import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
 CPU = torch.device("cpu")

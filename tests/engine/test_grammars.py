@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine import grammars
-from engine.grammars import Grammars
-from protos import sampling_pb2
-from structured.library import LibraryMissing
-from structured.output import FormRefused, StructuredKind, StructuredOutput
+from baton.engine.sampling import grammars
+from baton.engine.sampling.grammars import Grammars
+from baton.generation.structured.library import LibraryMissing
+from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
+from baton.protos import sampling_pb2
+from baton.worker.structured import constraint_of
 from tests.fixtures.checkpoints import make_tokenizer
-from worker.structured import constraint_of
 
 END = 2
 LETTERS = StructuredOutput(StructuredKind.REGEX, "[ab]{2}")

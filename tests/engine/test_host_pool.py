@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.host_pool import HostPool
-from engine.pages import PageError
-from engine.plan import BlockSwap
-from engine.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import PageError
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.plan import BlockSwap
 
 
 def test_a_block_comes_back_byte_for_byte_into_another_place() -> None:

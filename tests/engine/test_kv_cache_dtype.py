@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config_file import read_model_config
-from engine.kv_layout import KV_DTYPES, KvLayout, kv_layout
-from engine.model_config import ModelError
-from engine.plan import BlockCopy, Chunk, NonFinite, Plan, Sample
-from engine.prepare import ModelOptions, prepare_model, resolve_kv_dtype
-from engine.sampling_params import SamplingParams
-from engine.sizing import KV_FORMATS, KvShape
-from kernels.kv_pages import QUANTISED
+from baton.engine.config.config_file import read_model_config
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.layout import KV_DTYPES, KvLayout, kv_layout
+from baton.engine.kv_cache.sizing import KV_FORMATS, KvShape
+from baton.engine.plan import BlockCopy, Chunk, NonFinite, Plan, Sample
+from baton.engine.prepare import ModelOptions, prepare_model, resolve_kv_dtype
+from baton.engine.sampling.params import SamplingParams
+from baton.kernels.types import QUANTISED
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.batch import make_batch
-from engine.kv_memory import LargestStep, largest_plan
-from engine.sizing import GPU_RESERVE_BYTES, StepMemory, spare_kv_bytes
+from baton.engine.kv_cache.memory import LargestStep, largest_plan
+from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES, StepMemory, spare_kv_bytes
+from baton.engine.models.batch import make_batch
 from tests.fixtures.paged import CPU
 
 GIB = 1 << 30

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import LLM, RequestOutput, SamplingParams
-from engine.offline.seeds import seed_of_choice
+from baton.engine import LLM, RequestOutput, SamplingParams
+from baton.engine.offline.core import seed_of_choice
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 
@@ -144,5 +144,6 @@ def test_the_package_alone_loads_nothing_heavy() -> None:
     import subprocess
     import sys
 
-    code = "import engine, sys; assert not {'torch', 'transformers'} & sys.modules.keys(); engine.LLM; engine.AsyncLLM"
+    code = "import baton.engine, sys; assert not {'torch', 'transformers'} & sys.modules.keys();"
+    code += "from baton import LLM, AsyncLLM"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=300)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine import LLM, AsyncLLM, RequestOutput, SamplingParams
-from engine.engine_thread import EngineStopped
+from baton.engine import LLM, AsyncLLM, RequestOutput, SamplingParams
+from baton.engine.runner.thread import EngineStopped
 from tests.fixtures.checkpoints import make_checkpoint
 
 WAIT_S = 20.0

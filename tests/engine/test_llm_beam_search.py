@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import LLM, BeamSearchParams
-from engine.sequence import RequestTooLong
+from baton.engine import LLM, BeamSearchParams
+from baton.engine.request import RequestTooLong
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 

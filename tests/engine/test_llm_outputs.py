@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine import LLM, SamplingParams
-from engine.model_config import ModelError
-from engine.offline.answer_text import GrowingText, TextDecoder, find_stop
-from engine.offline.engine_args import EngineArgs
+from baton.engine import LLM, SamplingParams
+from baton.engine.config.model_config import ModelError
+from baton.engine.offline.answer import find_stop
+from baton.engine.offline.engine_args import EngineArgs
+from baton.engine.offline.text import TextDecoder
 from tests.fixtures.checkpoints import make_checkpoint, make_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
@@ -148,7 +149,7 @@ def test_text_token_by_token_adds_up_to_all_at_once(kind: Any) -> None:
     decoder, draw = TextDecoder(tokenizer), random.Random(0)
     for _ in range(60):
         token_ids = [draw.randrange(512) for _ in range(30)]
-        text = GrowingText(decoder, skip_special_tokens=True)
+        text = decoder.growing(skip_special_tokens=True)
         for token_id in token_ids:
             before = text.text
             text.push(token_id)

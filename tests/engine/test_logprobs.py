@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.logprobs import described
-from engine.plan import Sample
-from engine.sampler import Row, sample
-from engine.sampling_params import SamplingParams
+from baton.engine.plan import Sample
+from baton.engine.sampling.logprobs import described
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Row, sample
 from tests.fixtures.paged import drawn
 
 GREEDY = SamplingParams(max_tokens=1)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.lora.adapter_file import read_adapter
-from engine.lora.adapters import AdapterSet
-from engine.plan import Chunk
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import read_adapter
+from baton.engine.plan import Chunk
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt

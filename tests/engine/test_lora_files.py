@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.lora.adapter_config import AdapterConfig, read_adapter_config
-from engine.lora.adapter_file import adapter_digest, read_adapter
-from engine.lora.adapters import AdapterSet
-from engine.model_config import ModelError
+from baton.engine.config.model_config import ModelError
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import AdapterConfig, adapter_digest, read_adapter, read_adapter_config
 from tests.fixtures.adapters import make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel

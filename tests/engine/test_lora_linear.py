@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.lora.adapter_file import LowRank
-from engine.lora.linear import AdaptedLinear
-from engine.lora.rows import adapter_rows, batch_order
-from engine.models.linear import DenseLinear
+from baton.engine.lora.files import LowRank
+from baton.engine.lora.linear import AdaptedLinear
+from baton.engine.lora.rows import adapter_rows, batch_order
+from baton.engine.models.linear import DenseLinear
 
 CPU = torch.device("cpu")
 INPUTS, SIZES = 12, (8, 5)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine import LLM, AsyncLLM, LoRARequest, SamplingParams
-from engine.model_config import ModelError
+from baton.engine import LLM, AsyncLLM, LoRARequest, SamplingParams
+from baton.engine.config.model_config import ModelError
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from engine.mask_threads import Mask, MaskThreads, wait
-from structured.library import GrammarFailed
+from baton.engine.sampling.mask_threads import Mask, MaskThreads, wait
+from baton.generation.structured.library import GrammarFailed
 
 BOUND_S = 10.0
 BITS = torch.tensor([5], dtype=torch.uint8)

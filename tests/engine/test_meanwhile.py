@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import make_batch
-from engine.models.transformers_model import TransformersModel
-from engine.plan import Chunk
+from baton.engine.models.batch import make_batch
+from baton.engine.models.transformers_model import TransformersModel
+from baton.engine.plan import Chunk
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 

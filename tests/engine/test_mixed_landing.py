@@ -2,18 +2,18 @@
 
 import pytest
 
-from engine.hashing import cache_root
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import MixedOutcome, RequestFailed, TokenMade
-from engine.pages import BlockPool, PageCounts
-from engine.plan import Computed, Drawn, NonFinite
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
-from engine.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, PageCounts
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.plan import Computed, Drawn, NonFinite
+from baton.engine.request import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import MixedOutcome, RequestFailed, TokenMade
+from baton.generation.block_hash import root_hash
 
 BLOCK = 4
 STOP = 99
-ROOT = cache_root(b"model", "float32")
+ROOT = root_hash(b"model", "float32")
 
 
 def request(request_id: int, length: int, max_tokens: int, n: int = 1) -> Request:

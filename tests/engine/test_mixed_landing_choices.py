@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.plan import BlockCopy, Computed, Drawn, NonFinite, Plan
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, FirstToken, Request
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import BlockCopy, Computed, Drawn, NonFinite, Plan
+from baton.engine.request import EndReason, FirstToken, Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
 
 BLOCK = 4
 

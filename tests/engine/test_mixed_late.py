@@ -1,11 +1,11 @@
 """A sequence whose mask was late is drawn from in the next step; nobody else notices."""
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import RequestFailed, TokenMade
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, NonFinite, Plan
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Computed, Drawn, NonFinite, Plan
+from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import RequestFailed, TokenMade
 
 BLOCK = 4
 LATE = Computed(late=True)

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from engine.hashing import cache_root
-from engine.mixed_scheduler import SMALLER_FOR_LANDING, MixedScheduler
-from engine.mixed_state import MixedOutcome, PromptComputed, RequestFailed, TokenMade
-from engine.pages import BlockPool
-from engine.plan import BlockSwap, Computed, Drawn, NonFinite, Plan
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, Request, RequestRefused, RequestTooLong
-from engine.step_budget import StepBudget
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import BlockSwap, Computed, Drawn, NonFinite, Plan
+from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.budget import StepBudget
+from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, MixedScheduler
+from baton.engine.scheduler.sequences import MixedOutcome, PromptComputed, RequestFailed, TokenMade
+from baton.generation.block_hash import root_hash
 
-ROOT = cache_root(b"model", "float32")
+ROOT = root_hash(b"model", "float32")
 BLOCK = 4
 Maker = Callable[..., MixedScheduler]
 
@@ -232,7 +232,7 @@ def test_a_second_turn_reuses_the_blocks_of_the_answer(make: Maker) -> None:
 
 def test_another_root_shares_nothing(make: Maker) -> None:
     scheduler = make()
-    for number, root in enumerate((ROOT, cache_root(b"model", "float32", cache_salt="other"), None)):
+    for number, root in enumerate((ROOT, root_hash(b"model", "float32", cache_salt="other"), None)):
         scheduler.add(request(number, 9, max_tokens=1), root)
         assert [token.cached_tokens for token in run(scheduler)] == [0]
 

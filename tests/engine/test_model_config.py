@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.config_file import read_model_config
-from engine.kv_layout import kv_layout
-from engine.model_config import ModelError, RopeConfig, RopeKind
-from engine.rope import inverse_frequencies
+from baton.engine.config.config_file import read_model_config
+from baton.engine.config.model_config import ModelError, RopeConfig, RopeKind
+from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.models.decoder import inverse_frequencies
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

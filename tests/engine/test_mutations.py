@@ -12,47 +12,53 @@ from tests.fixtures.mixed_walk import walk
 from tests.fixtures.mutants import Mutation, world_with
 
 WORLDS = 40
+POOL, TABLE, SWAP = "kv_cache.block_pool", "kv_cache.block_table", "kv_cache.swap_space"
+SEQUENCES, BATCH, SCHEDULER = "scheduler.sequences", "scheduler.batch", "scheduler.scheduler"
 MUTATIONS = [
-    Mutation("pages", "if count > available:", "if count > available + 1:"),
-    Mutation("pages", "self._references[block] = 1", "self._references[block] = 2"),
-    Mutation("pages", "self._require_held(block)\n        self._references[block] += 1", "pass"),
-    Mutation("pages", "if self._references[block] > 0:", "if self._references[block] > 1:"),
-    Mutation("pages", "if block_hash in self._by_hash or", "if block in self._published or"),
-    Mutation("pages", "== 0:\n                del self._cached", "== 1:\n                del self._cached"),
-    Mutation("pages", "self._references[block] += 1\n            blocks.append", "blocks.append"),
-    Mutation("pages", "del self._by_hash[block_hash]", "pass"),
-    Mutation("pages", "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
-    Mutation("block_table", "(*self.blocks, *self._pool", "(*self.blocks[:-1], *self._pool"),
-    Mutation("block_table", "self._pool.share(block)", "pass"),
-    Mutation("block_table", "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
-    Mutation("block_table", "if self._pool.references(source) == 1:", "if self._pool.references(source) <= 2:"),
-    Mutation("block_table", "self._pool.release(source)", "pass"),
-    Mutation("block_table", "return BlockCopy(source, destination)", "return BlockCopy(destination, source)"),
-    Mutation("block_table", "for block in reversed(blocks):", "for block in reversed(blocks[1:]):"),
-    Mutation("block_table", "zip(self.blocks, hashes", "zip(self.blocks[1:], hashes"),
-    Mutation("swap_space", "if count > len(self._free):", "if count > len(self._free) + 1:"),
-    Mutation("mixed_state", "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
-    Mutation("mixed_state", "self.swapped.slots.release()", "pass"),
-    Mutation("mixed_state", "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
-    Mutation("mixed_growth", "new += 1", "new += 0"),
-    Mutation("mixed_growth", "rest = 0", "rest = rest"),
-    Mutation("mixed_growth", "return table.make_writable(index)", "return None"),
+    Mutation(POOL, "if count > available:", "if count > available + 1:"),
+    Mutation(POOL, "self._references[block] = 1", "self._references[block] = 2"),
+    Mutation(POOL, "self._require_held(block)\n        self._references[block] += 1", "pass"),
+    Mutation(POOL, "if self._references[block] > 0:", "if self._references[block] > 1:"),
+    Mutation(POOL, "if block_hash in self._by_hash or", "if block in self._published or"),
     Mutation(
-        "mixed_flight", "if self._writes(sequence):\n            self._ended", "if False:\n            self._ended"
+        "kv_cache.block_pool", "== 0:\n                del self._cached", "== 1:\n                del self._cached"
     ),
-    Mutation("mixed_flight", "if sequence not in kept:", "if sequence in kept:"),
-    Mutation("mixed_ahead", "sequence.computed_tokens + is_under_way", "sequence.computed_tokens"),
-    Mutation("mixed_ahead", "batch.pool, block_tokens) > batch", "batch.pool, block_tokens) > 1 + batch"),
-    Mutation("mixed_batch", "][first:]", "][first + 1 :]"),
-    Mutation("mixed_batch", "swapped.slots.release()", "pass"),
-    Mutation("mixed_batch", "max(swapped.tokens, sequence.computed_tokens)", "swapped.tokens + 1"),
-    Mutation("mixed_batch", "computed_tokens = len(cached) * self", "computed_tokens = (len(cached) + 1) * self"),
-    Mutation("mixed_batch", "self.waiting.add(sequence)\n        if slots is None:", "if slots is None:"),
-    Mutation("mixed_draft", "tuple(self.copies)", "()"),
-    Mutation("mixed_draft", "tuple(self.swaps_out)", "()"),
-    Mutation("mixed_draft", "tuple(self.swaps_in)", "()"),
-    Mutation("mixed_scheduler", "self._block_tokens) > available", "self._block_tokens) > available + 1"),
-    Mutation("mixed_scheduler", "sequence.table is None or sequence in flights.ended", "not chunk.samples"),
+    Mutation(POOL, "self._references[block] += 1\n            blocks.append", "blocks.append"),
+    Mutation(POOL, "del self._by_hash[block_hash]", "pass"),
+    Mutation(POOL, "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
+    Mutation(TABLE, "(*self.blocks, *self._pool", "(*self.blocks[:-1], *self._pool"),
+    Mutation(TABLE, "self._pool.share(block)", "pass"),
+    Mutation(TABLE, "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
+    Mutation(TABLE, "if self._pool.references(source) == 1:", "if self._pool.references(source) <= 2:"),
+    Mutation(TABLE, "self._pool.release(source)", "pass"),
+    Mutation(TABLE, "return BlockCopy(source, destination)", "return BlockCopy(destination, source)"),
+    Mutation(TABLE, "for block in reversed(blocks):", "for block in reversed(blocks[1:]):"),
+    Mutation(TABLE, "zip(self.blocks, hashes", "zip(self.blocks[1:], hashes"),
+    Mutation(SWAP, "if count > len(self._free):", "if count > len(self._free) + 1:"),
+    Mutation(SEQUENCES, "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
+    Mutation(SEQUENCES, "self.swapped.slots.release()", "pass"),
+    Mutation(SEQUENCES, "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
+    Mutation(BATCH, "new += 1", "new += 0"),
+    Mutation(BATCH, "rest = 0", "rest = rest"),
+    Mutation(BATCH, "return table.make_writable(index)", "return None"),
+    Mutation(
+        "scheduler.sequences",
+        "if self._writes(sequence):\n            self._ended",
+        "if False:\n            self._ended",
+    ),
+    Mutation(SEQUENCES, "if sequence not in kept:", "if sequence in kept:"),
+    Mutation(SCHEDULER, "sequence.computed_tokens + is_under_way", "sequence.computed_tokens"),
+    Mutation(SCHEDULER, "batch.pool, block_tokens) > batch", "batch.pool, block_tokens) > 1 + batch"),
+    Mutation(BATCH, "][first:]", "][first + 1 :]"),
+    Mutation(BATCH, "swapped.slots.release()", "pass"),
+    Mutation(BATCH, "max(swapped.tokens, sequence.computed_tokens)", "swapped.tokens + 1"),
+    Mutation(BATCH, "computed_tokens = len(cached) * self", "computed_tokens = (len(cached) + 1) * self"),
+    Mutation(BATCH, "self.waiting.add(sequence)\n        if slots is None:", "if slots is None:"),
+    Mutation(SEQUENCES, "tuple(self.copies)", "()"),
+    Mutation(SEQUENCES, "tuple(self.swaps_out)", "()"),
+    Mutation(SEQUENCES, "tuple(self.swaps_in)", "()"),
+    Mutation(SCHEDULER, "self._block_tokens) > available", "self._block_tokens) > available + 1"),
+    Mutation(SCHEDULER, "sequence.table is None or sequence in flights.ended", "not chunk.samples"),
 ]
 
 
@@ -77,5 +83,5 @@ def test_a_changed_line_is_found(mutation: Mutation) -> None:
 
 @pytest.mark.parametrize("old", ["no such line", "self._references[block]"])
 def test_a_mutation_whose_line_does_not_stand_once_is_refused(old: str) -> None:
-    with pytest.raises(LookupError, match=r"engine\.pages has .* [02-9] times instead of once"):
-        world_with(Mutation("pages", old, "pass"))
+    with pytest.raises(LookupError, match=r"engine\.kv_cache\.block_pool has .* [02-9] times instead of once"):
+        world_with(Mutation(POOL, old, "pass"))

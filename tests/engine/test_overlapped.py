@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.engine import Engine
-from engine.hashing import cache_root
-from engine.launched import Launched, draws_on_device, launch_draws
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import TokenMade
-from engine.overlapped import OverlappedEngine
-from engine.pages import BlockPool
-from engine.plan import Chunk, Computed, NonFinite, Plan, Sample
-from engine.runner import Runner
-from engine.sampler import Row, sample
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from engine.swap_space import SwapSpace
-from engine.to_device import to_device
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.models.batch import to_device
+from baton.engine.plan import Chunk, Computed, NonFinite, Plan, Sample
+from baton.engine.request import Request
+from baton.engine.runner.engine import Engine, OverlappedEngine
+from baton.engine.runner.launched import Launched, draws_on_device, launch_draws
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Row, sample
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.generation.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
@@ -65,7 +64,7 @@ def answer(checkpoint: Path, requests: Sequence[Request], overlapped: bool, bloc
     scheduler = MixedScheduler(pool, BLOCK, 16, max_sequences=8, swap=SwapSpace(0))
     engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(paged.runner, scheduler)
     for request in requests:
-        scheduler.add(request, cache_root(b"model", "float32"))
+        scheduler.add(request, root_hash(b"model", "float32"))
     answers: Answers = {}
     while (outcomes := engine.step()) is not None:
         for outcome in outcomes:

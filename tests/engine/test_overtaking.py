@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.overtaking import LOOKAHEAD, admitted
-from engine.pages import BlockPool
-from engine.prefill_scheduler import PrefillScheduler
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.scheduler.overtaking import LOOKAHEAD, admitted
+from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.scheduler import MixedScheduler
 from tests.engine.test_shared_prefixes import compute, prompt, spans
 
 BLOCK = 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.own_cost import KEPT, WEIGHT, OwnCost
+from baton.engine.scheduler.budget import KEPT, WEIGHT, OwnCost
 
 
 def measured(*steps: tuple[int, float]) -> OwnCost:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.block_table import BlockTable, acquire
-from engine.pages import BlockPool, OutOfBlocks, PageCounts, PageError
-from engine.plan import BlockCopy
+from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks, PageCounts, PageError
+from baton.engine.kv_cache.block_table import BlockTable, acquire
+from baton.engine.plan import BlockCopy
 
 
 @pytest.fixture

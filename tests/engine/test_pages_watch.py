@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.pages import BlockPool, Watch
+from baton.engine.kv_cache.block_pool import BlockPool, Watch
 
 
 def cached_chain(pool: BlockPool, name: str, length: int) -> list[bytes]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine.penalties import penalise
-from engine.plan import Sample
-from engine.sampling_params import SamplingParams
+from baton.engine.plan import Sample
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.processors import penalise
 
 PLAIN = SamplingParams(max_tokens=9)
 VOCAB = 40

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.hashing import cache_root
-from engine.host_pool import HostPool
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import MixedCounters, TokenMade
-from engine.pages import BlockPool
-from engine.plan import Chunk, Plan
-from engine.prefill_prompt import first_samples, first_tokens
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from engine.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.plan import Chunk, Plan
+from baton.engine.request import Request
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import first_samples, first_tokens
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import MixedCounters, TokenMade
+from baton.generation.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
@@ -58,7 +58,7 @@ def answer(
     assert storage.data_ptr() == paged.kv.data.data_ptr(), "the pool itself, no copy of it"
     runner = Runner(paged.model, paged.layout, paged.kv, HostPool(storage, host_slots))
     scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 16, max_sequences=8, swap=SwapSpace(host_slots))
-    root = cache_root(b"model", "float32") if cached else None
+    root = root_hash(b"model", "float32") if cached else None
     answers: Answers = {}
     for request in REQUESTS:
         if request.request_id not in lands:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.pages import BlockPool, PageCounts
-from engine.plan import Computed, Drawn, NonFinite, Plan
-from engine.prefill_scheduler import PrefillProgress, PrefillRequest, PrefillScheduler
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, RequestRefused, RequestTooLong, UnknownRequest
+from baton.engine.kv_cache.block_pool import BlockPool, PageCounts
+from baton.engine.plan import Computed, Drawn, NonFinite, Plan
+from baton.engine.request import EndReason, RequestRefused, RequestTooLong, UnknownRequest
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import PrefillProgress, PrefillRequest, PrefillScheduler
 
 BLOCK = 4
 STOP = 99

@@ -4,11 +4,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.pages import BlockPool
-from engine.plan import Chunk, Computed, Drawn, NonFinite
-from engine.prefill_scheduler import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
-from engine.sampling_params import SamplingParams
-from engine.sequence import RequestTooLong, blocks_for
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Chunk, Computed, Drawn, NonFinite
+from baton.engine.request import RequestTooLong, blocks_for
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
 
 BLOCK, TOTAL, CHUNK = 2, 6, 5
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.block_table import BlockTable, acquire
-from engine.pages import BlockPool, PageCounts, PageError
+from baton.engine.kv_cache.block_pool import BlockPool, PageCounts, PageError
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.engine_thread import EngineThread
-from engine.model_config import ModelError
-from engine.prepare import ModelOptions, prepare_model, resolve_dtype
-from engine.thread_preparation import thread_preparation
+from baton.engine.config.model_config import ModelError
+from baton.engine.prepare import ModelOptions, prepare_model, resolve_dtype
+from baton.engine.runner.thread import EngineThread
+from baton.engine.runner.thread_preparation import thread_preparation
 from tests.fixtures.checkpoints import make_checkpoint
 
 MIB = 2**20
@@ -65,7 +65,7 @@ def test_the_fingerprint_knows_the_layout(options: ModelOptions) -> None:
 def test_auto_takes_bf16_only_where_it_is_fast(
     options: ModelOptions, bf16: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("engine.prepare.has_bf16_arithmetic", lambda: bf16)
+    monkeypatch.setattr("baton.engine.prepare.has_bf16_arithmetic", lambda: bf16)
     (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
     assert resolve_dtype(replace(options, dtype="auto", folder=tmp_path)) is expected
 

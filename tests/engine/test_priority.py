@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, sys, threading
 from pathlib import Path
-from engine import priority
+from baton.engine.runner import thread_preparation as priority
 root = Path(sys.argv[1])
 priority.AUTOGROUPS, priority.OWN_CONTROL_GROUPS = root / "enabled", root / "own"
 priority.CONTROL_GROUPS = root / "groups"

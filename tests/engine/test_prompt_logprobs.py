@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import LLM, RequestOutput, SamplingParams
-from engine.plan import Chunk, NonFinite, Plan, Scored
-from engine.prompt_scores import ROWS_AT_ONCE, prompt_scores
+from baton.engine import LLM, RequestOutput, SamplingParams
+from baton.engine.plan import Chunk, NonFinite, Plan, Scored
+from baton.engine.sampling.logprobs import ROWS_AT_ONCE, prompt_scores
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import PromptComputed
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, Plan
-from engine.prefill_scheduler import PrefillScheduler
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from engine.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.plan import Computed, Drawn, Plan
+from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import PromptComputed
 
 BLOCK = 4
 ROOT = b"r" * 32

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, Plan
-from engine.sampling_params import SamplingParams
-from engine.sequence import FirstToken, Request
-from engine.step_budget import PROMISED_SHARE, SHARE, StepBudget
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Computed, Drawn, Plan
+from baton.engine.request import FirstToken, Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.budget import PROMISED_SHARE, SHARE, StepBudget
+from baton.engine.scheduler.scheduler import MixedScheduler
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model_config import ModelError
-from engine.models.linear import DenseLinear, Linear
-from engine.models.packed import PackedLinear, PackingTensors
-from engine.parallel.collectives import Collectives
-from engine.parallel.model import ScaledLinear, SummedLinear, _scaled
-from engine.parallel.shard import Shard
-from engine.parallel.tensors import ShardedTensors
-from engine.quantization.formats import WeightFormat
-from engine.quantization.sources import QuantisingTensors, Rows
+from baton.engine.config.model_config import ModelError
+from baton.engine.models.linear import DenseLinear, Linear
+from baton.engine.models.packed import PackedLinear, PackingTensors
+from baton.engine.parallel.collectives import Collectives
+from baton.engine.parallel.load import ShardedTensors
+from baton.engine.parallel.model import ScaledLinear, SummedLinear, _scaled
+from baton.engine.parallel.shard import Shard
+from baton.engine.weights.formats import WeightFormat
+from baton.engine.weights.sources import QuantisingTensors, Rows
 from tests.fixtures.paged import CPU
 
 OUTPUTS, INPUTS, ROWS = 70, 192, 5

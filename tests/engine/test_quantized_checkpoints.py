@@ -11,13 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint_files import model_fingerprint
-from engine.model_config import ModelError
-from engine.plan import Chunk
-from engine.prepare import ModelOptions, prepare_model
-from engine.quantization.int4 import Int4KernelLinear, Int4Linear
-from engine.quantization.stacked import StackedLinear
-from engine.weights import load_model
+from baton.engine.config.model_config import ModelError
+from baton.engine.plan import Chunk
+from baton.engine.prepare import ModelOptions, prepare_model
+from baton.engine.weights.files import model_fingerprint
+from baton.engine.weights.load import load_model
+from baton.engine.weights.quantised import Int4KernelLinear, Int4Linear, StackedLinear
 from tests.fixtures.paged import CPU, PagedModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"

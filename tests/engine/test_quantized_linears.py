@@ -10,18 +10,25 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import LLM, SamplingParams
-from engine.model_config import ModelError
-from engine.models.linear import DenseLinear
-from engine.prepare import ModelOptions, PreparedModel, prepare_model
-from engine.quantization import tiled
-from engine.quantization.formats import WeightFormat
-from engine.quantization.fp8 import FLOAT16_RATIO, quantise_fp8, reduced
-from engine.quantization.int4 import GROUP_INPUTS, Int4KernelLinear, int4_linear, quantise_int4
-from engine.quantization.int8 import quantise_int8
-from engine.quantization.sizes import checkpoint_bytes
-from engine.quantization.sources import quantiser
-from engine.weights import load_model
+from baton.engine import LLM, SamplingParams
+from baton.engine.config.model_config import ModelError
+from baton.engine.models.linear import DenseLinear
+from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.weights import quantised as tiled
+from baton.engine.weights.formats import WeightFormat
+from baton.engine.weights.load import load_model
+from baton.engine.weights.quantised import (
+    FLOAT16_RATIO,
+    GROUP_INPUTS,
+    Int4KernelLinear,
+    int4_linear,
+    quantise_fp8,
+    quantise_int4,
+    quantise_int8,
+    reduced,
+)
+from baton.engine.weights.sizes import checkpoint_bytes
+from baton.engine.weights.sources import quantiser
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 

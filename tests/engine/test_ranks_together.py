@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cuda_graphs import GraphSizes, why_not_recorded
-from engine.kv_layout import kv_layout
-from engine.kv_memory import LargestStep, prepare_with_spare_memory
-from engine.model_config import ModelError
-from engine.models.decoder import DecoderModel
-from engine.models.packed import PackedLinear
-from engine.parallel import wire
-from engine.parallel.collectives import Collectives
-from engine.parallel.follower import carry_out
-from engine.parallel.load import load_part
-from engine.parallel.model import ParallelModel, SummedLinear
-from engine.parallel.orders import FollowerStart, RankOptions
-from engine.parallel.shard import Shard
-from engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
-from engine.prepare import ModelOptions
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from engine.sizing import GPU_RESERVE_BYTES
-from engine.weights import load_model
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
+from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.packed import PackedLinear
+from baton.engine.parallel import wire
+from baton.engine.parallel.collectives import Collectives
+from baton.engine.parallel.follower import carry_out
+from baton.engine.parallel.load import load_part
+from baton.engine.parallel.model import ParallelModel, SummedLinear
+from baton.engine.parallel.orders import FollowerStart, RankOptions
+from baton.engine.parallel.shard import Shard
+from baton.engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
+from baton.engine.prepare import ModelOptions
+from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.metered_rank import ToldMeter

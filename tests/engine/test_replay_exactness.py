@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.grammars import Grammars
-from engine.sampling_params import SamplingParams
-from engine.sequence import EndReason, Request
-from structured.output import StructuredKind, StructuredOutput
+from baton.engine.request import EndReason, Request
+from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling.params import SamplingParams
+from baton.generation.structured.output import StructuredKind, StructuredOutput
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.replay import BLOCK, assert_resumes, assert_same, hashes_of, locally, pulled, resumed

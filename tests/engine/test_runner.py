@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.plan import BlockCopy, Chunk, Computed, NonFinite, Plan, Sample
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from kernels.kv_pages import KvPages
+from baton.engine.plan import BlockCopy, Chunk, Computed, NonFinite, Plan, Sample
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.kernels.types import KvPages
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.plan import NonFinite, Sample
-from engine.sampler import Row, sample
-from engine.sampling_params import SamplingParams
+from baton.engine.plan import NonFinite, Sample
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Row, sample
 from tests.fixtures.paged import drawn
 
 RANDOM = SamplingParams(max_tokens=1, temperature=0.8, seed=11)
@@ -52,7 +52,7 @@ def test_a_batch_beyond_the_scratch_memory_is_drawn_in_parts(monkeypatch: pytest
     rows = [row_of(params, position) for position, params in enumerate(KINDS * 3)]
     logits = random_logits(len(rows))
     whole = sample(logits, rows)
-    monkeypatch.setattr("engine.sampler.CPU_SCRATCH_ELEMENTS", 650)
+    monkeypatch.setattr("baton.engine.sampling.sampler.CPU_SCRATCH_ELEMENTS", 650)
     assert sample(logits, rows) == whole
 
 
@@ -148,6 +148,6 @@ def test_plain_greedy_rows_never_reach_the_filters(monkeypatch: pytest.MonkeyPat
         raise AssertionError("a request that asks for nothing special pays nothing")
 
     for name in ("adjust", "filtered", "pick", "uniform"):
-        monkeypatch.setattr(f"engine.sampler.{name}", refuse)
-    monkeypatch.setattr("engine.logprobs.likeliest", refuse)
+        monkeypatch.setattr(f"baton.engine.sampling.sampler.{name}", refuse)
+    monkeypatch.setattr("baton.engine.sampling.logprobs.likeliest", refuse)
     assert len(sample(random_logits(4), [Row((Sample(0, GREEDY),), 1)] * 4)) == 4

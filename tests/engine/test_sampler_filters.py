@@ -14,8 +14,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from engine.sampler_filters import Candidates, filtered, pick
-from engine.sampling_params import SamplingParams
+from baton.engine.sampling.filters import Candidates, filtered, pick
+from baton.engine.sampling.params import SamplingParams
 
 RANDOM = SamplingParams(max_tokens=1, temperature=0.8)
 VOCAB = 1500

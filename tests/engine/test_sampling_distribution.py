@@ -19,9 +19,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from engine.plan import Sample
-from engine.sampler import Row, sample
-from engine.sampling_params import SamplingParams
+from baton.engine.plan import Sample
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Row, sample
 from tests.fixtures.paged import drawn
 
 BASE = SamplingParams(max_tokens=9, temperature=0.8, seed=11)

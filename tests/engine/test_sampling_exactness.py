@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.plan import Chunk, Plan
-from engine.prefill_prompt import first_samples, first_tokens
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Chunk, Plan
+from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import first_samples, first_tokens
+from baton.engine.scheduler.scheduler import MixedScheduler
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, TokenLogprob
-from engine.prefill_scheduler import PrefillScheduler
-from engine.sampling_params import SamplingParams
-from engine.sequence import FirstToken, Request
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Computed, Drawn, TokenLogprob
+from baton.engine.request import FirstToken, Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.scheduler import MixedScheduler
 
 BLOCK = 4
 PROMPT = (11, 12, 13, 14, 15)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 
 PLAIN = SamplingParams(max_tokens=9)
 

@@ -14,9 +14,9 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from engine.logits_processors import HistoryMissing, adjust
-from engine.plan import Sample
-from engine.sampling_params import SamplingParams
+from baton.engine.plan import Sample
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.processors import HistoryMissing, adjust
 
 PLAIN = SamplingParams(max_tokens=9)
 VOCAB = 40

@@ -1,11 +1,11 @@
 """A prompt that comes while another one computes the same beginning waits those few steps, and computes its own."""
 
-from engine.mixed_scheduler import MixedScheduler
-from engine.pages import BlockPool
-from engine.plan import Computed, Drawn, NonFinite, Plan
-from engine.prefill_scheduler import PrefillScheduler
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.plan import Computed, Drawn, NonFinite, Plan
+from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.scheduler import MixedScheduler
 
 BLOCK = 4
 PARAMS = SamplingParams(max_tokens=2)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.decoder_config import decoder_config
-from engine.resolved_config import fields_of, read_transformers_config
-from engine.stated_config import stated_fields
+from baton.engine.config.decoder_config import decoder_config, stated_fields
+from baton.engine.config.resolved_config import fields_of, read_transformers_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

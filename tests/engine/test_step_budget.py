@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.step_budget import LEAST_TOKENS, PROBE_EVERY, SHARE, PromptRates, StepBudget
+from baton.engine.scheduler.budget import LEAST_TOKENS, PROBE_EVERY, SHARE, PromptRates, StepBudget
 
 OWN_S, TOKEN_S = 0.020, 0.0001  # ten tokens are the share that is aimed at
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import regex
 
-from engine import LLM, SamplingParams, StructuredOutputsParams
+from baton.engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.fixtures.checkpoints import make_checkpoint
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quiet": True}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jsonschema
 
-from benchmarks.random_schemas import random_schema
-from engine import LLM, SamplingParams, StructuredOutputsParams
+from baton.benchmarks.cluster.structured import random_schema
+from baton.engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.fixtures.checkpoints import make_checkpoint
 
 PROMPTS = [f"{word} nomi" for word in ("Badega", "Ku", "Fe")]

@@ -14,21 +14,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.engine import Engine
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import TokenMade
-from engine.model_config import ModelError
-from engine.offline import params
-from engine.offline.llm import LLM
-from engine.pages import BlockPool
-from engine.parallel.collectives import RankLost
-from engine.parallel.orders import RankOptions
-from engine.plan import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Sample
-from engine.prepare import ModelOptions, prepare_model
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from engine.swap_space import SwapSpace
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.offline import params
+from baton.engine.offline.llm import LLM
+from baton.engine.parallel.collectives import RankLost
+from baton.engine.parallel.orders import RankOptions
+from baton.engine.plan import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Sample
+from baton.engine.prepare import ModelOptions, prepare_model
+from baton.engine.request import Request
+from baton.engine.runner.engine import Engine
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import TokenMade
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 

@@ -1,10 +1,10 @@
 """What is computed before the first request: every tile of a prompt's attention, every split of a context."""
 
-from engine.batch import make_batch
-from engine.warm_up import warm_up_plans
-from kernels.triton.call import power_of_two
-from kernels.triton.launch import Device, decode_tile, prefill_tile
-from kernels.triton.splits import decode_splits
+from baton.engine.models.batch import make_batch
+from baton.engine.runner.runner import warm_up_plans
+from baton.kernels.triton.attention_tile import decode_splits
+from baton.kernels.triton.call import power_of_two
+from baton.kernels.triton.launch import Device, decode_tile, prefill_tile
 from tests.fixtures.paged import CPU
 
 HOPPER = Device(90, 132)

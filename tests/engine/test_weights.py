@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint_files import model_fingerprint
-from engine.model_config import ModelError
-from engine.quantization.formats import INDEX_FILE, SINGLE_FILE
-from engine.weights import load_model
+from baton.engine.config.model_config import ModelError
+from baton.engine.weights.files import model_fingerprint
+from baton.engine.weights.formats import INDEX_FILE, SINGLE_FILE
+from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")

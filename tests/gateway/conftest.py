@@ -12,11 +12,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.config import GatewayConfig
-from gateway.process import GatewayProcess
-from protos import session_pb2
-from service.server import Running, serve
-from service.telemetry import NoTelemetry
+from baton.gateway.config import GatewayConfig
+from baton.gateway.process import GatewayProcess
+from baton.protos import session_pb2
+from baton.service.serving.server import Running, serve
+from baton.service.telemetry.spans import NoTelemetry
 from tests.fixtures.chromium import Page, open_page
 from tests.router.conftest import echo
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info

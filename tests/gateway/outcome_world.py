@@ -12,10 +12,10 @@ import grpc
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import GatewayConfig
-from protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
-from service.server import serve
-from service.telemetry import SpanKind
+from baton.gateway.config import GatewayConfig
+from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
+from baton.service.serving.server import serve
+from baton.service.telemetry.spans import SpanKind
 from tests.gateway.conftest import CLIENT_S, WAIT_S, ObservedGateway
 from tests.router.conftest import RecordingTelemetry, encode
 from tests.router.fake_worker import FakePair

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.api_keys import digest_of
+from baton.service.security.api_keys import digest_of
 from tests.fixtures.chromium import Page, find_chromium, open_page
 from tests.gateway.conftest import Gateway
 

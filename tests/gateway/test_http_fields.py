@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway.call import Call
-from gateway.messages.completions import CompletionRequest
-from gateway.messages.harmless import HarmlessChatFields, HarmlessFields, HarmlessResponseFields
-from gateway.requests import completion_requests
-from protos import sampling_pb2
-from router.access import Caller
-from router.chat_template import ChatTemplate
+from baton.gateway.http.call import Call
+from baton.gateway.messages.completions import CompletionRequest
+from baton.gateway.messages.harmless import HarmlessChatFields, HarmlessFields, HarmlessResponseFields
+from baton.gateway.requests import completion_requests
+from baton.protos import sampling_pb2
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.public.access import Caller
 from tests.gateway.conftest import Gateway
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -6,9 +6,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from cli.certificates import make_certificates
-from client import AsyncBatonClient, NotAllowed, RetryPolicy, Unavailable
-from service.api_keys import ApiKey, KeyLimits, digest_of
+from baton.cli.keys import make_certificates
+from baton.client import AsyncBatonClient, NotAllowed, RetryPolicy, Unavailable
+from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.gateway.conftest import WAIT_S, Gateway
 
 KEYS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.ask import chat_once
+from baton.cli.ask import chat_once
 from tests.gateway.conftest import Gateway
 from tests.router.conftest import encode
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.page.files import FILES, FOLDER
-from service.api_keys import ApiKey, digest_of
+from baton.gateway.page.files import FILES, FOLDER
+from baton.service.security.api_keys import ApiKey, digest_of
 from tests.gateway.conftest import Gateway
 
 NAMES = ("one", "two", "boss")

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.json_size import MAX_CONTAINERS, MAX_TEXTS, MAX_VALUES, JsonSize, json_size
-from gateway.messages.chat import ChatRequest
-from gateway.parsing import parse
-from gateway.problem import Problem
+from baton.gateway.http.problem import Problem
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.parsing.parse import MAX_CONTAINERS, MAX_TEXTS, MAX_VALUES, JsonSize, json_size, parse
 
 HOSTILE_TEXTS = st.text(alphabet='"\\[]{},:a', max_size=12)
 JSON = st.recursive(

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway import parser
-from gateway.body import BodyReader
-from gateway.messages.chat import ChatRequest
-from gateway.messages.completions import CompletionRequest
-from gateway.messages.responses import ResponseRequest
-from gateway.messages.simple import DetokenizeRequest
-from gateway.packing import pack, unpack
-from gateway.parse_process import TYPES
-from gateway.parsing import SMALL_BYTES, parse
-from gateway.problem import Problem
-from service.helper import HelperBusy, HelperFailed
-from service.helper_loop import Buffer
+from baton.gateway.http.body import BodyReader
+from baton.gateway.http.problem import Problem
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.messages.completions import CompletionRequest
+from baton.gateway.messages.responses import ResponseRequest
+from baton.gateway.messages.simple import DetokenizeRequest
+from baton.gateway.parsing import parser
+from baton.gateway.parsing.packing import pack, unpack
+from baton.gateway.parsing.parse import SMALL_BYTES, parse
+from baton.gateway.parsing.parse_process import TYPES
+from baton.service.helper import HelperBusy, HelperFailed
+from baton.service.helper_loop import Buffer
 from tests.gateway.conftest import Gateway
 
 PATH = "/v1/completions"

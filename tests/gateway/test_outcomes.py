@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import baton_pb2, session_pb2
-from router.attempt import Attempt
-from router.dispatcher import Dispatcher
-from service.api_keys import ApiKey, KeyLimits, digest_of
+from baton.protos import baton_pb2, session_pb2
+from baton.router.dispatcher import Dispatcher
+from baton.router.request.attempt import Attempt
+from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.gateway.outcome_world import PROMPT, PROMPT_TOKENS, OutcomeWorld, Seen, outcome_world
 from tests.router.conftest import encode
 from tests.router.fake_worker import FakePair
@@ -289,7 +289,7 @@ async def test_bad_input(world: OutcomeWorld) -> None:
 async def test_what_runs_when_the_router_ends_is_cancelled_by_it(
     pair: FakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.server._STOP_S", 0.0)
+    monkeypatch.setattr("baton.service.serving.server._STOP_S", 0.0)
     async with outcome_world(pair, drain_s=0.0) as world:
         pair.manual = True
         call = world.generate()

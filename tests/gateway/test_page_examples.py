@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from engine import LLM, SamplingParams
-from gateway.page.files import FOLDER
+from baton.engine import LLM, SamplingParams
+from baton.gateway.page.files import FOLDER
 
 MODEL = Path(__file__).parents[2] / "models" / "tableqa"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.api_keys import digest_of
+from baton.service.security.api_keys import digest_of
 from tests.fixtures.chromium import Page, find_chromium
 from tests.fixtures.visits import ANSWER, fact, visit
 from tests.gateway.conftest import Gateway

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from gateway.call import Call, current_call
-from gateway.page.recent import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
-from gateway.problem import Problem
-from router.access import Caller
-from router.events import Failed, FailureReason
-from router.explanation import AttemptNote
-from router.outcomes import ANSWERED, Leave, Outcome, RequestEnd, left
-from router.request import Operation
-from router.request_record import RequestRecord
+from baton.gateway.http.call import Call, current_call
+from baton.gateway.http.problem import Problem
+from baton.gateway.page.recent import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
+from baton.router.public.access import Caller
+from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.record import ANSWERED, Leave, Outcome, RequestEnd, RequestRecord, left
+from baton.router.types.events import Failed, FailureReason
+from baton.router.types.request import Operation
 
 NOW = 100.0
 NOT_READ: Any = object()

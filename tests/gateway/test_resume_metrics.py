@@ -5,11 +5,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.request_metrics import RequestMetrics
-from router.events import Failed, FailureReason
-from router.explanation import AttemptNote
-from router.request_counts import RequestCounts
-from router.timeline import Resume, Timeline
+from baton.gateway.metrics.requests import RequestMetrics
+from baton.router.trace.counts import RequestCounts
+from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.timeline import Resume, Timeline
+from baton.router.types.events import Failed, FailureReason
 
 
 def test_failed_attempts_and_resumed_streams_are_counted_with_their_gaps() -> None:

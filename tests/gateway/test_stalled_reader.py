@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.reply import Stalled, Streamed, send_reply
-from router.outcomes import Leave, Reader
+from baton.gateway.http.reply import Stalled, Streamed, send_reply
+from baton.router.trace.record import Leave, Reader
 
 
 async def test_the_reader_of_a_stream_that_nobody_takes_has_stalled() -> None:

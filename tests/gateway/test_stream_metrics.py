@@ -2,10 +2,10 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.process import _Collector
-from gateway.stream_metrics import StreamMetrics
-from router.journal import Journal, JournalStore
-from router.streams import Streams
+from baton.gateway.metrics.streams import StreamMetrics
+from baton.gateway.process import _Collector
+from baton.router.request.journal import Journal, JournalStore
+from baton.router.request.resume import Streams
 
 
 class NoStore(JournalStore):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from gateway import parse_process
-from gateway.app import make_app
-from gateway.endpoint import Endpoint, Transport
-from gateway.messages import harmless
-from gateway.operations import Query
-from gateway.parsing import parse
-from gateway.problem import Problem
+from baton.gateway.app import make_app
+from baton.gateway.http.endpoint import Endpoint, Transport
+from baton.gateway.http.problem import Problem
+from baton.gateway.messages import harmless
+from baton.gateway.parsing import parse_process
+from baton.gateway.parsing.parse import parse
+from baton.gateway.routes.operations import Query
 from tests.fixtures.bodies import Place, examples, fields_of, models_of, objects, unserved
 
 NOTHING: Any = None

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from kernels.kv_pages import QUANTISED, KvLayer
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.scoring import Scoring
+from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.types import QUANTISED, KvLayer, Scoring
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvtransfer.checksum import Checksums
-from kvtransfer.slices import PoolShape
+from baton.kvtransfer.checksum import Checksums
+from baton.kvtransfer.slices import PoolShape
 from tests.gpu.device import CUDA, needs_gpu
 
 pytestmark = needs_gpu

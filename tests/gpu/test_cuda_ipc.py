@@ -8,12 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvtransfer.cuda_ipc import CudaDevice, export_pool
-from kvtransfer.description import DeviceMemoryHandle
-from kvtransfer.device_memory import CudaIpcTransport, OwnPool
-from kvtransfer.errors import CopyBroken, PeerUnreachable
-from kvtransfer.slices import PoolShape
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.cuda_ipc import CudaDevice, CudaIpcTransport, OwnPool, export_pool
+from baton.kvtransfer.description import DeviceMemoryHandle
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.transport import BlockPair, CopyBroken, PeerUnreachable
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BLOCKS, BLOCK_BYTES, ROWS = 256, 4 << 20, 64  # a block of Llama-8B's shape in bf16
@@ -21,7 +19,7 @@ SHAPE = PoolShape(BLOCKS, BLOCK_BYTES, ROWS)
 PAIRS = [BlockPair(index, (index * 7) % BLOCKS, (index * 5 + 3) % BLOCKS) for index in range(BLOCKS)]
 EXPORTER = f"""
 import sys, torch
-from kvtransfer.cuda_ipc import export_pool
+from baton.kvtransfer.cuda_ipc import export_pool
 torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
 pool = torch.arange({BLOCKS}, dtype=torch.uint8, device="cuda").repeat_interleave({BLOCK_BYTES})
 pool.view({BLOCKS}, {ROWS}, -1)[:, :, -1] = 77

@@ -7,23 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.drawn import SHAPES, drawn_model
-from engine.cuda_graphs import GraphSizes, why_not_recorded
-from engine.engine import Engine
-from engine.host_pool import HostPool
-from engine.kv_layout import kv_layout
-from engine.mixed_scheduler import MixedScheduler
-from engine.mixed_state import RequestFailed, TokenMade
-from engine.offline.llm import LLM
-from engine.offline.params import SamplingParams as OfflineParams
-from engine.overlapped import OverlappedEngine
-from engine.pages import BlockPool
-from engine.plan import BlockSwap, Chunk, Computed, Plan, Sample
-from engine.runner import Runner
-from engine.sampling_params import SamplingParams
-from engine.sequence import Request
-from engine.swap_space import SwapSpace
-from engine.weights import load_model
+from baton.benchmarks.gpu.drawn import SHAPES, drawn_model
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.offline.llm import LLM
+from baton.engine.offline.params import SamplingParams as OfflineParams
+from baton.engine.plan import BlockSwap, Chunk, Computed, Plan, Sample
+from baton.engine.request import Request
+from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
+from baton.engine.runner.engine import Engine, OverlappedEngine
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import RequestFailed, TokenMade
+from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 from tests.gpu.device import CUDA, needs_gpu

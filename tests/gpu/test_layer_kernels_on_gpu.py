@@ -3,15 +3,11 @@
 import pytest
 import torch
 
-from kernels import reference
-from kernels.add_rms_norm import add_rms_norm
-from kernels.copy_blocks import copy_blocks
-from kernels.gather_blocks import gather_blocks, scatter_blocks
-from kernels.kv_pages import QUANTISED, KvLayer, KvPages
-from kernels.rms_norm import rms_norm
-from kernels.rotate_and_store import HeadNorms, rotate_and_store
-from kernels.sample_tokens import sample_tokens
-from kernels.silu_mul import silu_mul
+from baton.kernels import reference
+from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
+from baton.kernels.pages import HeadNorms, copy_blocks, gather_blocks, rotate_and_store, scatter_blocks
+from baton.kernels.sampling import sample_tokens
+from baton.kernels.types import QUANTISED, KvLayer, KvPages
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kv_memory import LargestStep, prepare_with_spare_memory
-from engine.model_config import ModelError
-from engine.prepare import ModelOptions
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
+from baton.engine.prepare import ModelOptions
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.gpu.device import CUDA, needs_gpu
 

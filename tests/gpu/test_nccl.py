@@ -5,13 +5,18 @@ import threading
 import pytest
 import torch
 
-from kvtransfer.group_sender import GroupSender
-from kvtransfer.group_store import GroupStore, LocalKeyValues
-from kvtransfer.group_transport import GroupTransport
-from kvtransfer.messages import MessageLayout, blocks_per_message
-from kvtransfer.process_group import READER, SOURCE, GroupOptions, ProcessGroup, prepare_environment
-from kvtransfer.slices import PoolShape
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.group_messages import GroupSender, GroupTransport, MessageLayout, blocks_per_message
+from baton.kvtransfer.process_group import (
+    READER,
+    SOURCE,
+    GroupOptions,
+    GroupStore,
+    LocalKeyValues,
+    ProcessGroup,
+    prepare_environment,
+)
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.transport import BlockPair
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 SHAPE = PoolShape(num_blocks=64, block_bytes=1 << 20, rows=16)

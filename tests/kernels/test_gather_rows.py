@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels import reference
-from kernels.gather_rows import GATHERED, gather_rows
-from kernels.native.library import NativeLibrary
-from kernels.packed_weight import PackedWeight, Stored, pack, pack_int8
+from baton.kernels import reference
+from baton.kernels.linear import GATHERED, gather_rows
+from baton.kernels.native.library import NativeLibrary
+from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int8
 from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1), (33, 7), (31, 64), (64, 130), (100, 575), (200, 33)]

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from kernels.copy_blocks import copy_blocks
-from kernels.kv_pages import KvPages
-from kernels.store_kv import store_kv
+from baton.kernels.pages import copy_blocks, store_kv
+from baton.kernels.types import KvPages
 
 BLOCKS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 7, 3, 5, 6
 

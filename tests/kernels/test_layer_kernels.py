@@ -4,12 +4,10 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from kernels import reference
-from kernels.kv_pages import KvLayer
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
-from kernels.rotate_and_store import HeadNorms, rotate_and_store
-from kernels.silu_mul import silu_mul
+from baton.kernels import reference
+from baton.kernels.norms import rms_norm, rotary, silu_mul
+from baton.kernels.pages import HeadNorms, rotate_and_store
+from baton.kernels.types import KvLayer
 
 DTYPES = [torch.float32, torch.bfloat16]
 

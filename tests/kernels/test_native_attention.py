@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import reference
-from kernels.kv_pages import QUANTISED, KvLayer
-from kernels.native.build import build
-from kernels.native.library import NativeLibrary
-from kernels.scoring import Scoring
+from baton import IMPORT_PATH
+from baton.kernels import reference
+from baton.kernels.native.build import build
+from baton.kernels.native.library import NativeLibrary
+from baton.kernels.types import QUANTISED, KvLayer, Scoring
 from tests.fixtures.native_levels import TESTED, native_at
 from tests.fixtures.tools import tool
 
@@ -136,7 +136,7 @@ def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:
     assert Path(found.stdout.strip()).is_absolute(), "needs a g++ with AddressSanitizer; on Debian: apt install g++"
     library = build("DEFAULT", tmp_path / "built", ("-fsanitize=address", "-O1"))
     script = (
-        "import sys; from pathlib import Path; from kernels.native.library import NativeLibrary\n"
+        "import sys; from pathlib import Path; from baton.kernels.native.library import NativeLibrary\n"
         "from tests.kernels import test_native_attention as tests\n"
         "native = NativeLibrary(Path(sys.argv[1]))\n"
         f"for seed in range({TRIALS // 2}):\n"
@@ -162,7 +162,7 @@ def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:
         "LD_PRELOAD": found.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(IMPORT_PATH),
     }
     ran = subprocess.run(
         [sys.executable, "-c", script, str(library)], env=environment, capture_output=True, text=True, timeout=300

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native import build as building
-from kernels.native.build import LEVELS, NoCompiler, best_library, build, library_path, main
+from baton.kernels.native import build as building
+from baton.kernels.native.build import LEVELS, NoCompiler, best_library, build, library_path, main
 
 COMPILER = """#!/bin/bash
 # Writes what -o names, and knows no flag that begins with one of {unknown}.
@@ -85,5 +85,5 @@ def test_without_a_compiler_nothing_is_built_and_that_is_said(
 
 def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = library_path("DEFAULT", tmp_path)
-    monkeypatch.setattr("kernels.native.build.FLAGS", ("-O1",))
+    monkeypatch.setattr("baton.kernels.native.build.FLAGS", ("-O1",))
     assert library_path("DEFAULT", tmp_path) != before

@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from engine.kv_layout import KvLayout
-from kernels import reference
-from kernels.kv_pages import QUANTISED, KvLayer
-from kernels.native.library import NativeLibrary
-from kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, unpacked
-from kernels.rotate_and_store import HeadNorms
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels import reference
+from baton.kernels.native.library import NativeLibrary
+from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, unpacked
+from baton.kernels.pages import HeadNorms
+from baton.kernels.types import QUANTISED, KvLayer
 from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.native.build import EMULATED_AMX, build, library_path
-from kernels.native.library import NativeLibrary
-from kernels.packed_weight import Stored, pack
+from baton.kernels.native.build import EMULATED_AMX, build, library_path
+from baton.kernels.native.library import NativeLibrary
+from baton.kernels.packed_weight import Stored, pack
 from tests.fixtures.native_levels import TESTED, native_at
 
 

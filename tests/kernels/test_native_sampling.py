@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from kernels import reference
-from kernels.native.library import NativeLibrary
+from baton.kernels import reference
+from baton.kernels.native.library import NativeLibrary
 from tests.fixtures.native_levels import TESTED, native_at
 
 SIZES = [1, 2, 15, 16, 17, 63, 64, 100, 1023, 1024, 1025, 3000]

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from kernels.kv_pages import KvLayer, KvPages
-from kernels.paged_decode import paged_decode
-from kernels.rotate_and_store import rotate_and_store
-from kernels.scoring import Scoring
-from kernels.store_kv import store_kv
+from baton.kernels.attention import paged_decode
+from baton.kernels.pages import rotate_and_store, store_kv
+from baton.kernels.types import KvLayer, KvPages, Scoring
 
 HEADS, KV_HEADS, BLOCK_TOKENS, BLOCKS = 4, 2, 8, 5
 HEAD_DIMS = [24, 32]  # the reference takes the one, native kernels the other

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.kv_pages import KvPages
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.scoring import Scoring
+from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.types import KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 24, 5
 SCALE = HEAD_DIM**-0.5

@@ -3,14 +3,10 @@
 import pytest
 import torch
 
-from engine.kv_layout import KvLayout
-from kernels.copy_blocks import copy_blocks
-from kernels.kv_pages import QUANTISED, KvLayer, KvPages
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.quantise_kv import LARGEST, dequantise, quantise
-from kernels.scoring import Scoring
-from kernels.store_kv import store_kv
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.pages import copy_blocks, store_kv
+from baton.kernels.types import LARGEST, QUANTISED, KvLayer, KvPages, Scoring, dequantise, quantise
 
 BLOCKS, LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, HEADS = 12, 3, 2, 4, 17, 6
 SCORING = Scoring(HEAD_DIM**-0.5)

@@ -5,10 +5,8 @@ import random
 import pytest
 import torch
 
-from kernels.kv_pages import KvLayer
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.scoring import Scoring
+from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.types import KvLayer, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 20, 7
 SLOPES = torch.tensor([2.0 ** -(head + 1) for head in range(HEADS)])

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvtransfer.backing import back, map_in
-from kvtransfer.memory import SharedPool
-from kvtransfer.peer import open_peer
+from baton.kvtransfer.shared_memory import SharedPool, back, map_in, open_peer
 
 NBYTES = 8 << 20
 

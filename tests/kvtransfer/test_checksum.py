@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvtransfer.checksum import Checksums, SampledChecksums
-from kvtransfer.shared_memory import SharedMemoryTransport
-from kvtransfer.slices import PoolShape, plan_slices
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.checksum import Checksums, SampledChecksums
+from baton.kvtransfer.shared_memory import SharedMemoryTransport
+from baton.kvtransfer.slices import PoolShape, plan_slices
+from baton.kvtransfer.transport import BlockPair
 
 BLOCKS, ROWS = 3, 4
 

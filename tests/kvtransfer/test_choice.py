@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.choice import possible_ways
-from kvtransfer.description import DeviceMemoryHandle, PoolDescription, SharedMemoryHandle, check_compatible
-from kvtransfer.errors import PairingRefused, PeerUnreachable
+from baton.kvtransfer.description import (
+    DeviceMemoryHandle,
+    PoolDescription,
+    SharedMemoryHandle,
+    check_compatible,
+    possible_ways,
+)
+from baton.kvtransfer.transport import PairingRefused, PeerUnreachable
 
 MINE = PoolDescription(b"model", 4096, 10, "host", b"mine")
 MAPPED = replace(MINE, pool_id=b"theirs", shared_memory=SharedMemoryHandle(1, 2, 3, 40960))

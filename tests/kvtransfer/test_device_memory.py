@@ -8,12 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kvtransfer.description import DeviceMemoryHandle
-from kvtransfer.device_memory import CudaIpcTransport, OwnPool, cuda_ipc_transport
-from kvtransfer.errors import BlockOutOfRange, PeerUnreachable
-from kvtransfer.memory import SharedPool
-from kvtransfer.slices import PoolShape
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.cuda_ipc import CudaIpcTransport, OwnPool, cuda_ipc_transport
+from baton.kvtransfer.description import DeviceMemoryHandle
+from baton.kvtransfer.shared_memory import SharedPool
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, PeerUnreachable
 from tests.fixtures.host_device import HostDevice, export
 
 SHAPE = PoolShape(num_blocks=6, block_bytes=64, rows=2)
@@ -154,7 +153,7 @@ def test_nothing_is_copied_if_any_block_is_out_of_range() -> None:
 
 EXPORTER = """
 import sys
-from kvtransfer.memory import SharedPool
+from baton.kvtransfer.shared_memory import SharedPool
 from tests.fixtures.host_device import export
 pool = SharedPool.create(6 * 64)
 pool.tensor.fill_(7)

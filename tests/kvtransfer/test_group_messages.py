@@ -7,14 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 
-from kvtransfer.errors import BlockOutOfRange, CopyRefused, LinkBroken
-from kvtransfer.group_sender import GroupSender
-from kvtransfer.group_transport import STAGING_SLOTS, GroupTransport
-from kvtransfer.messages import MessageLayout, check_header, write_header
-from kvtransfer.process_group import Pending
-from kvtransfer.slices import PoolShape
-from kvtransfer.staging import StagingRing
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.group_messages import (
+    STAGING_SLOTS,
+    GroupSender,
+    GroupTransport,
+    MessageLayout,
+    StagingRing,
+    check_header,
+    write_header,
+)
+from baton.kvtransfer.process_group import Pending
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken
 
 SHAPE = PoolShape(num_blocks=20, block_bytes=32)
 LAYOUT = MessageLayout(SHAPE, SHAPE, blocks_per_message=2)

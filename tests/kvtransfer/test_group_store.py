@@ -7,9 +7,16 @@ from datetime import timedelta
 import pytest
 import torch
 
-from kvtransfer.errors import LinkBroken
-from kvtransfer.group_store import GroupStore, LocalKeyValues
-from kvtransfer.process_group import READER, SOURCE, GroupOptions, ProcessGroup, prepare_environment
+from baton.kvtransfer.process_group import (
+    READER,
+    SOURCE,
+    GroupOptions,
+    GroupStore,
+    LocalKeyValues,
+    ProcessGroup,
+    prepare_environment,
+)
+from baton.kvtransfer.transport import LinkBroken
 
 GLOO = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=10.0)
 

@@ -10,11 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from kvtransfer import nixl_memory
-from kvtransfer.errors import LinkBroken, PeerUnreachable, SharedMemoryUnavailable
-from kvtransfer.nixl_memory import NixlAgent, NixlTransport
-from kvtransfer.slices import PoolShape
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer import nixl_memory
+from baton.kvtransfer.nixl_memory import NixlAgent, NixlTransport
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.transport import BlockPair, LinkBroken, PeerUnreachable, SharedMemoryUnavailable
 from tests.fixtures import imitated_nixl
 
 INSTALLED = importlib.util.find_spec("nixl") is not None

@@ -13,17 +13,16 @@ from typing import IO
 
 import pytest
 
-from kvtransfer.description import SharedMemoryHandle
-from kvtransfer.errors import PeerUnreachable
-from kvtransfer.memory import SharedPool
-from kvtransfer.peer import open_peer
+from baton.kvtransfer.description import SharedMemoryHandle
+from baton.kvtransfer.shared_memory import SharedPool, open_peer
+from baton.kvtransfer.transport import PeerUnreachable
 
 ROOT = Path(__file__).parents[2]
 
 OWNER = """
 import json, sys
 from dataclasses import asdict
-from kvtransfer.memory import SharedPool
+from baton.kvtransfer.shared_memory import SharedPool
 pool = SharedPool.create(65536)
 pool.tensor[:4] = 1
 print(json.dumps(asdict(pool.handle)), flush=True)
@@ -34,8 +33,8 @@ for line in sys.stdin:
 
 READER = """
 import json, mmap, os, sys
-from kvtransfer.description import SharedMemoryHandle
-from kvtransfer.peer import open_peer
+from baton.kvtransfer.description import SharedMemoryHandle
+from baton.kvtransfer.shared_memory import open_peer
 handle = SharedMemoryHandle(**json.loads(sys.argv[1]))
 
 def attempt(what):

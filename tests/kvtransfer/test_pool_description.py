@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.description import PoolDescription, SharedMemoryHandle, can_map, check_compatible, host_id
-from kvtransfer.errors import PairingRefused
+from baton.kvtransfer.description import PoolDescription, SharedMemoryHandle, can_map, check_compatible, host_id
+from baton.kvtransfer.transport import PairingRefused
 
 HANDLE = SharedMemoryHandle(pid=1, fd=2, inode=3, size_bytes=4096 * 10)
 POOL = PoolDescription(b"model", 4096, 10, "host", b"pool", HANDLE)

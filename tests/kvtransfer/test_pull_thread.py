@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvtransfer.errors import CopyBroken
-from kvtransfer.puller import CopyResult, PullThread
-from kvtransfer.transport import BlockPair, LinkRate
+from baton.kvtransfer.puller import CopyResult, PullThread
+from baton.kvtransfer.transport import BlockPair, CopyBroken, LinkRate
 
 BOUND_S = 20.0
 PAIRS = [BlockPair(0, 1, 2), BlockPair(1, 2, 3)]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvtransfer.memory import SharedPool
-from kvtransfer.peer import open_peer
+from baton.kvtransfer.shared_memory import SharedPool, open_peer
 
 
 @pytest.fixture

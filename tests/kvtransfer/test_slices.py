@@ -7,15 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine.kv_layout import KvLayout
-from kvtransfer.errors import BlockOutOfRange
-from kvtransfer.memory import SharedPool
-from kvtransfer.messages import HEADER_BYTES, MessageLayout, Packer, blocks_per_message
-from kvtransfer.peer import open_peer
-from kvtransfer.shared_memory import SharedMemoryTransport
-from kvtransfer.slices import PoolShape, Span, plan_slices, plan_spans
-from kvtransfer.stream import StreamTransport
-from kvtransfer.transport import BlockPair
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kvtransfer.group_messages import HEADER_BYTES, MessageLayout, Packer, blocks_per_message
+from baton.kvtransfer.shared_memory import SharedMemoryTransport, SharedPool, open_peer
+from baton.kvtransfer.slices import PoolShape, Span, plan_slices, plan_spans
+from baton.kvtransfer.stream import StreamTransport
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair
 
 LAYERS, HEADS, TOKENS, HEAD_DIM = 3, 4, 4, 6
 BLOCKS = 5

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvtransfer.errors import UnknownTransfer
-from kvtransfer.source import CloseVerdict, OpenVerdict, SourceCounters, SourceTable
+from baton.kvtransfer.source import CloseVerdict, OpenVerdict, SourceCounters, SourceTable
+from baton.kvtransfer.transport import UnknownTransfer
 
 A, B = b"A" * 16, b"B" * 16
 REQUEST = 7

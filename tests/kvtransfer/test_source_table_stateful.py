@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvtransfer.errors import UnknownTransfer
-from kvtransfer.source import OpenVerdict, SourceTable
+from baton.kvtransfer.source import OpenVerdict, SourceTable
+from baton.kvtransfer.transport import UnknownTransfer
 
 IDS = st.sampled_from([bytes([letter]) * 16 for letter in b"ABC"])
 LEASE_S, PARK_S, TOMBSTONE_S = 5.0, 2.0, 1e9  # an id is never forgotten here

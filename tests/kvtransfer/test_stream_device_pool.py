@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvtransfer.slices import PoolShape
-from kvtransfer.stream import StreamTransport
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.stream import StreamTransport
+from baton.kvtransfer.transport import BlockPair
 
 BLOCK_BYTES = 48
 SHAPE = PoolShape(12, BLOCK_BYTES)

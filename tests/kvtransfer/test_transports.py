@@ -7,13 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.errors import BlockOutOfRange, CopyBroken
-from kvtransfer.memory import SharedPool
-from kvtransfer.peer import open_peer
-from kvtransfer.shared_memory import SharedMemoryTransport
-from kvtransfer.slices import PoolShape
-from kvtransfer.stream import StreamTransport
-from kvtransfer.transport import BlockPair, LinkRate, split_runs
+from baton.kvtransfer.shared_memory import SharedMemoryTransport, SharedPool, open_peer
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.stream import StreamTransport
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyBroken, LinkRate, split_runs
 
 TRANSFER = b"t" * 16
 BLOCK_BYTES = 48

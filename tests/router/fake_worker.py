@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from protos import report_pb2, sampling_pb2, session_pb2, session_pb2_grpc
-from service.grpc_options import INTERNAL_SERVER_OPTIONS
-from service.session_connection import serve_connection
-from service.session_hub import RouterSession, SessionHub
+from baton.protos import report_pb2, sampling_pb2, session_pb2, session_pb2_grpc
+from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.service.sessions.connection import serve_connection
+from baton.service.sessions.hub import RouterSession, SessionHub
 
 Session = RouterSession[session_pb2.ConnectResponse]
 Script = Callable[[list[int], int], list[int]]

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from router.expectations import CAUTION, expected_here, token_gap_ms, transfer_ms
-from router.placement import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy, PlacementRequest, WorkerView
-from router.policies.cache_aware import BALANCE, BUSY_FACTOR, BUSY_MS, KEEP, KEEP_SHARED, PATIENCE_MS
-from router.policies.rendezvous import home_of
-from router.worker import WorkerRole
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy
+from baton.router.placement.policies import BALANCE, BUSY_FACTOR, BUSY_MS, KEEP, KEEP_SHARED, PATIENCE_MS, home_of
+from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms, transfer_ms
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.service.registry.worker_record import WorkerRole
 
 Chosen = tuple[str | None, str, LocalPrefill | None, str | None]
 """(prefill, decode, why the decode worker computes the prompt, who it is fetched from)"""

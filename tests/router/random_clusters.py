@@ -2,8 +2,8 @@
 
 from random import Random
 
-from router.candidates import PlacementRequest, WorkerRates, WorkerView
-from router.worker import WorkerRole
+from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.service.registry.worker_record import WorkerRole
 
 F, OTHER = b"f" * 32, b"g" * 32
 

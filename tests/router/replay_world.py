@@ -13,13 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.admission import Admitted
-from router.answer import ChoiceFinished, Delta
-from router.candidates import WorkerView
-from router.cluster import Cluster
-from router.decision import Decision, Weighed
-from router.detokenizer import Detokenizer, silent_token_ids
-from router.events import (
+from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.router.admission.queue import Admitted
+from baton.router.fleet.inbox import Inbox, LoopTurns
+from baton.router.fleet.wire import Tag
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Decision, Placement, Weighed
+from baton.router.placement.policies import Costs
+from baton.router.placement.views import WorkerView
+from baton.router.request.retry import Scheduling
+from baton.router.request.run import Generation
+from baton.router.trace.timeline import Timeline
+from baton.router.types.events import (
     Alternative,
     End,
     Failed,
@@ -30,16 +35,9 @@ from router.events import (
     SequenceOutput,
     TokenLogprob,
 )
-from router.generation import Generation
-from router.inbox import Inbox
-from router.loop_turns import LoopTurns
-from router.placement import Placement
-from router.policies.policy import Costs
-from router.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt, ValidRequest
-from router.scheduling import Scheduling
-from router.session_wire import Tag
-from router.timeline import Timeline
-from router.worker import WorkerRole
+from baton.router.types.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt, ValidRequest
+from baton.router.types.response import ChoiceFinished, Delta
+from baton.service.registry.worker_record import WorkerRole
 from tests.router.tokenizers_for_tests import byte_level
 
 PROMPT = tuple(range(60, 71))

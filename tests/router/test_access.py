@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from router.access import Access, Caller, Need
-from router.config import RouterConfig
-from router.exposure import is_loopback, too_open, warnings
-from router.request import GenerationRequest, Operation
-from router.tenant import tenant_of_key
-from service.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
-from service.config import ConfigError, read_config
-from service.errors import PermissionDenied, Unauthenticated
+from baton.router.config import RouterConfig, is_loopback, too_open, warnings
+from baton.router.public.access import Access, Caller, Need, tenant_of_key
+from baton.router.types.request import GenerationRequest, Operation
+from baton.service.config import ConfigError, read_config
+from baton.service.errors import PermissionDenied, Unauthenticated
+from baton.service.security.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
 
 USER = ApiKey("user", digest_of("baton-user"), KeyLimits(concurrency=2))
 ADMIN = ApiKey("boss", digest_of("baton-boss"), is_admin=True)

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from router.admission import AdmissionLimits, AdmissionQueue, Standing
-from router.cluster import Cluster
-from router.placement import NoPrefillWorker, PlacementPolicy, PlacementRequest
-from router.prospects import PLANNED_SHARE
-from router.tickets import BEGUN_PRIORITY
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
-from service.errors import InvalidArgument, ResourceExhausted, Unavailable
+from baton.router.admission.queue import BEGUN_PRIORITY, PLANNED_SHARE, AdmissionLimits, AdmissionQueue, Standing
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
+from baton.router.placement.views import PlacementRequest
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.registry.worker_record import WorkerRole
 
 MODEL = ModelDescription("m", "/m", 128, 100, "float32", 4)
 LIMITS = AdmissionLimits(max_waiting=3, max_wait_s=5.0, without_workers_s=5.0)

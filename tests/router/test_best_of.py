@@ -2,9 +2,8 @@
 
 from typing import Any, cast
 
-from router.answer import Answer
-from router.best_of import BestOf
-from router.lifecycle import Released
+from baton.router.request.answer import Answer, BestOf
+from baton.router.types.events import Released
 
 
 class Ended:

@@ -4,10 +4,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.cache_journal import CacheChanges as EngineChanges
-from router.cache_view import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheSnapshotPart, CacheSum, CacheView
-from router.prefix_index import PrefixIndex
-from worker.cache_log import CacheLog, NumberedChanges, SnapshotPart
+from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
+from baton.router.cache.index import PrefixIndex
+from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheSnapshotPart, CacheView
+from baton.router.types.worker import CacheSum
+from baton.worker.cache_events import CacheLog, NumberedChanges, SnapshotPart
 
 BLOCKS = [bytes([number]) * 32 for number in range(12)]
 some = st.sets(st.sampled_from(BLOCKS))

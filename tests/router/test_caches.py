@@ -2,10 +2,12 @@
 
 import pytest
 
-from router.cache_view import CacheChanges, CacheSnapshotPart
-from router.cluster import Cluster
-from router.placement import Placement, PlacementPolicy, PlacementRequest, Strategy, place
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.views import PlacementRequest
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)

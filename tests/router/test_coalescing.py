@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from protos import baton_pb2
-from router.answer import Delta
-from router.attempt import Attempt
-from router.cluster import Cluster
-from router.events import Failed, FailureReason, FirstStep, PrefillTimings, SequenceOutput
-from router.failures import AttemptFailed
-from router.inbox import Inbox
-from router.lifecycle import Lifecycle, Released
-from router.loop_turns import LoopTurns
-from router.placement import Placement
-from router.public_wire import Responses
-from router.timeline import Timeline
+from baton.protos import baton_pb2
+from baton.router.fleet.inbox import Inbox, LoopTurns
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement
+from baton.router.public.wire import Responses
+from baton.router.request.attempt import Attempt
+from baton.router.request.retry import AttemptFailed
+from baton.router.request.tokens import Lifecycle
+from baton.router.trace.timeline import Timeline
+from baton.router.types.events import Failed, FailureReason, FirstStep, PrefillTimings, Released, SequenceOutput
+from baton.router.types.response import Delta
 
 PLACEMENT = Placement("p", "d", 0, 0, 0, 0, 1, 1)
 ATTEMPT = 1

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from protos import session_pb2
-from router.charges import Charge
-from router.cluster import Cluster
-from router.departures import Departures, End
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from baton.protos import session_pb2
+from baton.router.placement.cluster import Charge, Cluster, Departures, End
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
 from tests.router.conftest import Stack
 from tests.router.fake_worker import FakeWorker
 

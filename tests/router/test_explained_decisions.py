@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from protos import admin_pb2, session_pb2
-from router.candidates import PlacementRequest, WorkerView
-from router.decision import Decision
-from router.explaining import Explainer
-from router.explanation import AttemptNote
-from router.placement import NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
-from router.timeline import Timeline
-from router.worker import WorkerRole
-from service.trace_context import new_trace
+from baton.protos import admin_pb2, session_pb2
+from baton.router.admin.explain import Explainer
+from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.timeline import Timeline
+from baton.service.registry.worker_record import WorkerRole
+from baton.service.telemetry.trace_context import new_trace
 from tests.router.plain_placement import has_room
 from tests.router.random_clusters import random_request, random_worker
 

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from router.answer_ids import AnswerId
-from router.cluster import KEPT_NAMES, Cluster
-from router.decision import Decision
-from router.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings
-from router.explaining import Explainer
-from router.explanation import AttemptNote, Explanation, Explanations, Outcome
-from router.placement import PlacementPolicy, PlacementRequest, WorkerView, decide, placement_of
-from router.timeline import Timeline
-from router.worker import ModelDescription, WorkerDescription, WorkerRole
-from service.errors import NotFound
+from baton.router.admin.explain import Explainer
+from baton.router.placement.cluster import KEPT_NAMES, Cluster
+from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.trace.explanation import AttemptNote, Explanation, Explanations, Outcome
+from baton.router.trace.timeline import Timeline
+from baton.router.types.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings
+from baton.router.types.response import AnswerId
+from baton.router.types.worker import ModelDescription, WorkerDescription
+from baton.service.errors import NotFound
+from baton.service.registry.worker_record import WorkerRole
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 OUTCOME = Outcome("OK", 18, 10.0, 20.0, 1.0, 2.0)

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fair_queue import SPARE_SHARE, Entry, FairQueue
+from baton.router.admission.fair_queue import SPARE_SHARE, Entry, FairQueue
 
 MOST_TOKENS = 50
 TOKENS = st.integers(1, MOST_TOKENS)

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from router.cluster import Cluster
-from router.events import PrefillTimings
-from router.placement import Placement, PlacementPolicy, PlacementRequest, WorkerView, place
-from router.prefix_index import PrefixIndex
-from router.timeline import Timeline, stages
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from baton.router.cache.index import PrefixIndex
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement, PlacementPolicy, place
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.trace.timeline import Timeline, stages
+from baton.router.types.events import PrefillTimings
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.cluster import Cluster
-from router.events import Failed, FailureReason
-from router.fleet import Fleet
-from router.placement import Placement
-from router.request import PreparedRequest, Sampling
-from router.session import SessionTiming, WorkerSession
-from router.session_wire import Tag
-from service.worker_record import WorkerRecord, WorkerRole
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.session import SessionTiming, WorkerSession
+from baton.router.fleet.wire import Tag
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement
+from baton.router.types.events import Failed, FailureReason
+from baton.router.types.request import PreparedRequest, Sampling
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from tests.router.fake_worker import FakePair
 
 TIMING = SessionTiming(grace_s=0.05)

@@ -5,12 +5,11 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 
-from router.answer import ChoiceFinished, Delta
-from router.events import AttemptEvent, End, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
-from router.placement import Placement
-from router.prompt_echo import PromptPart
-from router.request import PreparedRequest
-from router.session_wire import Tag
+from baton.router.fleet.wire import Tag
+from baton.router.placement.decide import Placement
+from baton.router.types.events import AttemptEvent, End, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
+from baton.router.types.request import PreparedRequest
+from baton.router.types.response import ChoiceFinished, Delta, PromptPart
 from tests.router.replay_world import (
     PROMPT,
     World,

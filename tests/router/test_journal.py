@@ -9,10 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router import journal_wire
-from router.block_hashing import block_hashes, root_hash
-from router.journal import GRACE_S, MAX_NOTED, MAX_RECORD_BYTES, Change, Journal, Place, Record, journal_key, journaled
-from router.request import (
+from baton.generation.block_hash import block_hashes, root_hash
+from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.router.request import journal as journal_wire
+from baton.router.request.journal import (
+    GRACE_S,
+    MAX_NOTED,
+    MAX_RECORD_BYTES,
+    Change,
+    Journal,
+    Place,
+    Record,
+    journal_key,
+    journaled,
+)
+from baton.router.types.request import (
     BeamSearch,
     BeamStop,
     LogitRules,
@@ -22,9 +33,8 @@ from router.request import (
     TokenPrompt,
     ValidRequest,
 )
-from router.worker import Adapter
-from service.registry import RegistryUnavailable
-from structured.output import StructuredKind, StructuredOutput
+from baton.router.types.worker import Adapter
+from baton.service.registry.redis_registry import RegistryUnavailable
 
 ROUTER = b"r" * 16
 BLOCK_TOKENS = 4

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from random import Random
 
-from router.cluster import Cluster
-from router.placement import Placement, PlacementPolicy, PlacementRequest, Strategy, WorkerView, place
-from router.shared_view import ElsewhereLoad
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.peer_load import ElsewhereLoad
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
 
 F = b"f" * 32
 MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from router.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, KeyUse, Meter
-from service.api_keys import UNLIMITED, KeyLimits
-from service.errors import RateLimited
+from baton.router.admission.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, Meter
+from baton.router.placement.peer_load import KeyUse
+from baton.service.errors import RateLimited
+from baton.service.security.api_keys import UNLIMITED, KeyLimits
 
 
 def refusal(meter: Meter, now: float) -> RateLimited | None:

@@ -1,10 +1,11 @@
 """A large cluster: decisions look at few workers, find prefixes wherever they lie, and room wherever there is some."""
 
-from router.admission import AdmissionLimits, AdmissionQueue
-from router.cluster import Cluster
-from router.placement import PlacementPolicy, PlacementRequest, Strategy
-from router.shortlist import HOLDERS, OTHERS
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
+from baton.router.placement.cluster import HOLDERS, OTHERS, Cluster
+from baton.router.placement.decide import PlacementPolicy, Strategy
+from baton.router.placement.views import PlacementRequest
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
 
 F = b"f" * 32
 HASHES = tuple(bytes([number]) * 32 for number in range(8))

@@ -7,15 +7,15 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from protos import baton_pb2
-from router.malformed import SMALL_BYTES, Unvetted, small_parser
-from router.validation import MAX_TEXT_BYTES
-from router.vet_process import MAX_NUMBERS, MAX_PARTS, verdict
-from router.vetting import Vetting
-from service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
-from service.grpc_options import PUBLIC_MESSAGE_BYTES
-from service.helper import HelperBusy, HelperFailed
-from service.helper_loop import Buffer
+from baton.protos import baton_pb2
+from baton.router.model.validation import MAX_TEXT_BYTES
+from baton.router.public.malformed import SMALL_BYTES, Unvetted, small_parser
+from baton.router.public.vet_process import MAX_NUMBERS, MAX_PARTS, verdict
+from baton.router.public.vetting import Vetting
+from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.helper import HelperBusy, HelperFailed
+from baton.service.helper_loop import Buffer
+from baton.service.serving.grpc_options import PUBLIC_MESSAGE_BYTES
 from tests.router.conftest import Stack
 
 UNKNOWN = bytes([15 << 3, 1])  # field 15, a varint

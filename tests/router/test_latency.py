@@ -1,8 +1,8 @@
 """TTFT and TBT of the last minute."""
 
-from router.latency import COUNTED_GAPS, KEPT_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
-from router.request import Operation
-from router.request_record import RequestRecord
+from baton.router.trace.counts import COUNTED_GAPS, KEPT_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
+from baton.router.trace.record import RequestRecord
+from baton.router.types.request import Operation
 
 
 def ended(at_s: float, ttft_ms: float | None, gaps_ms: tuple[float, ...] = ()) -> RequestRecord:

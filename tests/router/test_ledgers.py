@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.branching import MIDWAY, Branching
-from router.candidates import UNMEASURED
-from router.charges import Charge, Charges
-from router.rates import RateLedger
-from router.recent_work import RecentWork
-from router.session_header import session_of
-from router.shortlist import ALL_UP_TO, HOLDERS, OTHERS, shortlist
+from baton.router.cache.index import MIDWAY, Branching
+from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, Charge, Charges, RecentWork, shortlist
+from baton.router.placement.rates import RateLedger
+from baton.router.placement.views import UNMEASURED
+from baton.router.types.request import session_of
 
 
 def test_a_worker_that_was_not_measured_is_taken_to_be_typical() -> None:

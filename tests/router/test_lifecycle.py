@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.events import End, SequenceOutput, TokenLogprob
-from router.lifecycle import InconsistentOutput, Lifecycle, NotRepeated, Released
+from baton.router.request.tokens import InconsistentOutput, Lifecycle, NotRepeated
+from baton.router.types.events import End, Released, SequenceOutput, TokenLogprob
 
 ATTEMPT = 7
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import baton_pb2, session_pb2
+from baton.protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack
 from tests.router.test_router_failures import idle
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from router.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
-from router.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
-from router.request import ChatPrompt, Message, TextPrompt, TokenPrompt
-from router.tokenizer import TextTooLong, load_tokenizer
-from service.errors import InvalidArgument
+from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
+from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
+from baton.router.model.tokenizer import TextTooLong, load_tokenizer
+from baton.router.types.request import ChatPrompt, Message, TextPrompt, TokenPrompt
+from baton.service.errors import InvalidArgument
 from tests.router.tokenizers_for_tests import TEMPLATE, write_model_folder
 
 CONVERSATION = (Message("user", "<hi> é"), Message("assistant", "yes"), Message("user", "more"))
@@ -162,9 +162,10 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 
 def test_the_router_does_not_import_torch(tmp_path: Path) -> None:
     code = (
-        "import sys, router.__main__, router.process; from pathlib import Path; from router.tokenizer import *;"
+        "import sys, baton.router.__main__, baton.router.process; from pathlib import Path;"
+        "from baton.router.model.tokenizer import *;"
         f"load_tokenizer(Path({str(write_model_folder(tmp_path))!r}));"
-        "sys.exit([name for name in ('torch', 'transformers', 'engine') if name in sys.modules] or 0)"
+        "sys.exit([name for name in ('torch', 'transformers', 'baton.engine') if name in sys.modules] or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -6,17 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement import (
-    LocalPrefill,
-    NoPrefillWorker,
-    NoRoom,
-    Placement,
-    PlacementPolicy,
-    PlacementRequest,
-    WorkerView,
-    place,
-)
-from router.worker import Adapter, WorkerRole
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, Placement, PlacementPolicy, place
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.worker import Adapter
+from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
 POLICY = PlacementPolicy(NoPrefillWorker.QUEUE)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from router.placement import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from tests.router.plain_placement import chosen
 from tests.router.random_clusters import random_request, random_worker
 

@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.candidates import WorkerRates
-from router.placement import (
-    LocalPrefill,
-    NoPrefillWorker,
-    Placement,
-    PlacementPolicy,
-    PlacementRequest,
-    Strategy,
-    WorkerView,
-    place,
-)
-from router.policies.cache_aware import KEEP, PATIENCE_MS
-from router.policies.prefix_hash import early_block
-from router.worker import WorkerRole
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.policies import KEEP, PATIENCE_MS, early_block
+from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
 SLOW = WorkerRates(prefill_tokens_per_s=1000.0)

@@ -1,7 +1,8 @@
 """The prompt told back: contiguous parts of bounded size, whatever is repeated."""
 
-from router.events import Alternative, PromptScores, TokenLogprob
-from router.prompt_echo import PART_TOKENS, PromptEcho, PromptPart
+from baton.router.request.answer import PART_TOKENS, PromptEcho
+from baton.router.types.events import Alternative, PromptScores, TokenLogprob
+from baton.router.types.response import PromptPart
 
 TOKENS = tuple(range(100, 100 + 2 * PART_TOKENS + 7))
 

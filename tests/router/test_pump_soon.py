@@ -3,7 +3,7 @@
 import asyncio
 from unittest.mock import Mock, patch
 
-from router.admission import AdmissionLimits, AdmissionQueue
+from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tests.router.test_admission import LIMITS, POLICY, REQUEST, cluster_with, settled
 
 

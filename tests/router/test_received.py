@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.answer import Answer, AnswerEvent, ChoiceFinished, Delta
-from router.detokenizer import Detokenizer, silent_token_ids
-from router.events import End, TokenLogprob
-from router.lifecycle import NotRepeated, Released
-from router.received import Making, Received, ReceivedChoice, ResumedAnswer
+from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.router.request.answer import Answer
+from baton.router.request.resume import Received, ReceivedChoice, ResumedAnswer
+from baton.router.request.tokens import NotRepeated
+from baton.router.trace.record import Making
+from baton.router.types.events import End, Released, TokenLogprob
+from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
 from tests.router.tokenizers_for_tests import byte_level
 
 TOKENIZER = byte_level()

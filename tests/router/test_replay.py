@@ -7,12 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.block_hashing import block_hashes
-from router.events import End, FailureReason
-from router.poison import MOST_KEPT, QUARANTINE_S, Quarantine, fingerprint
-from router.replay import POISON_DEATHS, Tries, end_of, replay, replays
-from router.request import BeamSearch, PreparedRequest
-from service.errors import BatonError, DeadlineExceeded, Internal, Unavailable
+from baton.generation.block_hash import block_hashes
+from baton.router.request.retry import (
+    MOST_KEPT,
+    POISON_DEATHS,
+    QUARANTINE_S,
+    Quarantine,
+    Tries,
+    end_of,
+    fingerprint,
+    replay,
+    replays,
+)
+from baton.router.types.events import End, FailureReason
+from baton.router.types.request import BeamSearch, PreparedRequest
+from baton.service.errors import BatonError, DeadlineExceeded, Internal, Unavailable
 from tests.router.replay_world import (
     BLOCK_TOKENS,
     PROMPT,

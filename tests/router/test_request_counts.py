@@ -12,18 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.answer import Delta
-from router.dispatcher import Dispatcher, DispatcherLimits
-from router.events import FailureReason, SequenceOutput
-from router.outcomes import Outcome
-from router.request import Operation
-from router.request_record import RequestRecord
-from router.response import Finished
-from router.served_model import ChosenModel
-from router.streams import Beginning, Streams
-from router.tracing import Tracer
-from service.errors import BatonError, InvalidArgument, NotFound
-from service.telemetry import NoTelemetry
+from baton.router.dispatcher import Dispatcher, DispatcherLimits
+from baton.router.model.served_model import ChosenModel
+from baton.router.request.resume import Beginning, Streams
+from baton.router.trace.record import Outcome, RequestRecord
+from baton.router.trace.spans import Tracer
+from baton.router.types.events import FailureReason, SequenceOutput
+from baton.router.types.request import Operation
+from baton.router.types.response import Delta, Finished
+from baton.service.errors import BatonError, InvalidArgument, NotFound
+from baton.service.telemetry.spans import NoTelemetry
 from tests.router.replay_world import PROMPT, Fate, World, new_detokenizer, request_of, scheduling_of
 
 MAX_ACTIVE = 4

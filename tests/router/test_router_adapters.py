@@ -5,10 +5,11 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import baton_pb2, session_pb2
-from router.adapters import served_adapters
-from router.cluster import Worker
-from router.worker import Adapter, ModelDescription, WorkerDescription, WorkerRole
+from baton.protos import baton_pb2, session_pb2
+from baton.router.model.served_model import served_adapters
+from baton.router.placement.cluster import Worker
+from baton.router.types.worker import Adapter, ModelDescription, WorkerDescription
+from baton.service.registry.worker_record import WorkerRole
 from tests.router.conftest import Stack
 from tests.router.fake_worker import FakePair
 
@@ -24,16 +25,15 @@ def pair(pair: FakePair) -> FakePair:
 
 
 async def ask(stack: Stack, model: str, token_ids: range = range(1, 12)) -> Any:
-    """Returns what prefill and decode were told, and under which name the answer came."""
+    """The commands that prefill and decode were sent for it, and the name under which the answer came."""
     prompt = baton_pb2.TokenIds(ids=token_ids)
     sampling = baton_pb2.SamplingParams(max_tokens=2)
     request = baton_pb2.GenerateRequest(model=model, token_ids=prompt, sampling=sampling)
     events = [event async for event in stack.stub.Generate(request, timeout=10)]
-    started = [worker.commands for worker in (stack.prefill, stack.decode)]
-    prefill, decode = (
-        next(c for c in reversed(each) if c.WhichOneof("command") in ("prefill", "start")) for each in started
-    )
-    return prefill.prefill, decode.start, events[0].started.model
+    asked = list(token_ids)  # the readiness probe has other tokens, and may come at any time
+    prefill = next(c.prefill for c in reversed(stack.prefill.commands) if list(c.prefill.token_ids) == asked)
+    start = next(c.start for c in reversed(stack.decode.commands) if list(c.start.token_ids) == asked)
+    return prefill, start, events[0].started.model
 
 
 async def test_workers_are_told_which_adapter_a_request_chose(stack: Stack) -> None:

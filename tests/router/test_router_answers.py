@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from protos import baton_pb2, session_pb2
+from baton.protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, echo, encode, text_of, tokens_of
 
 STOP, LENGTH = baton_pb2.FINISH_REASON_STOP, baton_pb2.FINISH_REASON_LENGTH

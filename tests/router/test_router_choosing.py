@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protos import baton_pb2, sampling_pb2, session_pb2
+from baton.protos import baton_pb2, sampling_pb2, session_pb2
 from tests.router.conftest import READY_S, Stack, encode, text_of, tokens_of
 from tests.router.test_router_refusals import INVALID, fields_of, refusal, sampling
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.config import RouterConfig
-from service.config import ConfigError, read_config
+from baton.router.config import RouterConfig
+from baton.service.config import ConfigError, read_config
 
 
 def test_workers_may_be_named_by_hand() -> None:

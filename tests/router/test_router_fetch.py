@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protos import session_pb2
+from baton.protos import session_pb2
 from tests.router.conftest import Stack, encode
 from tests.router.test_traces import spans_of
 

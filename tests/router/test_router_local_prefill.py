@@ -6,8 +6,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
-from protos import baton_pb2, session_pb2
-from router.block_hashing import block_hashes
+from baton.generation.block_hash import block_hashes
+from baton.protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.fake_worker import FakePair
 from tests.router.test_router_failures import begun, idle

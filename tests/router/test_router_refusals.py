@@ -7,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from protos import baton_pb2
+from baton.protos import baton_pb2
 from tests.router.conftest import Stack, text_of
 from tests.router.fake_worker import FakePair
 

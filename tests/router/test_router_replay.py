@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import admin_pb2, baton_pb2, session_pb2
+from baton.protos import admin_pb2, baton_pb2, session_pb2
 from tests.fixtures.traced_logs import traced_lines
 from tests.router.conftest import READY_S, Stack, echo, encode, text_of, tokens_of
 from tests.router.test_router_failures import begun
@@ -167,7 +167,7 @@ async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unav
 
 
 async def test_the_trace_and_the_explanation_tell_of_every_attempt(stack: Stack) -> None:
-    with traced_lines("router.recovery") as lines:
+    with traced_lines("baton.router.request.retry") as lines:
         answer, _ = await cut(stack, 5, max_tokens=9)
         await restart(stack)
         await answer

@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from protos import baton_pb2, sampling_pb2, session_pb2
+from baton.protos import baton_pb2, sampling_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of, tokens_of
 from tests.router.test_router_refusals import INVALID, fields_of, ids, refusal, sampling
 

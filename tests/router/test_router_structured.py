@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protos import baton_pb2, sampling_pb2
+from baton.protos import baton_pb2, sampling_pb2
 from tests.router.conftest import Stack
 from tests.router.test_router_refusals import INVALID, fields_of, refusal, sampling
 

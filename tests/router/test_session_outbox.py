@@ -4,9 +4,9 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from protos import session_pb2
-from router import session_wire
-from router.session_outbox import MOST_TOGETHER, SessionOutbox
+from baton.protos import session_pb2
+from baton.router.fleet import wire as session_wire
+from baton.router.fleet.session import MOST_TOGETHER, SessionOutbox
 
 
 def numbered(number: int, is_cancel: bool) -> session_pb2.ConnectRequest:

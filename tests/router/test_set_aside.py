@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 
-from router.cluster import Cluster
-from router.forward import STALLED_S, ForwardProgress
-from router.pairs import FAILURES, FIRST_S, LAST_S, SUCCESSES, PairHealth
-from router.placement import (
-    LocalPrefill,
-    NoPrefillWorker,
-    Placement,
-    PlacementPolicy,
-    PlacementRequest,
-    WorkerView,
-    place,
-)
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
+from baton.router.placement.cluster import STALLED_S, Cluster, ForwardProgress
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
+from baton.router.placement.pairs import FAILURES, FIRST_S, LAST_S, SUCCESSES, PairHealth
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
 
 PAIR = ("p0", "d0")
 MODEL = ModelDescription("m", "", 128, 257, "float32", 4)

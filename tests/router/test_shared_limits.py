@@ -4,14 +4,13 @@ import random
 
 import pytest
 
-from router.cluster import Cluster
-from router.key_limits import KeyMeters, KeyUse, Meter
-from router.replicas import PERIOD_S, Replicas
-from router.shared_limits import SharedLimits
-from router.shared_view import MAX_AGE_S
-from service.api_keys import KeyLimits
-from service.errors import RateLimited
-from service.registry import RegistryUnavailable
+from baton.router.admission.key_limits import KeyMeters, Meter
+from baton.router.fleet.peers import PERIOD_S, Replicas, SharedLimits
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.peer_load import MAX_AGE_S, KeyUse
+from baton.service.errors import RateLimited
+from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.security.api_keys import KeyLimits
 
 
 class Redis:

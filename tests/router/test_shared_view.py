@@ -5,13 +5,15 @@ from contextlib import suppress
 
 import pytest
 
-from router.admin_wire import router_status
-from router.cluster import Cluster
-from router.placement import Placement, PlacementRequest, WorkerView
-from router.replicas import Replicas
-from router.shared_view import MAX_AGE_S, ElsewhereLoad, Prediction, RecentPredictions, Share, SharedView
-from router.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport, WorkerRole
-from service.registry import RegistryUnavailable
+from baton.router.admin.wire import router_status
+from baton.router.fleet.peers import Replicas
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement
+from baton.router.placement.peer_load import MAX_AGE_S, ElsewhereLoad, Prediction, RecentPredictions, Share, SharedView
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.worker_record import WorkerRole
 
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 CHAIN = tuple(bytes([i]) * 32 for i in range(4))

@@ -1,6 +1,6 @@
 """Who asks, as the metadata of a call tells."""
 
-from router.tenant import tenant_of, tenant_of_key
+from baton.router.public.access import tenant_of, tenant_of_key
 
 
 def test_a_key_is_a_tenant_and_is_not_kept() -> None:

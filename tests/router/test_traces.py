@@ -6,11 +6,11 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import baton_pb2, session_pb2
-from router.events import FirstStep, Landed, PrefillTimings
-from router.explanation import AttemptNote
-from router.timeline import Timeline, TokenGaps, stages
-from service.telemetry import FinishedSpan, SpanKind
+from baton.protos import baton_pb2, session_pb2
+from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.timeline import Timeline, TokenGaps, stages
+from baton.router.types.events import FirstStep, Landed, PrefillTimings
+from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from tests.router.conftest import Stack, encode
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import baton_pb2, baton_pb2_grpc, session_pb2
-from router.config import RouterConfig
-from router.journal import journal_key
-from service.redis_journal import RedisJournal
-from service.redis_server import RedisServer, start_redis_server
-from service.server import serve
+from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
+from baton.router.config import RouterConfig
+from baton.router.request.journal import journal_key
+from baton.service.registry.redis_journal import RedisJournal
+from baton.service.registry.redis_server import RedisServer, start_redis_server
+from baton.service.serving.server import serve
 from tests.router.conftest import READY_S, ObservedRouter, RecordingTelemetry, Stack, encode, text_of
 from tests.router.test_router_keys import ONE, OTHER, shown
 from tests.router.test_router_refusals import refusal

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from service.grpc_options import SERVER_OPTIONS
-from service.interceptors import CallInterceptor
+from baton.service.serving.grpc_options import SERVER_OPTIONS
+from baton.service.serving.interceptors import CallInterceptor
 
 StartServer = Callable[..., Awaitable[grpc.aio.Channel]]
 

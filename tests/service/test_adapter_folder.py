@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from service.adapter_folder import AdapterFolder, parse_adapters
-from service.config import ConfigError, read_config
-from service.worker_config import WorkerConfig
+from baton.service.adapter_folder import AdapterFolder, parse_adapters
+from baton.service.config import ConfigError, read_config
+from baton.service.worker_config import WorkerConfig
 
 WORKER = ["--worker-id", "w", "--model", "/m", "--model-name", "base"]
 BOTH = (AdapterFolder("sql", Path("/a/sql")), AdapterFolder("team/chat:2", Path("/b=c, d")))

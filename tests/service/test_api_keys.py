@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from service.api_keys import (
+from baton.service.security.api_keys import (
     ApiKey,
     KeyFormatError,
     KeyLimits,

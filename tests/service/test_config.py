@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import ValidationError
 
-from service.config import (
+from baton.service.config import (
     ByteSize,
     ConfigError,
     Cores,

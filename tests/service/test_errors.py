@@ -7,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from service.errors import (
+from baton.service.errors import (
     BatonError,
     DeadlineExceeded,
     FailedPrecondition,

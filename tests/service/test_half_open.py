@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from client.channel import CHANNEL_OPTIONS
-from protos import session_pb2_grpc
-from service.grpc_options import (
+from baton.client.channel import CHANNEL_OPTIONS
+from baton.protos import session_pb2_grpc
+from baton.service.serving.grpc_options import (
     INTERNAL_CHANNEL_OPTIONS,
     INTERNAL_SERVER_OPTIONS,
     PUBLIC_SERVER_OPTIONS,

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from service.helper import Helper, HelperBusy, HelperFailed
-from service.helper_loop import NICENESS
+from baton.service.helper import Helper, HelperBusy, HelperFailed
+from baton.service.helper_loop import NICENESS
 
 MODULE = "tests.fixtures.helper_for_tests"
 MEGABYTE = 1 << 20

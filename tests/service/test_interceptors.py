@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from service.errors import InvalidArgument, Unavailable
-from service.trace_context import current_request_id, current_trace, new_trace
+from baton.service.errors import InvalidArgument, Unavailable
+from baton.service.telemetry.trace_context import current_request_id, current_trace, new_trace
 
 UNARY = "/baton.test.Test/Unary"
 STREAM = "/baton.test.Test/Stream"
@@ -112,12 +112,12 @@ async def test_a_refusal_is_logged_under_the_id_of_its_request_or_a_new_one(
     logged: list[str | None] = []
 
     def note(record: logging.LogRecord) -> bool:
-        if record.name == "service.interceptors":
+        if record.name == "baton.service.serving.interceptors":
             logged.append(current_request_id.get())
         return True
 
     monkeypatch.setattr(caplog.handler, "filters", [note])
-    caplog.set_level(logging.INFO, "service.interceptors")
+    caplog.set_level(logging.INFO, "baton.service.serving.interceptors")
     channel = await start_server(unary=refuse)
     for _ in range(2):
         with pytest.raises(grpc.aio.AioRpcError):
@@ -145,7 +145,7 @@ async def test_cancellation_reaches_the_behaviour_and_is_no_error(
     call.cancel()
     await asyncio.wait_for(cancelled.wait(), 5)
     assert "Traceback" not in caplog.text
-    assert not [record for record in caplog.records if record.name.startswith("service")]
+    assert not [record for record in caplog.records if record.name.startswith("baton.service")]
 
 
 async def test_an_unknown_method_is_unimplemented(start_server: Any) -> None:

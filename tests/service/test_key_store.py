@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service import key_store
-from service.api_keys import ApiKey, KeyFormatError, digest_of
-from service.key_store import KeyStore
+from baton.service.security import api_keys as key_store
+from baton.service.security.api_keys import ApiKey, KeyFormatError, KeyStore, digest_of
 
 
 def write(file: Path, *names: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.logs import configure_logging
-from service.trace_context import current_request_id, current_trace, new_trace
+from baton.service.telemetry.logs import configure_logging
+from baton.service.telemetry.trace_context import current_request_id, current_trace, new_trace
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Who is a member, judged from listings with given times."""
 
-from service.membership_view import MembershipView
-from service.worker_record import WorkerRecord, WorkerRole
+from baton.service.registry.membership import MembershipView
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 
 
 def _record(worker_id: str, epoch: int = 1) -> WorkerRecord:

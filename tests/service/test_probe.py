@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from service.probe import refuses_connections
-from service.redis_server import free_port
+from baton.service.registry.redis_server import free_port
+from baton.service.serving.grpc_options import refuses_connections
 
 
 async def test_nobody_listens() -> None:

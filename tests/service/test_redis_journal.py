@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 from redis import Redis
 
-from service.redis_journal import RedisJournal
-from service.redis_server import RedisServer, start_redis_server
-from service.registry import RegistryUnavailable
+from baton.service.registry.redis_journal import RedisJournal
+from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.redis_server import RedisServer, start_redis_server
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
 LONG_MS = 60_000

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from service import redis_server
-from service.redis_server import RedisServerError, answers, find_redis_server, redis_command, start_redis_server
+from baton.service.registry import redis_server
+from baton.service.registry.redis_server import (
+    RedisServerError,
+    answers,
+    find_redis_server,
+    redis_command,
+    start_redis_server,
+)
 
 
 def _program(folder: Path, name: str) -> Path:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.redis_server import RedisServer, start_redis_server
-from service.redis_shares import RedisShares
-from service.registry import RegistryUnavailable
+from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.redis_server import RedisServer, start_redis_server
+from baton.service.registry.redis_shares import RedisShares
 
 
 @pytest.fixture(scope="module")

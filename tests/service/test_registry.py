@@ -8,20 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.redis_server import RedisServer, start_redis_server
-from service.registry import (
-    Announced,
-    Membership,
-    RedisRegistry,
-    Registration,
-    RegistryUnavailable,
-    StaticMembership,
-    WorkerRecord,
-    WorkerRole,
-    open_registry,
-    parse_workers,
-    take_epoch,
-)
+from baton.service.registry.membership import Membership, Registration, StaticMembership, open_registry, take_epoch
+from baton.service.registry.redis_registry import Announced, RedisRegistry, RegistryUnavailable
+from baton.service.registry.redis_server import RedisServer, start_redis_server
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole, parse_workers
 
 NOWHERE = "redis://127.0.0.1:1/0"
 SOON_S = 8.0  # a second or two, on a machine that is not busy
@@ -61,7 +51,7 @@ async def test_announced_workers_are_listed_until_withdrawn(registry: RedisRegis
 
 
 async def test_a_record_that_is_not_renewed_expires(registry: RedisRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.redis_registry.TTL_MS", 20)
+    monkeypatch.setattr("baton.service.registry.redis_registry.TTL_MS", 20)
     await registry.announce(_record())
     async with asyncio.timeout(5):
         while await registry.workers():

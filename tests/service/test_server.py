@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service.server import Listener, ListenError, Running, serve
+from baton.service.serving.server import Listener, ListenError, Running, serve
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -200,8 +200,8 @@ async def test_only_the_given_address_listens() -> None:
 
 def test_a_real_process_answers_and_ends_with_zero_on_sigterm() -> None:
     script = """
-from service.logs import configure_logging
-from service.server import Listener, run, serve
+from baton.service.telemetry.logs import configure_logging
+from baton.service.serving.server import Listener, run, serve
 
 class Process:
     listeners = (Listener("127.0.0.1", 0, lambda server: None, ()),)
@@ -225,4 +225,4 @@ raise SystemExit(run(serve(Process())))
             assert stub.Check(health_pb2.HealthCheckRequest(), timeout=5).status == SERVING
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
-        assert "INFO example service.server: SIGTERM: draining" in process.stderr.read()
+        assert "INFO example baton.service.serving.server: SIGTERM: draining" in process.stderr.read()

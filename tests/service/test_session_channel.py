@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.session_channel import Numbered, Received, SessionChannel, SessionOverflow, SessionViolation
+from baton.service.sessions.channel import Numbered, Received, SessionChannel, SessionOverflow, SessionViolation
 
 
 def test_numbers_start_at_one_and_are_contiguous() -> None:

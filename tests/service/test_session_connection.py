@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import session_pb2, session_pb2_grpc
-from service.grpc_options import INTERNAL_SERVER_OPTIONS
-from service.interceptors import CallInterceptor
-from service.session_connection import serve_connection
-from service.session_hub import RouterSession, SessionHub
+from baton.protos import session_pb2, session_pb2_grpc
+from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.service.serving.interceptors import CallInterceptor
+from baton.service.sessions.connection import serve_connection
+from baton.service.sessions.hub import RouterSession, SessionHub
 from tests.fixtures.session_client import SessionClient, eventually
 
 EPOCH = 3
@@ -124,7 +124,7 @@ async def test_a_connection_begins_with_hello() -> None:
 
 
 async def test_a_router_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.session_connection.HELLO_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("baton.service.sessions.connection.HELLO_TIMEOUT_S", 0.01)
     async with served() as (_, router), grpc.aio.insecure_channel(router.endpoint) as channel:
         call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect()
         async with asyncio.timeout(5):

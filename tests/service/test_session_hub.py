@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.session_hub import MAX_WAITING, Outbox, RouterSession, SessionHub
+from baton.service.sessions.hub import MAX_WAITING, Outbox, RouterSession, SessionHub
 
 ROUTER = b"r" * 16
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.telemetry import (
+from baton.service.telemetry.spans import (
     FinishedSpan,
     NoTelemetry,
     SpanEvent,
@@ -21,7 +21,7 @@ from service.telemetry import (
     WallClock,
     open_telemetry,
 )
-from service.trace_context import TraceContext, new_trace
+from baton.service.telemetry.trace_context import TraceContext, new_trace
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,13 +142,13 @@ def test_an_absent_collector_costs_nothing_and_is_reported_once(mute: bool, capl
 def test_service_runs_without_redis_and_opentelemetry() -> None:
     script = """
 import sys
-for name in ("redis", "opentelemetry", "uvloop", "protos", "torch"):
+for name in ("redis", "opentelemetry", "uvloop", "baton.protos", "torch"):
     sys.modules[name] = None
 import pathlib
-for path in sorted(pathlib.Path("service").glob("*.py")):
+for path in sorted(pathlib.Path("service").rglob("*.py")):
     if path.stem not in ("otel", "span_file"):
-        __import__(f"service.{path.stem}")
-from service.telemetry import NoTelemetry, open_telemetry
+        __import__("baton." + ".".join(path.with_suffix("").parts))
+from baton.service.telemetry.spans import NoTelemetry, open_telemetry
 assert isinstance(open_telemetry("x", None, pathlib.Path("never")), NoTelemetry)
 """
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)

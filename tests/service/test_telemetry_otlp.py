@@ -9,7 +9,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from service.telemetry import FinishedSpan, SpanKind, open_telemetry
+from baton.service.telemetry.spans import FinishedSpan, SpanKind, open_telemetry
 
 RECEIVED_S = 5.0
 

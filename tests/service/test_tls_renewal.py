@@ -12,9 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cli.certificates import FILES, make_certificates
-from service.internal_tls import InternalTls, open_async_channel
-from service.tls import TlsFiles
+from baton.cli.keys import FILES, make_certificates
+from baton.service.security.tls import InternalTls, TlsFiles, open_async_channel
 
 WAIT_S = 10.0
 FRESH = (("grpc.use_local_subchannel_pool", 1),)  # no connection is shared with another channel

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.trace_context import new_trace, parse_traceparent
+from baton.service.telemetry.trace_context import new_trace, parse_traceparent
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _SPAN = "b7ad6b7169203331"

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from engine.engine_loop import EngineLoop
-from engine.plan import Plan
-from service.health import Health
-from service.server import Running
-from service.watchdog import LOOKS, STALLED, Stillness, Watchdog
+from baton.engine.plan import Plan
+from baton.engine.runner.loop import EngineLoop
+from baton.service.serving.health import Health
+from baton.service.serving.server import Running
+from baton.service.serving.watchdog import LOOKS, STALLED, Stillness, Watchdog
 from tests.fixtures.held_runner import HeldRunner
 from tests.fixtures.session_client import eventually
 
@@ -108,7 +108,7 @@ async def test_an_event_loop_that_turns_moves_its_heartbeat() -> None:
 
 HANGS = """
 import asyncio, sys, time
-from service.server import serve
+from baton.service.serving.server import serve
 
 class Hanging:
     listeners = ()

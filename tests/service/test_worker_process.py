@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from service.health import Health
-from service.server import Listener, Running
-from service.worker_config import WorkerConfig
-from service.worker_process import WorkerProcess
-from service.worker_record import WorkerRole
+from baton.service.registry.worker_record import WorkerRole
+from baton.service.serving.health import Health
+from baton.service.serving.server import Listener, Running
+from baton.service.worker_config import WorkerConfig
+from baton.service.worker_process import WorkerProcess
 
 
 class FakeWorker:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.worker_record import WorkerRecord, WorkerRole, parse_workers
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole, parse_workers
 
 
 def test_a_record_survives_json() -> None:

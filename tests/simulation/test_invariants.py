@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from router.replay import POISON_DEATHS
-from simulation.client import End, History
-from simulation.faults import Kind
-from simulation.invariants import Violation, check_all
+from baton.router.request.retry import POISON_DEATHS
+from baton.simulation.client import End, History
+from baton.simulation.faults import Kind
+from baton.simulation.invariants import Violation, check_all
 
 GREEDY: Any = SimpleNamespace(number=3, deadline_s=60.0)
 
@@ -26,7 +26,7 @@ def failed(cause: str) -> History:
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulation.invariants.wrong_answer", lambda history: None)
+    monkeypatch.setattr("baton.simulation.invariants.wrong_answer", lambda history: None)
 
 
 def test_a_request_may_be_held_for_deadly_only_where_as_many_workers_died() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from simulation.loop import OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
+from baton.simulation.network.loop import OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_waiting_for_nothing_is_an_error(loop: SimulatedLoop) -> None:
 
 
 def test_turning_in_circles_is_an_error(loop: SimulatedLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulation.loop.MOST_CALLBACKS_AT_ONCE", 100)
+    monkeypatch.setattr("baton.simulation.network.loop.MOST_CALLBACKS_AT_ONCE", 100)
 
     async def circles() -> None:
         while True:

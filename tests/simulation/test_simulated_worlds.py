@@ -10,18 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from cli.commands import simulate
-from service.redis_registry import TTL_MS, Announced
-from service.registry import RegistryUnavailable
-from service.worker_record import WorkerRecord, WorkerRole
-from simulation.client import End
-from simulation.faults import Kind
-from simulation.loop import SimulatedLoop, SimulatedProcess
-from simulation.network import Network, Pipe
-from simulation.planted import PLANTS, planted
-from simulation.redis import SimulatedRedis, SimulatedRegistry
-from simulation.tally import Tally
-from simulation.world import Options, Result, run_seed
+from baton.cli.commands import simulate
+from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole
+from baton.simulation.campaign import Tally
+from baton.simulation.client import End
+from baton.simulation.faults import Kind
+from baton.simulation.network.links import Network, Pipe
+from baton.simulation.network.loop import SimulatedLoop, SimulatedProcess
+from baton.simulation.planted import PLANTS, planted
+from baton.simulation.redis import SimulatedRedis, SimulatedRegistry
+from baton.simulation.world import Options, Result, run_seed
 
 SEEDS = range(40, 52)
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from protos import sampling_pb2, session_pb2
-from service.adapter_folder import AdapterFolder
+from baton.protos import sampling_pb2, session_pb2
+from baton.service.adapter_folder import AdapterFolder
+from baton.worker.model import adapter_number
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import real_pair
 from tests.fixtures.session_client import eventually
-from worker.adapters import adapter_number
 
 TOKENS = 24
 PROMPTS = [random_prompt(length) for length in (70, 20, 33, 64, 90, 7)]

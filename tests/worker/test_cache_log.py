@@ -2,8 +2,8 @@
 
 from functools import reduce
 
-from engine.cache_journal import CacheChanges
-from worker.cache_log import CacheLog
+from baton.engine.kv_cache.block_pool import CacheChanges
+from baton.worker.cache_events import CacheLog
 
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
 

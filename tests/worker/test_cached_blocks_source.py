@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCKS, DecodeStack, PrefillStack, prompt_command, running
 

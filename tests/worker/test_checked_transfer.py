@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.hashing import HashChain
-from kvtransfer.choice import TransportChoice
-from protos import session_pb2
+from baton.generation.block_hash import HashChain
+from baton.kvtransfer.description import TransportChoice
+from baton.protos import session_pb2
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair, real_pair
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pool_of(pair: RealPair) -> torch.Tensor:
-    storage = pair.prefill._memory.storage
+    storage = pair.prefill._host.memory.storage
     assert isinstance(storage, torch.Tensor)
     return storage
 

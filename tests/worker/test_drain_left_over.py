@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from protos import session_pb2
-from tests.decode_worker.test_decode_service import pair
+from baton.protos import session_pb2
+from baton.worker.drain import Drain
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command
-from worker.drain import Drain
+from tests.worker.decode.test_decode_service import pair
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

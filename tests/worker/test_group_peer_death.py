@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from kvtransfer.process_group import GroupOptions
-from kvtransfer.puller import PullThread
-from kvtransfer.transport import BlockPair
+from baton.kvtransfer.process_group import GroupOptions
+from baton.kvtransfer.puller import PullThread
+from baton.kvtransfer.transport import BlockPair
+from baton.worker.transfer.peers import PeerFailed, Peers
 from tests.fixtures.group_source import BLOCK_BYTES, BLOCKS, ID, describe, pool_bytes
 from tests.fixtures.session_client import eventually
 from tests.fixtures.sockets import tcp_sockets
-from worker.peers import PeerFailed, Peers
 
 PAIRS = [BlockPair(block, block, BLOCKS - 1 - block) for block in range(BLOCKS)]
 TIMEOUT_S = 10.0  # of a group; gloo holds what is cut off in the middle of a message for so long

@@ -12,15 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.sequence import Reservation
-from kvtransfer.errors import CopyRefused
-from kvtransfer.process_group import GroupOptions
-from kvtransfer.transport import BlockPair
+from baton.engine.request import Reservation
+from baton.kvtransfer.process_group import GroupOptions
+from baton.kvtransfer.transport import BlockPair, CopyRefused
+from baton.worker.transfer.peers import Peer, PeerFailed
+from baton.worker.transfer.reader import TransferFailed
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.sockets import listening, tcp_sockets
 from tests.fixtures.worker_stack import BLOCK_BYTES, DecodeStack, PrefillStack, prompt_command, running
-from worker.peers import Peer, PeerFailed
-from worker.pull import TransferFailed
 
 GLOO = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=10.0)
 ID = b"t" * 16

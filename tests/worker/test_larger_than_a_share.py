@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncBatonClient
+from baton.client import AsyncBatonClient
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, BLOCKS, RealPair, real_pair

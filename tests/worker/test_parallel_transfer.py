@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.offline.llm import LLM
-from engine.offline.params import SamplingParams
+from baton.engine.offline.llm import LLM
+from baton.engine.offline.params import SamplingParams
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair
@@ -26,7 +26,7 @@ async def test_quantised_kv_of_two_ranks_is_read_by_one(checkpoint: Path) -> Non
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     expected = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
     async with real_pair(checkpoint, "int8", "grpc", prefill_ranks=2) as pair:
-        memory = pair.prefill._memory
+        memory = pair.prefill._host.memory
         assert memory.shared is not None and memory.description.shared_memory is None
         with pytest.raises(PermissionError):
             mmap.mmap(memory.shared.handle.fd, 4096)

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from engine.sequence import Reservation
+from baton.engine.request import Reservation
+from baton.worker.transfer.peers import PeerFailed
+from baton.worker.transfer.reader import TransferFailed
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running
-from worker.peers import PeerFailed
-from worker.pull import TransferFailed
 
 
 async def test_a_forgotten_peer_stays_usable_until_it_is_given_back() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.hashing import HashChain
-from engine.plan import Chunk, NonFinite, Plan, Sample
-from engine.sampling_params import SamplingParams
-from kernels.kv_pages import QUANTISED, KvPages
-from protos import session_pb2
+from baton.engine.plan import Chunk, NonFinite, Plan, Sample
+from baton.engine.sampling.params import SamplingParams
+from baton.generation.block_hash import HashChain
+from baton.kernels.types import QUANTISED, KvPages
+from baton.protos import session_pb2
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair

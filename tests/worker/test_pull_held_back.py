@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from client import Delta, Finished
-from kvtransfer.puller import CopyResult, PullThread
-from kvtransfer.transport import BlockPair, Transport
+from baton.client import Delta, Finished
+from baton.kvtransfer.puller import CopyResult, PullThread
+from baton.kvtransfer.transport import BlockPair, Transport
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import real_pair

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.offline.llm import LLM
-from engine.offline.params import SamplingParams
-from kvtransfer.choice import TransportChoice
+from baton.engine.offline.llm import LLM
+from baton.engine.offline.params import SamplingParams
+from baton.kvtransfer.description import TransportChoice
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair

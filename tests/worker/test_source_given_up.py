@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.hashing import HashChain
-from protos import session_pb2
+from baton.generation.block_hash import HashChain
+from baton.protos import session_pb2
+from baton.worker.transfer.reader import TransferReader
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair, real_pair
 from tests.fixtures.session_client import eventually
-from worker.transfer_reader import TransferReader
 
 PROMPT = random_prompt(170, seed=11)
 BLOCKS, OFFERED, NEW_TOKENS = 6, 4, 6

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.engine_thread import StepTiming
-from worker.step_file import StepFile
+from baton.engine.runner.thread import StepTiming
+from baton.worker.step_file import StepFile
 
 
 def test_each_step_is_a_whole_line_at_once_and_the_handler_gets_everything(tmp_path: Path) -> None:

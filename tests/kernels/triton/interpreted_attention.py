@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from kernels.kv_pages import QUANTISED
-from kernels.scoring import Scoring
-from kernels.triton.launch import INTERPRETED
-from kernels.triton.paged_decode import decode_calls
-from kernels.triton.paged_prefill import paged_prefill
+from baton.kernels.triton.launch import INTERPRETED
+from baton.kernels.triton.paged_decode import decode_calls
+from baton.kernels.triton.paged_prefill import paged_prefill
+from baton.kernels.types import QUANTISED, Scoring
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 
 SCALE = 0.2

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from engine.batch import make_batch
-from engine.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
-from engine.models.decoder import DecoderModel
-from engine.models.expert_stack import ExpertStack
-from engine.plan import Chunk
-from engine.quantization import on_kernels
-from engine.quantization.on_kernels import KernelLinear
-from kernels.on_triton import on_the_interpreter
-from kernels.triton.call import KernelCall
+from baton.engine.models.batch import make_batch
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.feed_forward import ExpertStack
+from baton.engine.plan import Chunk
+from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
+from baton.engine.weights import on_kernels
+from baton.engine.weights.on_kernels import KernelLinear
+from baton.kernels.on_triton import on_the_interpreter
+from baton.kernels.triton.call import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 

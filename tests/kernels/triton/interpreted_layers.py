@@ -3,21 +3,15 @@
 import pytest
 import torch
 
-from engine.kv_layout import KvLayout
-from kernels import reference
-from kernels.add_rms_norm import add_rms_norm
-from kernels.copy_blocks import copy_blocks
-from kernels.gather_blocks import gather_blocks, scatter_blocks
-from kernels.kv_pages import QUANTISED, KvLayer
-from kernels.on_triton import on_the_interpreter
-from kernels.paged_decode import paged_decode
-from kernels.rms_norm import rms_norm
-from kernels.rotate_and_store import HeadNorms, rotate_and_store
-from kernels.scoring import Scoring
-from kernels.silu_mul import silu_mul
-from kernels.store_kv import store_kv
-from kernels.triton.launch import Device
-from kernels.triton.store_kv import store_call
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels import reference
+from baton.kernels.attention import paged_decode
+from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
+from baton.kernels.on_triton import on_the_interpreter
+from baton.kernels.pages import HeadNorms, copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
+from baton.kernels.triton.launch import Device
+from baton.kernels.triton.pages import store_call
+from baton.kernels.types import QUANTISED, KvLayer, Scoring
 from tests.kernels.triton.paged_pool import POISON, PagedPool
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,15 +3,13 @@
 import pytest
 import torch
 
-from kernels import reference
-from kernels.expert_linear import expert_linear
-from kernels.expert_weight import ExpertWeight, sorted_pairs
-from kernels.on_triton import on_the_interpreter
-from kernels.quantised_linear import dequantise_weight, quantised_linear
-from kernels.quantised_weight import QuantisedWeight
-from kernels.sample_tokens import sample_tokens
-from kernels.triton.launch import Device
-from kernels.triton.quantised_linear import linear_calls
+from baton.kernels import reference
+from baton.kernels.linear import dequantise_weight, expert_linear, quantised_linear
+from baton.kernels.on_triton import on_the_interpreter
+from baton.kernels.sampling import sample_tokens
+from baton.kernels.triton.launch import Device
+from baton.kernels.triton.linear import linear_calls
+from baton.kernels.types import ExpertWeight, QuantisedWeight, sorted_pairs
 
 VOCAB = 2100
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets -inf

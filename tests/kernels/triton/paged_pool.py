@@ -4,10 +4,8 @@ import random
 
 import torch
 
-from engine.kv_layout import KvLayout
-from kernels.kv_pages import KvLayer, KvPages
-from kernels.quantise_kv import dequantise, quantise
-from kernels.scoring import Scoring
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels.types import KvLayer, KvPages, Scoring, dequantise, quantise
 
 POISON = 0xFF  # NaN in every float, and as a scale
 

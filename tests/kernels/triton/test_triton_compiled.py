@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_triton import compiled
-from benchmarks.triton_calls import CASES
-from kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
-from kernels.triton.splits import decode_splits
+from baton.benchmarks.triton.calls import CASES
+from baton.benchmarks.triton.compile import compiled
+from baton.kernels.triton.attention_tile import decode_splits
+from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
 
 
 @pytest.fixture(autouse=True)

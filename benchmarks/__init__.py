@@ -1,0 +1,1 @@
+"""Benchmarks: compared figures are measured in one run. README.md lists them."""

@@ -1,0 +1,1 @@
+"""Mechanisms of a whole cluster: overload, roles, failover, caches of several routers."""

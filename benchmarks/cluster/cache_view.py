@@ -1,0 +1,207 @@
+"""Is a router's view of its workers' prefix caches true? Real processes, multi-turn conversations, two kills.
+
+.venv/bin/python -m baton.benchmarks.cluster.cache_view [--conversations 500] [--json]
+
+Starts `baton up` with 2P+2D on a tiny random model and pools that are far too small, so that blocks are evicted all
+the time, and kills a decode worker after a third of the conversations and a prefill worker after two thirds. From the
+trace: the share of requests of which the predicted cached tokens are the actual ones, on every worker that looked them
+up; the others by what must have happened between decision and look-up. From the router's status, after the load: how
+long after its restart a worker's cache was known exactly again, and whether all are at the end.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton.benchmarks.cluster.cache_conversations import Shape, converse
+from baton.benchmarks.isolation.stack import OUR_CODE, Program, RunningProgram
+from baton.client import AsyncAdminClient, BatonClientError, ClusterStatus
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+from baton.service.registry.redis_server import free_port
+
+PREFIX = "baton.route."
+
+
+@dataclass
+class Side:
+    """One kind of worker."""
+
+    requests: int = 0
+    equal: int = 0
+    predicted_tokens: int = 0
+    actual_tokens: int = 0
+    causes: dict[str, int] = field(default_factory=dict)  # how many of the others
+
+    def take(self, predicted: int, actual: int, ready: int) -> bool:
+        self.requests += 1
+        self.predicted_tokens += predicted
+        self.actual_tokens += actual
+        if predicted == actual:
+            self.equal += 1
+            return True
+        cause = _cause(predicted, actual, ready)
+        self.causes[cause] = self.causes.get(cause, 0) + 1
+        return False
+
+
+@dataclass
+class Figures:
+    """A request is equal if it is on every worker that looked its prompt up."""
+
+    requests: int = 0
+    equal: int = 0
+    prefill: Side = field(default_factory=Side)
+    decode: Side = field(default_factory=Side)
+
+    @property
+    def equal_share(self) -> float:
+        return self.equal / self.requests if self.requests else 0.0
+
+
+def _cause(predicted: int, actual: int, ready: int) -> str:
+    """What must have happened between the decision and the look-up."""
+    if actual > predicted:
+        return "more had come"
+    return "a prompt in flight did not bring it" if ready < predicted else "evicted meanwhile"
+
+
+def figures(spans: Iterable[Mapping[str, Any]]) -> Figures:
+    found = Figures()
+    for span in spans:
+        if span["name"] != "route.select":
+            continue
+        told = {name.removeprefix(PREFIX): value for name, value in span["attributes"].items()}
+        equal = []
+        if "prefill_cached_tokens" in told:
+            ready = told["prefill_ready_tokens"]
+            equal.append(found.prefill.take(told["prefill_hit_tokens"], told["prefill_cached_tokens"], ready))
+        if "decode_cached_tokens" in told:
+            predicted = told["decode_hit_tokens"]
+            equal.append(found.decode.take(predicted, told["decode_cached_tokens"], ready=predicted))
+        if equal:
+            found.requests += 1
+            found.equal += all(equal)
+    return found
+
+
+def read_spans(text: str) -> list[dict[str, Any]]:
+    """Of a trace file; the last line may be half written."""
+    complete, _, _ = text.rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+READY_S, SETTLED_S = 120.0, 10.0
+POLL_S = 0.05
+
+
+class Cluster:
+    """`baton up`, and what its router says."""
+
+    def __init__(self, folder: Path, kv_memory: str, flags: Sequence[str]) -> None:
+        self.port, self._admin = free_port(), free_port()
+        self._traces = folder / "trace.jsonl"
+        write_tiny_checkpoint(folder / "tiny")
+        command = [sys.executable, "-P", "-m", "baton.cli", "up", "--device", "cpu", "--model", str(folder / "tiny")]
+        command += ["--port", str(self.port), "--admin-port", str(self._admin), "--http-port", "0"]
+        command += ["--prefill", "2", "--decode", "2", "--kv-memory", kv_memory, "--trace-file", str(self._traces)]
+        environment = {**OUR_CODE, "OMP_NUM_THREADS": "1"}
+        self.program = Program("up", (*command, *flags), (), folder / "up.log", environment)
+
+    async def status(self) -> ClusterStatus | None:
+        try:
+            async with AsyncAdminClient(f"127.0.0.1:{self._admin}", timeout_s=2.0) as admin:
+                return await admin.status()
+        except BatonClientError:
+            return None
+
+    async def ready(self) -> bool:
+        status = await self.status()
+        return status is not None and status.ready and len(status.workers) == 4
+
+    async def exact(self) -> bool:
+        """Whether the router's view of every worker equals the worker's own sum."""
+        status = await self.status()
+        if status is None or len([worker for worker in status.workers if worker.connected]) < 4:
+            return False
+        return all(worker.cache_view is not None and worker.cache_view.exact for worker in status.workers)
+
+    def figures(self) -> Figures:
+        return figures(read_spans(self._traces.read_text()))
+
+    async def kill(self, role: str) -> float | None:
+        """Kills a worker of that role; returns the seconds from its new connection until it was known exactly."""
+        status = await self.status()
+        victim = next(worker for worker in (status.workers if status else ()) if worker.role == role)
+        os.kill(victim.pid, signal.SIGKILL)
+        connected_s = None
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            status = await self.status()
+            for worker in status.workers if status else ():
+                if worker.worker_id == victim.worker_id and worker.connected and worker.epoch != victim.epoch:
+                    connected_s = connected_s or time.monotonic()
+                    if worker.cache_view is not None and worker.cache_view.exact:
+                        return time.monotonic() - connected_s
+            await asyncio.sleep(POLL_S)
+        return None
+
+
+async def measure(shape: Shape, kv_memory: str, kills: Sequence[str], flags: Sequence[str] = ()) -> dict[str, object]:
+    """`kills`: roles of which a worker is killed, spread evenly over the conversations."""
+    with tempfile.TemporaryDirectory() as name:
+        cluster = Cluster(Path(name), kv_memory, flags)
+        async with RunningProgram(cluster.program) as program:
+            await program.wait_until(cluster.ready, READY_S)
+            killing: list[asyncio.Task[float | None]] = []
+
+            def on_ended(ended: int) -> None:
+                if len(killing) < len(kills) and ended >= (len(killing) + 1) * shape.conversations // (len(kills) + 1):
+                    killing.append(asyncio.create_task(cluster.kill(kills[len(killing)])))
+
+            began = time.monotonic()
+            outcome = await converse(f"127.0.0.1:{cluster.port}", shape, 1, on_ended)
+            took_s = time.monotonic() - began
+            back_s = await asyncio.gather(*killing)
+            await program.wait_until(cluster.exact, SETTLED_S)
+            status = await cluster.status()
+        found = cluster.figures()
+    caches = {
+        worker.worker_id: asdict(worker.cache_view)
+        for worker in (status.workers if status else ())
+        if worker.cache_view
+    }
+    return {
+        "equal_share": round(found.equal_share, 5),
+        **asdict(found),
+        "load": {**asdict(outcome), "seconds": round(took_s, 1)},
+        "exact_after_restart_s": [None if each is None else round(each, 2) for each in back_s],
+        "caches": caches,
+        "indexed_blocks": status.indexed_blocks if status else 0,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversations", type=int, default=500)
+    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--kv-memory", default="12MiB", help="of each worker; 32 KiB a block of 32 tokens")
+    parser.add_argument("--no-kill", action="store_true", help="leave all workers alone")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    kills = () if arguments.no_kill else ("decode", "prefill")
+    shape = Shape(arguments.conversations, arguments.at_once)
+    result = asyncio.run(measure(shape, arguments.kv_memory, kills))
+    print(json.dumps(result) if arguments.json else json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

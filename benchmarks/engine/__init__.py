@@ -1,0 +1,1 @@
+"""One engine: steps, kernels on a CPU, caches, precision."""

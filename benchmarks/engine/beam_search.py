@@ -1,0 +1,116 @@
+"""Blocks that a beam search takes, against beams that share nothing.
+
+    .venv/bin/python -m baton.benchmarks.engine.beam_search --model FOLDER [--prompt-tokens 256] [--answer-tokens 64]
+                                             [--json FILE]
+
+After every step the blocks held are counted, and the blocks that all tables list: what copies would hold. The saving is
+counted as in the PagedAttention paper (Kwon et al., SOSP 2023, section 6.3): (blocks without - blocks with sharing) /
+blocks without, averaged over the steps of the answers. Prompts are pieces of Python's own library: text that is always
+there.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from baton.engine.offline.beam_search import BeamSearchParams
+from baton.engine.offline.core import OfflineEngine
+from baton.engine.offline.engine_args import EngineArgs
+from baton.engine.offline.prompts import Prompt
+
+WIDTHS = (1, 2, 4, 6, 8)
+PROMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    held_blocks: int
+    listed_blocks: int  # by the tables of all beams
+    copied_blocks: int  # on write
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    width: int
+    most_blocks: int
+    most_blocks_of_copies: int
+    saving: float  # as the paper counts it, averaged over steps and prompts
+    copied_blocks: int  # on write, per prompt
+
+
+def main() -> None:
+    arguments = _arguments()
+    engine = OfflineEngine(
+        EngineArgs(model=arguments.model, block_size=arguments.block_tokens, quiet=True, enable_prefix_caching=False)
+    )
+    engine.runner.warm_up()
+    prompts = list(_prompts(engine, arguments.prompt_tokens))
+    uses = [measure(engine, prompts, width, arguments.answer_tokens) for width in WIDTHS]
+    print(f"prompts of {arguments.prompt_tokens} tokens, answers of {arguments.answer_tokens}")
+    print(" ".join(f"{name:>9}" for name in ("width", "blocks", "copies", "saving", "copied")))
+    for use in uses:
+        print(
+            f"{use.width:>9} {use.most_blocks:>9} {use.most_blocks_of_copies:>9} {use.saving:>9.1%} "
+            f"{use.copied_blocks:>9}"
+        )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(_result(arguments, uses), indent=2) + "\n")
+
+
+def _result(arguments: argparse.Namespace, uses: list[Use]) -> dict[str, object]:
+    return {
+        "model": Path(arguments.model).name,
+        "prompt_tokens": arguments.prompt_tokens,
+        "answer_tokens": arguments.answer_tokens,
+        "block_tokens": arguments.block_tokens,
+        "uses": [asdict(use) for use in uses],
+    }
+
+
+def measure(engine: OfflineEngine, prompts: list[Prompt], width: int, answer_tokens: int) -> Use:
+    searches = [list(search(engine, prompt, width, answer_tokens)) for prompt in prompts]
+    steps = [step for steps in searches for step in steps]
+    return Use(
+        width,
+        max(step.held_blocks for step in steps),
+        max(step.listed_blocks for step in steps),
+        sum(1 - step.held_blocks / step.listed_blocks for step in steps) / len(steps),
+        sum(step.copied_blocks for step in steps) // len(prompts),
+    )
+
+
+def search(engine: OfflineEngine, prompt: Prompt, width: int, answer_tokens: int) -> Iterator[Step]:
+    """The steps of one search while its beams run."""
+    params = BeamSearchParams(beam_width=width, max_tokens=answer_tokens + 1, ignore_eos=True)
+    request = engine.request(prompt, params.sampling())
+    scheduler = engine.scheduler
+    scheduler.add(replace(request, params=params.searching(request.params)))
+    while (plan := scheduler.plan()) is not None:
+        beams = [sequence for sequence in scheduler.batch.running if sequence.answer_tokens]
+        if beams:
+            listed = sum(len(beam.held().blocks) for beam in beams)
+            yield Step(scheduler.pool.counts.held, listed, len(plan.copies))
+        scheduler.commit(plan, engine.runner.run(plan))
+
+
+def _prompts(engine: OfflineEngine, tokens: int) -> Iterator[Prompt]:
+    text = Path(argparse.__file__).read_text()
+    share = len(text) // PROMPTS
+    for number in range(PROMPTS):
+        yield Prompt(None, tuple(engine.reader.encode(text[number * share :][: 16 * tokens])[:tokens]))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder of a checkpoint, or a Hugging Face id")
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--json", help="also write the result here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

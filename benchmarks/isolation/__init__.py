@@ -1,0 +1,1 @@
+"""`baton bench isolation`: the effect of prompts on running answers."""

@@ -1,0 +1,187 @@
+"""`baton bench peers`: the same checkpoint and work on Baton's engine and on others, round after round in turn.
+
+Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within
+a round, so that other load on the machine meets both. An engine that is not installed is absent, not beaten.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+
+from baton.benchmarks.peers.known import OURS, PEERS, Peer, Precision, find_python
+from baton.benchmarks.peers.process import Measured, PeerFailed, PeerProcess, Room, Work, start_peer
+from baton.benchmarks.peers.report import Contestant, Row, State, as_json, as_picture, make_rows, order_of, verdict
+from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.report.statistics import Estimate
+from baton.launch.errors import CommandFailed
+from baton.launch.model_source import find_model
+from baton.launch.paths import ROOT
+
+WIDTH = 160  # of a table in a file
+COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+    ("engine", "left"),
+    ("version", "left"),
+    ("batch", "right"),
+    ("prefill tokens/s", "right"),
+    ("Baton's speed over it", "right"),
+    ("decode step ms", "right"),
+    ("Baton's speed over it", "right"),
+    ("same first tokens", "right"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PeersOptions:
+    model: str | None
+    prompt_tokens: int
+    new_tokens: int
+    batches: tuple[int, ...]
+    threads: int
+    rounds: int
+    precisions: tuple[Precision, ...]
+    folder: Path  # with the peers' environments and converted checkpoints
+    only: tuple[str, ...]  # names of peers; empty: all
+
+
+def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | None) -> int:
+    """Raises: CommandFailed."""
+    note = Console(stderr=True, highlight=False).print
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-peers-")))
+        checkpoint = find_model(options.model, ROOT, scratch).folder
+        contest = Contest(stack, note)
+        contest.start(options, checkpoint, scratch)
+        rounds = contest.measure(options, vocab_size(checkpoint))
+    rows = make_rows(rounds, options.prompt_tokens)
+    if picture is not None:
+        picture.write_text(as_picture(rows, _title(options, checkpoint)))
+    if as_json_text:
+        report = as_json(describe_machine(), _work(options, checkpoint), contest.contestants, rows, rounds)
+        print(json.dumps(report, indent=2))
+    else:
+        _print_table(options, checkpoint, contest.contestants, rows)
+    return 0
+
+
+class Contest:
+    """The contestants, and their states; their processes end with `stack`."""
+
+    def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
+        self.contestants: list[Contestant] = []
+        self._processes: dict[tuple[str, Precision], PeerProcess] = {}
+        self._stack = stack
+        self._note = note
+
+    def start(self, options: PeersOptions, checkpoint: Path, scratch: Path) -> None:
+        """Raises: CommandFailed, where Baton itself cannot."""
+        tokens = options.prompt_tokens + options.new_tokens + max(options.batches)
+        room = Room(checkpoint, options.folder, scratch, options.threads, max(options.batches), tokens)
+        for precision in options.precisions:
+            for peer in PEERS:
+                asked = peer.name == OURS or not options.only or peer.name in options.only
+                if asked and precision in peer.precisions:
+                    self.contestants.append(self._started(peer, precision, room))
+
+    def measure(self, options: PeersOptions, vocab: int) -> dict[tuple[str, Precision, int], list[Measured]]:
+        """Nothing that an engine did before it failed is counted. Raises: CommandFailed, where Baton itself fails."""
+        found: dict[tuple[str, Precision, int], list[Measured]] = {}
+        for batch in options.batches:
+            for number in range(-1, options.rounds):  # the first is not counted
+                work = Work(batch, options.prompt_tokens, options.new_tokens, batch * 1000 + number, vocab)
+                able = [each for each in self.contestants if each.state is State.MEASURED]
+                for each in order_of(able, number):
+                    try:
+                        measured = self._processes[each.name, each.precision].measure(work)
+                    except PeerFailed as error:
+                        self.contestants[self.contestants.index(each)] = self._failed(each, error)
+                        continue
+                    if number >= 0:
+                        found.setdefault((each.name, each.precision, batch), []).append(measured)
+                        self._note(f"batch {batch}, round {number + 1}: {each.label} {_speed(work, measured)}")
+        failed = {(each.name, each.precision) for each in self.contestants if each.state is State.FAILED}
+        return {key: measured for key, measured in found.items() if key[:2] not in failed}
+
+    def _started(self, peer: Peer, precision: Precision, room: Room) -> Contestant:
+        python = find_python(peer, room.folder, sys.executable)
+        if python is None:
+            return Contestant(peer.name, precision, State.ABSENT)
+        try:
+            process = start_peer(peer, precision, python, room, self._note)
+        except PeerFailed as error:
+            return self._failed(Contestant(peer.name, precision, State.FAILED), error)
+        self._stack.callback(process.close)
+        self._processes[peer.name, precision] = process
+        return Contestant(peer.name, precision, State.MEASURED, process.version)
+
+    def _failed(self, contestant: Contestant, error: PeerFailed) -> Contestant:
+        if contestant.name == OURS:
+            raise CommandFailed(f"{contestant.label}: {error}") from error
+        self._note(f"{contestant.label}: {error}")
+        return replace(contestant, state=State.FAILED, reason=str(error))
+
+
+def vocab_size(checkpoint: Path) -> int:
+    """Raises: CommandFailed."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandFailed(f"{checkpoint / 'config.json'} names no vocab_size") from error
+
+
+def _print_table(
+    options: PeersOptions, checkpoint: Path, contestants: Sequence[Contestant], rows: Sequence[Row]
+) -> None:
+    table = Table(title=_title(options, checkpoint))
+    for name, justify in COLUMNS:
+        table.add_column(name, justify=justify)
+    versions = {each.label: each.version for each in contestants}
+    for row in rows:
+        table.add_row(
+            row.label,
+            versions[row.label],
+            str(row.batch),
+            f"{row.prefill_tokens_per_s:,.0f}",
+            _ratio(row.prefill_ratio, options.rounds),
+            f"{row.decode_step_ms:.2f}",
+            _ratio(row.decode_ratio, options.rounds),
+            "" if row.name == OURS else f"{row.same_first_tokens:.0%}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
+    for each in contestants:
+        if each.state is not State.MEASURED:
+            console.print(f"{each.name} {each.precision}: {each.state}" + (f": {each.reason}" if each.reason else ""))
+    console.print(f"{options.rounds} rounds in turn; ratios of each round, geometric mean and 95 % interval")
+
+
+def _ratio(ratio: Estimate | None, rounds: int) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) {verdict(ratio, rounds)}"
+
+
+def _title(options: PeersOptions, checkpoint: Path) -> str:
+    return f"{checkpoint.name}, prompts of {options.prompt_tokens} tokens, threads: {options.threads}"
+
+
+def _work(options: PeersOptions, checkpoint: Path) -> dict[str, Any]:
+    return {
+        "model": checkpoint.name,
+        "prompt_tokens": options.prompt_tokens,
+        "new_tokens": options.new_tokens,
+        "threads": options.threads,
+    }
+
+
+def _speed(work: Work, measured: Measured) -> str:
+    tokens_per_s = work.batch * work.prompt_tokens / measured.prefill_s
+    return f"{tokens_per_s:,.0f} tokens/s, {measured.decode_step_s * 1e3:.2f} ms"

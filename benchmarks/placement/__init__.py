@@ -1,0 +1,1 @@
+"""Placement policies on traces and simulated workers."""

@@ -1,0 +1,1 @@
+"""What all benchmarks share: statistics, pictures, the machine and its limits."""

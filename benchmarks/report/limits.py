@@ -1,0 +1,73 @@
+"""This machine's limits, measured beside the figures that are compared with them, and the work of a step."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from baton.engine.config.model_config import DecoderConfig, ModelConfig
+from baton.engine.prepare import PreparedModel
+
+READ_BYTES = 256 << 20  # past every cache
+ROW = 16384  # numbers; a matrix times a vector reads faster than most sums do
+MATRIX_SIZE = 1024
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """With torch's threads, in the dtype that was asked for or in float32, which is faster where that is emulated."""
+
+    read_bytes_per_s: float
+    flop_per_s: float
+
+
+def measure_limits(dtype: torch.dtype) -> Limits:
+    """The best of a few rounds each: other processes can only have slowed them down."""
+    with torch.inference_mode():
+        numbers, ones = torch.ones(READ_BYTES // 4 // ROW, ROW), torch.ones(ROW)
+        left, right = torch.randn(MATRIX_SIZE, MATRIX_SIZE), torch.randn(MATRIX_SIZE, MATRIX_SIZE)
+        reading_s = min(shortest(lambda: numbers @ ones), shortest(numbers.sum))
+        computing_s = min(
+            shortest(partial(torch.matmul, left.to(each), right.to(each))) for each in {dtype, left.dtype}
+        )
+    return Limits(READ_BYTES / reading_s, 2 * MATRIX_SIZE**3 / computing_s)
+
+
+def shortest(run: Callable[[], object]) -> float:
+    """Seconds, after one run that is not counted."""
+    run()
+    return min(_seconds(run) for _ in range(ROUNDS))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def decode_step_bytes(prepared: PreparedModel, batch: int, context_tokens: float) -> int:
+    """Read at least: every weight once, and the KV of each sequence. All experts count, though few may be asked."""
+    weights = prepared.weight_bytes - prepared.looked_up_bytes
+    return weights + int(batch * context_tokens * prepared.layout.token_bytes)
+
+
+def prefill_flop(config: ModelConfig, tokens: int) -> int:
+    """Of one prompt: a multiplication and an addition per weight and token, and attention to the tokens before.
+
+    As if every feed-forward layer were gated; the head is left out, since it is for the last token alone.
+    """
+    heads_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    experts = config.experts if isinstance(config, DecoderConfig) else None
+    inner = config.intermediate_size if experts is None else experts.inner_size * experts.per_token
+    weights = config.hidden_size * (2 * heads_size + 2 * kv_size + 3 * inner)
+    attention = 2 * heads_size * tokens * (tokens + 1) // 2  # products with keys, and with values
+    return 2 * config.num_layers * (weights * tokens + attention)
+
+
+def decode_step_flop(config: ModelConfig, batch: int, context_tokens: int) -> int:
+    """One more token for each sequence, and its logits."""
+    layers = prefill_flop(config, context_tokens + 1) - prefill_flop(config, context_tokens)
+    return batch * (layers + 2 * config.hidden_size * config.vocab_size)

@@ -1,0 +1,1 @@
+"""The router and its HTTP gateway, with workers that compute nothing."""

@@ -1,0 +1,282 @@
+"""The one load generator: requests as they are due, when pieces of answers came, and vLLM's figures of that.
+
+As in vLLM's `bench serve`: lengths are drawn evenly around their mean, a prefix is shared by all prompts, gaps between
+arrivals are drawn from a gamma distribution and then scaled so that the last request arrives after requests / rate.
+
+Open loop: a request is sent at its time, however many earlier ones are unanswered. Closed loop: so many at a time.
+
+Of the requests that ended well: TTFT is from the sending to the first piece, latency (E2EL) to the last. TPOT is
+(latency - TTFT) / (output tokens - 1), one value per request with more than one token. ITL has one value per gap
+between two pieces, of all requests together. A request is good where each of its values is at most the objective's;
+without a second token its TPOT counts as 0. Percentiles are interpolated linearly.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: the prompt, how long the answer is to be, and when it is sent."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int
+    arrival_s: float = 0.0  # after the start; a closed loop does not look at it
+
+
+@dataclass(frozen=True, slots=True)
+class RandomJobs:
+    """`range_ratio` r: lengths from the mean times 1 - r to the mean times 1 + r. Token ids are below `vocab_size`."""
+
+    input_tokens: int
+    output_tokens: int
+    prefix_tokens: int
+    range_ratio: float  # in [0, 1)
+    vocab_size: int
+    seed: int
+
+    def draw(self, arrivals_s: Sequence[float]) -> list[Job]:
+        """One job for each arrival."""
+        chance = random.Random(self.seed)
+        prefix = random_tokens(chance, self.prefix_tokens, self.vocab_size)
+        jobs = []
+        for arrival_s in arrivals_s:
+            own = random_tokens(chance, draw_length(chance, self.input_tokens, self.range_ratio), self.vocab_size)
+            jobs.append(Job(prefix + own, draw_length(chance, self.output_tokens, self.range_ratio), arrival_s))
+        return jobs
+
+
+def draw_length(chance: random.Random, mean: int, range_ratio: float) -> int:
+    """Evenly among the whole numbers around `mean`, at least 1."""
+    return chance.randint(max(1, math.floor(mean * (1 - range_ratio))), max(1, math.ceil(mean * (1 + range_ratio))))
+
+
+FIRST_TOKEN_ID = 3
+"""Below it lie the special tokens of most vocabularies."""
+
+
+def random_tokens(chance: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(chance.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(count))
+
+
+def poisson_arrivals_s(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Seconds after the start; 0 at an infinite rate. `burstiness` 1: Poisson, below: bunched, above: even."""
+    if math.isinf(rate):
+        return [0.0] * count
+    chance = random.Random(seed)
+    arrivals, now = [], 0.0
+    for _ in range(count):
+        now += chance.gammavariate(burstiness, 1 / (rate * burstiness))
+        arrivals.append(now)
+    scale = count / rate / now if now > 0 else 1.0
+    return [arrival * scale for arrival in arrivals]
+
+
+Clock = Callable[[], float]
+
+
+class TargetFailed(Exception):
+    """The server did not answer, or not to the end. The message is for people."""
+
+
+class Target(Protocol):
+    """A server under test."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def prepare(self) -> int | None:
+        """Called once, before any request. Returns the size of the vocabulary, where the server reports it.
+
+        Raises: TargetFailed.
+        """
+
+    async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
+        """Sends one request; `on_piece` is called when each piece of the answer arrives.
+
+        Greedy, and past any end of sequence. Returns the number of output tokens. Raises: TargetFailed.
+        """
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one request. Seconds."""
+
+    prompt_tokens: int
+    output_tokens: int  # 0 where it failed
+    sent_s: float  # after the start of the run
+    late_s: float  # sent so long after its arrival: the lag of this process
+    pieces_s: tuple[float, ...]  # when each piece came, after the start of the run
+    error: str = ""  # empty: it ended well
+
+    @property
+    def ttft_s(self) -> float:
+        return self.pieces_s[0] - self.sent_s
+
+    @property
+    def latency_s(self) -> float:
+        """From the sending to the last piece."""
+        return self.pieces_s[-1] - self.sent_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between pieces, which may have several tokens each."""
+        return [later - earlier for earlier, later in zip(self.pieces_s, self.pieces_s[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    outcomes: tuple[Outcome, ...]  # in the order of the jobs
+    duration_s: float  # until the last answer
+
+
+class Load:
+    """One run against one target. `on_done` is called after each answer, for the progress."""
+
+    def __init__(self, target: Target, on_done: Callable[[], object], clock: Clock = time.perf_counter) -> None:
+        self._target = target
+        self._on_done = on_done
+        self._clock = clock
+
+    async def open_loop(self, jobs: Sequence[Job]) -> Run:
+        """Every job at its arrival."""
+        started = self._clock()
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for job in jobs:
+                wait_s = started + job.arrival_s - self._clock()
+                # also where it is late already: pieces that have arrived meanwhile are read before more is sent
+                await asyncio.sleep(max(0.0, wait_s))
+                tasks.append(group.create_task(self._one(job, started, due=started + job.arrival_s)))
+        return Run(tuple(task.result() for task in tasks), self._clock() - started)
+
+    async def closed_loop(self, jobs: Sequence[Job], concurrency: int) -> Run:
+        """The next job whenever one of `concurrency` is answered."""
+        started = self._clock()
+        places = asyncio.Semaphore(concurrency)
+
+        async def in_turn(job: Job) -> Outcome:
+            async with places:
+                return await self._one(job, started, due=self._clock())
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(in_turn(job)) for job in jobs]
+        return Run(tuple(task.result() for task in tasks), self._clock() - started)
+
+    async def _one(self, job: Job, started: float, due: float) -> Outcome:
+        pieces: list[float] = []
+        sent = self._clock()
+        output_tokens, error = 0, ""
+        try:
+            output_tokens = await self._target.answer(job, lambda: pieces.append(self._clock() - started))
+        except TargetFailed as failure:
+            error = str(failure)
+        if not pieces and not error:
+            error = "the answer had no tokens"
+        self._on_done()
+        return Outcome(
+            len(job.prompt), 0 if error else output_tokens, sent - started, max(0.0, sent - due), tuple(pieces), error
+        )
+
+
+OBJECTIVES = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Milliseconds. All 0 where there was nothing to measure."""
+
+    mean: float
+    std: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    target: str
+    duration: float  # seconds
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float  # these are all per second
+    request_goodput: float | None  # None: no objectives were given
+    output_throughput: float
+    total_token_throughput: float
+    ttft: Spread
+    tpot: Spread
+    itl: Spread
+    e2el: Spread
+    late: Spread  # how long after its arrival each was sent: where this is not small, the client was too slow
+    errors: tuple[str, ...]  # the first few different ones
+
+    def as_json(self) -> dict[str, Any]:
+        """With vLLM's keys: mean_ttft_ms, median_ttft_ms, p99_ttft_ms and so on."""
+        result: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if isinstance(value, dict):
+                result |= {f"{'median' if part == 'p50' else part}_{name}_ms": ms for part, ms in value.items()}
+            else:
+                result[name] = value
+        return result
+
+
+ERRORS_SHOWN = 5
+
+
+def measure(target: str, run: Run, objectives_ms: Mapping[str, float]) -> Metrics:
+    """`objectives_ms`: of OBJECTIVES, those that a good request meets."""
+    good = [outcome for outcome in run.outcomes if not outcome.error]
+    input_tokens = sum(outcome.prompt_tokens for outcome in good)
+    output_tokens = sum(outcome.output_tokens for outcome in good)
+    met = sum(is_good(outcome, objectives_ms) for outcome in good)
+    seconds = run.duration_s
+    return Metrics(
+        target=target,
+        duration=seconds,
+        completed=len(good),
+        failed=len(run.outcomes) - len(good),
+        total_input_tokens=input_tokens,
+        total_output_tokens=output_tokens,
+        request_throughput=len(good) / seconds,
+        request_goodput=met / seconds if objectives_ms else None,
+        output_throughput=output_tokens / seconds,
+        total_token_throughput=(input_tokens + output_tokens) / seconds,
+        ttft=spread([outcome.ttft_s for outcome in good]),
+        tpot=spread([tpot_s(outcome) for outcome in good if outcome.output_tokens > 1]),
+        itl=spread([gap_s for outcome in good for gap_s in outcome.gaps_s]),
+        e2el=spread([outcome.latency_s for outcome in good]),
+        late=spread([outcome.late_s for outcome in run.outcomes]),
+        errors=tuple(dict.fromkeys(outcome.error for outcome in run.outcomes if outcome.error))[:ERRORS_SHOWN],
+    )
+
+
+def tpot_s(outcome: Outcome) -> float:
+    """Seconds per token after the first; 0 where there is none."""
+    if outcome.output_tokens <= 1:
+        return 0.0
+    return (outcome.latency_s - outcome.ttft_s) / (outcome.output_tokens - 1)
+
+
+def is_good(outcome: Outcome, objectives_ms: Mapping[str, float]) -> bool:
+    values_s = {"ttft": outcome.ttft_s, "tpot": tpot_s(outcome), "e2el": outcome.latency_s}
+    return all(values_s[name] * 1e3 <= most_ms for name, most_ms in objectives_ms.items())
+
+
+def spread(values_s: Sequence[float]) -> Spread:
+    if not values_s:
+        return Spread(0.0, 0.0, 0.0, 0.0, 0.0)
+    values_ms = np.asarray(values_s) * 1e3
+    p50, p90, p99 = (float(value) for value in np.percentile(values_ms, (50, 90, 99)))
+    return Spread(float(values_ms.mean()), float(values_ms.std()), p50, p90, p99)

@@ -1,0 +1,1 @@
+"""The Triton kernels without a GPU, and their launch parameters on one."""

@@ -1,1 +1,0 @@
-"""`baton bench`: measurements that need no server. Compared figures are measured in one run, limits included."""

@@ -1,0 +1,127 @@
+"""New API keys, and certificates for development, made by the `openssl` that nearly every machine has."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+from baton.launch.errors import CommandFailed
+from baton.service.security.api_keys import (
+    ApiKey,
+    KeyFormatError,
+    KeyLimits,
+    KeyRing,
+    digest_of,
+    new_secret,
+    parse_key_file,
+)
+from baton.service.security.tls import INTERNAL_NAME
+
+ALWAYS = ("localhost", "127.0.0.1", "::1")
+_TIMEOUT_S = 30.0
+_CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc")
+
+
+FILES = ("ca.pem", "server.pem", "server-key.pem", "internal-ca.pem", "internal.pem", "internal-key.pem")
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
+    """FILES; overwrites none. Those of the public ports and of router and workers have authorities of their own.
+
+    Raises: CommandFailed.
+    """
+    there = [name for name in FILES if (folder / name).exists()]
+    if there:
+        raise CommandFailed(f"{folder / there[0]} is there already")
+    public = tuple(_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts)))
+    # The authorities' keys never leave this folder of ours, which only we can read, and which goes with them.
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        _make(work, "ca", "server", public, "serverAuth", days)
+        _make(work, "internal-ca", "internal", (_alternative(INTERNAL_NAME),), "serverAuth,clientAuth", days)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                _write(folder / name, (work / name).read_bytes(), 0o600 if name.endswith("-key.pem") else 0o644)
+        except OSError as error:
+            raise CommandFailed(f"{folder}: {error}") from error
+
+
+def _make(folder: Path, authority: str, name: str, alternatives: Sequence[str], purposes: str, days: int) -> None:
+    """An authority, and the one certificate that it will ever sign."""
+    limited = ("-days", str(days), "-sha256")
+    own = ("-keyout", f"{authority}-key.pem", "-out", f"{authority}.pem", "-subj", f"/CN=Baton {authority}")
+    _openssl(folder, "req", "-x509", *_CURVE, *limited, *own, *_extensions("critical,CA:TRUE", "keyCertSign"))
+    signed = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}-key.pem")
+    files = ("-keyout", f"{name}-key.pem", "-out", f"{name}.pem", "-subj", "/CN=baton")
+    told = (*_extensions("critical,CA:FALSE", "digitalSignature"), "-addext", f"extendedKeyUsage={purposes}")
+    told += ("-addext", f"subjectAltName={','.join(alternatives)}")
+    _openssl(folder, "req", "-x509", *_CURVE, *limited, *files, *signed, *told)
+
+
+def _extensions(constraints: str, usage: str) -> tuple[str, ...]:
+    return ("-addext", f"basicConstraints={constraints}", "-addext", f"keyUsage=critical,{usage}")
+
+
+def _alternative(host: str) -> str:
+    """Raises: CommandFailed."""
+    try:
+        return f"IP:{ip_address(host)}"
+    except ValueError:
+        if not host or not all(character.isalnum() or character in ".-*" for character in host):
+            raise CommandFailed(f"{host!r} is neither a name nor an address") from None
+        return f"DNS:{host}"
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    # Without the machine's own settings, which may add extensions twice.
+    (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
+    environment = {**os.environ, "OPENSSL_CONF": str(folder / "openssl.cnf")}
+    try:
+        subprocess.run(
+            ["openssl", *arguments], cwd=folder, env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S
+        )
+    except FileNotFoundError:
+        raise CommandFailed("openssl is not installed; it makes the certificates") from None
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"openssl did not end within {_TIMEOUT_S:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise CommandFailed(f"openssl: {error.stderr.decode(errors='replace').strip()[-500:]}") from error
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+
+
+def append_key(file: Path, name: str, limits: KeyLimits, is_admin: bool) -> str:
+    """The key. The file is replaced in one step: a router sees it as it was or as it is. Raises: CommandFailed."""
+    secret = new_secret()
+    key = ApiKey(name, digest_of(secret), limits, is_admin)
+    try:
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        KeyRing((*parse_key_file(before), *parse_key_file(key.line)))
+        after = before + ("\n" if before and not before.endswith("\n") else "") + key.line + "\n"
+        _replace(file, after)
+    except (KeyFormatError, OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{file}: {error}") from error
+    return secret
+
+
+def _replace(file: Path, text: str) -> None:
+    """Readable by its owner alone, unless it was by others before."""
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+            written.write(text)
+            written.flush()
+            os.fsync(descriptor)
+        beside.chmod(mode)
+        beside.replace(file)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,163 @@
+"""The default size of the KV pool: on a GPU, the memory that the largest step leaves, found by computing that step."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.kv_cache.sizing import StepMemory, spare_kv_bytes
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.models.model import Model
+from baton.engine.parallel.orders import RankOptions, StepToMeasure
+from baton.engine.parallel.shard import shard_layout
+from baton.engine.plan import Chunk, Plan, Sample
+from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+
+CPU_KV_BYTES = 1 << 30
+CPU_KV_SHARE = 0.25
+ANY_BYTES = 1 << 50  # a pool that is never made, but larger than any request
+DRAWN = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    tokens: int
+    sequences: int  # from whose logits tokens are drawn, at most
+
+
+def cpu_kv_bytes() -> int:
+    """At most 1 GiB, or a quarter of the memory."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(CPU_KV_BYTES, int(memory_bytes * CPU_KV_SHARE))
+
+
+class MemoryMeter(Protocol):
+    """Reads the use of a device's memory."""
+
+    def begin(self) -> None:
+        """Forgets the earlier peak."""
+
+    def read(self, pool_bytes: int) -> StepMemory:
+        """Since `begin`; so much of it is a pool."""
+
+
+class CudaMeter:
+    """Waits for the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def begin(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def read(self, pool_bytes: int) -> StepMemory:
+        torch.cuda.synchronize(self._device)
+        peak, allocated = torch.cuda.max_memory_allocated(self._device), torch.cuda.memory_allocated(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return StepMemory(total, free, allocated, peak, pool_bytes)
+
+
+def prepare_with_spare_memory(
+    asked: ModelOptions,
+    step: LargestStep,
+    utilization: float,
+    adapters: AdapterSet | None = None,
+    set_aside_bytes: int = 0,
+    ranks: RankOptions | None = None,
+    meter: Callable[[torch.device], MemoryMeter] = CudaMeter,
+) -> PreparedModel:
+    """On a GPU: with the weights loaded, and a pool of the memory that they and a step leave.
+
+    `asked.kv_memory_bytes` is not read.
+
+    `utilization`: share of the GPU's memory for this process; `adapters`, `set_aside_bytes`: may be loaded into it
+    later. With several ranks, each computes the step over its part, and the one with least left decides for all;
+    `ranks`: how the others run. Raises: ModelError, naming the amounts, where nothing is left; RankLost.
+    """
+    roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
+    if asked.tensor_parallel > 1:
+        return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter)
+    model = roomy.load_model(progress=False, adapters=adapters)
+    plan = largest_plan(step, asked.block_tokens, roomy.max_model_len)
+    trial = StepTrial(model, roomy.layout, plan, meter(model.device))
+    trial.runner.run(plan)
+    pool_bytes = kv_bytes_left([trial.memory()], utilization, roomy.layout.block_bytes, set_aside_bytes)
+    return replace(roomy.resized(pool_bytes), model=model, adapters=adapters)
+
+
+def _prepare_ranks(
+    roomy: PreparedModel,
+    step: LargestStep,
+    utilization: float,
+    options: RankOptions,
+    meter: Callable[[torch.device], MemoryMeter],
+) -> PreparedModel:
+    degree, block_tokens = roomy.options.tensor_parallel, roomy.options.block_tokens
+    ranks = roomy.load_ranks(progress=False, options=options)
+    with ExitStack() as undo:
+        undo.callback(ranks.followers.close)
+        plan = largest_plan(step, block_tokens, roomy.max_model_len)
+        asked = StepToMeasure(roomy.kv_dtype_name, block_tokens, step.tokens, step.sequences, roomy.max_model_len)
+        ranks.followers.measure(asked)
+        trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
+        trial.runner.run(plan)
+        memories = [trial.memory(), *ranks.followers.memories()]
+        left = kv_bytes_left(memories, utilization, roomy.layout.block_bytes // degree)
+        prepared = replace(roomy.resized(left * degree), ranks=ranks)
+        undo.pop_all()
+    return prepared
+
+
+class StepTrial:
+    """A step over blocks of its own, to measure its memory; the blocks are given back with it."""
+
+    def __init__(self, model: Model, layout: KvLayout, plan: Plan, meter: MemoryMeter) -> None:
+        blocks = 1 + max(block for chunk in plan.chunks for block in chunk.block_table)
+        self._pool = torch.zeros(blocks * layout.block_bytes, dtype=torch.uint8, device=model.device)
+        self._meter = meter
+        self.runner = Runner(model, layout, layout.view(self._pool, blocks))
+        meter.begin()
+
+    def memory(self) -> StepMemory:
+        """After `runner` has computed the step."""
+        return self._meter.read(len(self._pool))
+
+
+def kv_bytes_left(
+    memories: Sequence[StepMemory], utilization: float, block_bytes: int, set_aside_bytes: int = 0
+) -> int:
+    """For the part of the pool of every rank: the bytes left at the rank with least. Raises: ModelError."""
+    left, rank = min((spare_kv_bytes(each, utilization, set_aside_bytes), rank) for rank, each in enumerate(memories))
+    if left < block_bytes:
+        memory, where = memories[rank], f" (rank {rank})" if len(memories) > 1 else ""
+        raise ModelError(
+            f"gpu-memory-utilization {utilization} of {memory.total} bytes leaves no room for KV{where}: {memory.free} "
+            f"are free, the weights take {memory.allocated - memory.pool} and a step {memory.peak - memory.allocated}"
+        )
+    return left
+
+
+def largest_plan(step: LargestStep, block_tokens: int, longest: int) -> Plan:
+    """A step of so many tokens: one drawn for each sequence but some prompts, which have the rest of the tokens.
+
+    `longest`: tokens of one sequence. All of them have the same few blocks: the result is not used.
+    """
+    sample = (Sample(0, DRAWN),)
+    answers = min(step.sequences, step.tokens) - 1
+    chunks = [Chunk(number, [0], 0, [0], sample) for number in range(answers)]
+    left = step.tokens - answers
+    while left > 0:
+        tokens = min(left, longest)
+        table = list(range(-(-tokens // block_tokens)))
+        chunks.append(Chunk(len(chunks), [0] * tokens, 0, table, sample))
+        left -= tokens
+    return Plan(tuple(chunks))

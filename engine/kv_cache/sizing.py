@@ -1,0 +1,134 @@
+"""How much KV a model needs, how many blocks a pool has, how many requests fit: plain arithmetic.
+
+Bytes per token = 2 (keys, values) x layers x KV heads x (head_dim x bytes per number + bytes of a scale).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.layout import KvLayout
+
+LEAST_BLOCKS = 2  # one for a prompt, one to continue
+
+
+class PoolSize(NamedTuple):
+    blocks: int
+    max_model_len: int  # tokens, prompt and answer together
+
+
+def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
+    """`max_model_len`: None: as model and memory allow. Raises: ModelError, naming the size that would fit."""
+    blocks = kv_memory_bytes // layout.block_bytes
+    room_tokens = blocks * layout.block_tokens
+    wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len
+    if wanted > max_positions:
+        raise ModelError(f"max-model-len is {wanted} tokens; the model has positions for {max_positions}")
+    if blocks < LEAST_BLOCKS:
+        raise ModelError(
+            f"kv-memory of {kv_memory_bytes} bytes holds {blocks} blocks of {layout.block_bytes} bytes; "
+            f"at least {LEAST_BLOCKS} are needed"
+        )
+    if wanted > room_tokens:
+        needed_bytes = -(-wanted // layout.block_tokens) * layout.block_bytes
+        raise ModelError(
+            f"max-model-len of {wanted} tokens needs {needed_bytes} bytes of kv-memory; "
+            f"{kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each)"
+        )
+    return PoolSize(blocks, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """The bytes of one number of KV, and the scale that the numbers of one token and head share."""
+
+    number_bytes: int
+    scale_bytes: int = 0
+
+
+KV_FORMATS = {
+    "float32": NumberFormat(4),
+    "float16": NumberFormat(2),
+    "bfloat16": NumberFormat(2),
+    "fp8_e4m3": NumberFormat(1, 4),
+    "fp8_e5m2": NumberFormat(1, 4),
+    "int8": NumberFormat(1, 4),
+}
+KV_FORMATS["fp8"] = KV_FORMATS["fp8_e4m3"]  # its name in vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The values of a model that determine the size of its KV."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int  # tokens of the longest sequence
+
+    def token_bytes(self, numbers: NumberFormat) -> int:
+        row_bytes = self.head_dim * numbers.number_bytes + numbers.scale_bytes
+        return 2 * self.num_layers * self.num_kv_heads * row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizing:
+    """A pool of so many bytes, and requests of at most so many tokens, prompt and answer together."""
+
+    token_bytes: int
+    block_tokens: int
+    kv_memory_bytes: int
+    max_model_len: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
+
+    @property
+    def blocks(self) -> int:
+        return self.kv_memory_bytes // self.block_bytes
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_tokens
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks of one request at its longest."""
+        return -(-self.max_model_len // self.block_tokens)
+
+    @property
+    def concurrency(self) -> float:
+        """Requests at their longest that fit at once."""
+        return self.blocks / self.request_blocks
+
+    @property
+    def concurrency_text(self) -> str:
+        return f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"
+
+
+GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: a context, loaded kernels, recorded graphs, fragments
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Of one GPU, in bytes, after the largest step there may be was computed over a pool of few blocks."""
+
+    total: int
+    free: int  # also for other processes
+    allocated: int  # by this process: weights, and the few blocks
+    peak: int  # most that was allocated while the step was computed
+    pool: int  # the few blocks
+
+
+def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
+    """The bytes left for KV of `utilization` of all memory, and of free memory; not positive where none are left.
+
+    `utilization` is this process's share: memory used by others counts only where it leaves less than that.
+    `set_aside` is for adapters and the like that are loaded later.
+    """
+    needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES
+    of_share = int(memory.total * utilization) - needed
+    working = memory.peak - memory.allocated
+    of_free = memory.free + memory.pool - working - set_aside - GPU_RESERVE_BYTES // 2
+    return min(of_share, of_free)

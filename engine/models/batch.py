@@ -1,0 +1,123 @@
+"""A plan's chunks as tensors. Single-token chunks come first, so that decode attention is one launch.
+
+Rows that have an adapter stand side by side (engine/lora/rows.py).
+"""
+
+import torch
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from baton.engine.lora.rows import AdapterRows, adapter_rows, batch_order
+from baton.engine.plan import Chunk
+
+DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by the type code of the array
+
+
+def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tensor]:  # type: ignore[type-arg]
+    """One tensor each; wider numbers come first, so that all are aligned.
+
+    On a GPU the bytes wait in pinned memory until they are copied: PyTorch's allocator does not reuse it before.
+    """
+    whole = torch.frombuffer(bytearray().join(arrays), dtype=torch.uint8)
+    if device.type == "cuda":
+        whole = whole.pin_memory().to(device, non_blocking=True)
+    parts = whole.split([len(part) * part.itemsize for part in arrays])
+    return [part.view(DTYPES[each.typecode]) for part, each in zip(parts, arrays, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The first `len(context_tokens)` rows: one token each; arguments of kernels/attention.py."""
+
+    block_ids: torch.Tensor
+    block_starts: torch.Tensor
+    context_tokens: torch.Tensor
+    usual_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Rows of one longer chunk; arguments of kernels/attention.py."""
+
+    rows: slice
+    start: int
+    block_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    token_ids: torch.Tensor  # int64 [tokens]
+    positions: torch.Tensor  # int64 [tokens]
+    slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
+    decode: DecodeRows | None
+    prefills: tuple[PrefillRows, ...]
+    chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
+    adapters: AdapterRows | None = None  # where no row has one
+    meanwhile: Callable[[], None] = lambda: None
+    """For models to call once, as the layers begin: it has other threads of Python work while these compute."""
+
+
+def make_batch(
+    chunks: Sequence[Chunk], block_tokens: int, device: torch.device, meanwhile: Callable[[], None] = lambda: None
+) -> Batch:
+    """Raises ValueError for a chunk without tokens, or whose block table does not cover them."""
+    for chunk in chunks:
+        if not chunk.token_ids or len(chunk.block_table) * block_tokens < chunk.end:
+            blocks = len(chunk.block_table)
+            raise ValueError(f"request {chunk.request_id}: {blocks} blocks for positions {chunk.start} to {chunk.end}")
+    order = sorted(
+        range(len(chunks)), key=lambda index: batch_order(len(chunks[index].token_ids) > 1, chunks[index].adapter)
+    )
+    chunk_rows = [slice(0, 0)] * len(chunks)
+    adapters: list[int] = []
+    numbers = _Numbers()
+    for index in order:
+        chunk = chunks[index]
+        chunk_rows[index] = numbers.add(chunk, block_tokens)
+        adapters += [chunk.adapter] * len(chunk.token_ids)
+    single = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+    token_ids, positions, slots, block_ids, ends, block_starts = numbers.tensors(device)
+    starts = numbers.block_starts
+    decode = None
+    if single:
+        decode = DecodeRows(block_ids[: starts[single]], block_starts[: single + 1], ends[:single])
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        decode=decode,
+        prefills=tuple(
+            PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
+            for place, index in enumerate(order[single:], start=single)
+        ),
+        chunk_rows=tuple(chunk_rows),
+        adapters=adapter_rows(adapters, device),
+        meanwhile=meanwhile,
+    )
+
+
+class _Numbers:
+    """All integers of a batch, brought to the device in one piece."""
+
+    def __init__(self) -> None:
+        self.token_ids, self.positions, self.slots = array("q"), array("q"), array("q")
+        self.block_ids, self.ends, self.block_starts = array("q"), array("q"), array("q", [0])
+
+    def add(self, chunk: Chunk, block_tokens: int) -> slice:
+        """Returns the rows of the chunk."""
+        first, table, end = len(self.token_ids), chunk.block_table, chunk.end
+        self.token_ids.extend(chunk.token_ids)
+        self.positions.extend(range(chunk.start, end))
+        for logical in range(chunk.start // block_tokens, -(-end // block_tokens)):
+            begins = logical * block_tokens  # position of the block's first token
+            offset = table[logical] * block_tokens - begins
+            self.slots.extend(range(max(chunk.start, begins) + offset, min(end, begins + block_tokens) + offset))
+        self.block_ids.extend(table[: -(-end // block_tokens)])
+        self.block_starts.append(len(self.block_ids))
+        self.ends.append(end)
+        return slice(first, len(self.token_ids))
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """token_ids, positions, slots, block_ids, ends and block_starts, in that order."""
+        parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts)
+        return tuple(to_device(parts, device))

@@ -1,0 +1,134 @@
+"""A step whose device may still be at work: its tokens, for the next step at once, for the host when they are there."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from baton.engine.models.batch import to_device
+from baton.engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite
+from baton.engine.sampling.uniform import uniform
+from baton.kernels.sampling import sample_tokens
+
+
+def finite_rows(rows: torch.Tensor) -> list[bool]:
+    """Of `[rows, size]`, for the host."""
+    found: list[bool] = finite_marks(rows).tolist()
+    return found
+
+
+def finite_marks(rows: torch.Tensor) -> torch.Tensor:
+    """bool `[rows]`. A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite."""
+    return (rows - rows).sum(-1) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """`tokens`: int64 `[chunks]` on the device, drawn by each chunk; meaningful for chunks with one sample."""
+
+    tokens: torch.Tensor
+    results: Callable[[], tuple[ChunkResult, ...]]
+    """Waits for the device. One per chunk, in their order; empty for a chunk that draws nothing."""
+
+
+def launched_with(results: tuple[ChunkResult, ...], device: torch.device) -> Launched:
+    """Of a step that the host has waited for already."""
+    first = [each.drawn[0].token_id if isinstance(each, Computed) and each.drawn else 0 for each in results]
+    return Launched(torch.tensor(first, device=device), lambda: results)
+
+
+def launched_moves(device: torch.device) -> Launched:
+    """Of a step that only moves blocks, on the current stream, and computes nothing.
+
+    It too ends when its moves have: the blocks that it has moved are given to others then, and a pull, which comes by
+    another stream, waits for no event of this one.
+    """
+    done = torch.cuda.Event() if device.type == "cuda" else None
+    if done is not None:
+        done.record()
+    return Launched(torch.zeros(0, dtype=torch.int64, device=device), lambda: _when(done))
+
+
+def _when(done: torch.cuda.Event | None) -> tuple[ChunkResult, ...]:
+    if done is not None:
+        done.synchronize()
+    return ()
+
+
+def draws_on_device(chunks: Sequence[Chunk]) -> bool:
+    """Whether each token needs nothing but its own logits, its number, temperature, top-k and top-p."""
+    return all(
+        chunk.scored is None
+        and all(sample.params.drawn_alone and sample.params.filters_by_rank_alone for sample in chunk.samples)
+        for chunk in chunks
+    )
+
+
+def launch_draws(
+    hidden: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    chunks: Sequence[Chunk],
+    chunk_rows: Sequence[slice],
+) -> Launched:
+    """Draws all samples of chunks for which draws_on_device holds; `chunk_rows` are those of `hidden`, `[rows, size]`.
+
+    `head` makes float32 logits `[rows, vocab]` of some of them. Nothing of either is looked at on the host.
+    """
+    wanted = _Wanted(chunks, chunk_rows)
+    rows, top_k, firsts, owners, numbers, temperature, top_p = to_device(wanted.columns, hidden.device)
+    spoilt = torch.zeros(len(chunks), dtype=torch.int32, device=hidden.device)
+    spoilt.index_add_(0, owners, (~finite_marks(hidden)).int())
+    if not len(rows):
+        return Launched(firsts, _Fetched(wanted.counts, rows, temperature, spoilt == 0).results)
+    logits = head(hidden[rows])
+    token_ids, logprobs = sample_tokens(logits, temperature, top_k, top_p, numbers)
+    # The logits that a kernel samples from may have -inf for banned tokens; a model's own logits may not.
+    sound = logprobs.isfinite() & (logits.amin(-1) > -torch.inf)
+    spoilt.index_add_(0, owners[rows], (~sound).int())
+    return Launched(token_ids[firsts], _Fetched(wanted.counts, token_ids, logprobs, spoilt == 0).results)
+
+
+class _Wanted:
+    """The samples to draw in a step, as numbers for a device."""
+
+    def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
+        self.counts = [len(chunk.samples) for chunk in chunks]
+        rows, top_k, firsts, numbers = array("q"), array("q"), array("q"), array("d")
+        temperature, top_p = array("f"), array("f")
+        owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # the chunk of each row
+        for index, (chunk, place) in enumerate(zip(chunks, chunk_rows, strict=True)):
+            firsts.append(len(rows) if chunk.samples else 0)
+            owners[place] = array("q", [index]) * (place.stop - place.start)
+            for sample in chunk.samples:
+                params = sample.params
+                rows.append(place.stop - 1)
+                temperature.append(params.temperature)
+                top_k.append(params.top_k)
+                top_p.append(params.top_p)
+                numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, chunk.end))
+        self.columns = (rows, top_k, firsts, owners, numbers, temperature, top_p)
+
+
+class _Fetched:
+    """Copies under way to the host, and the event behind them."""
+
+    def __init__(
+        self, counts: Sequence[int], tokens: torch.Tensor, logprobs: torch.Tensor, sound: torch.Tensor
+    ) -> None:
+        """tokens, logprobs: one per draw; counts, sound: per chunk, how many of them are its own, and whether good."""
+        self._counts = counts
+        self._parts = [part.to("cpu", non_blocking=True) for part in (tokens, logprobs, sound)]
+        self._done = torch.cuda.Event() if tokens.is_cuda else None
+        if self._done is not None:
+            self._done.record()
+
+    def results(self) -> tuple[ChunkResult, ...]:
+        if self._done is not None:
+            self._done.synchronize()
+        tokens, logprobs, sound = (part.tolist() for part in self._parts)
+        draws = (Drawn(*pair) for pair in zip(tokens, logprobs, strict=True))
+        of_chunks = [tuple(islice(draws, count)) for count in self._counts]
+        spoilt = NonFinite(kv_suspect=True)  # samples drawn on a device have no masks
+        return tuple(Computed(drawn) if good else spoilt for drawn, good in zip(of_chunks, sound, strict=True))

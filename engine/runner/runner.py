@@ -1,0 +1,251 @@
+"""Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing.
+
+Pure. All of them use block 0 alone, over and over: the results are not used.
+"""
+
+import logging
+import math
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+from baton.engine.kv_cache.host_pool import HostPool
+from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.models.batch import Batch, make_batch, to_device
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.model import Model
+from baton.engine.parallel.followers import Followers
+from baton.engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
+from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
+from baton.engine.runner.launched import (
+    Launched,
+    draws_on_device,
+    finite_rows,
+    launch_draws,
+    launched_moves,
+    launched_with,
+)
+from baton.engine.sampling.constraint_rows import ask_for_masks, formed_samples
+from baton.engine.sampling.logprobs import prompt_scores
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Row, RowResult, sample
+from baton.kernels.native.threads import pytorch_alone
+from baton.kernels.pages import copy_blocks
+from baton.kernels.types import KvPages
+
+CHUNK_TOKENS = (2, 8, 16, 32, 64, 128)  # prompts of which each takes another tile (kernels/triton/launch.py)
+CONTEXT_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 68, 80, 96, 128, 256)  # split into more and more parts, most of all
+LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
+DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
+
+
+def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[Plan]:
+    """One prompt and one answer; where the device `compiles` kernels at first use, of every size that it distinguishes.
+
+    `longest`: positions of the model, in tokens.
+    """
+    tokens = min(2, block_tokens)
+    yield Plan((Chunk(0, [0] * tokens, 0, [0]),))
+    yield Plan((Chunk(0, [0], tokens - 1, [0], (LIKELIEST,)),))
+    if not compiles:
+        return
+    for tokens in CHUNK_TOKENS:
+        if tokens <= longest:
+            yield Plan((Chunk(0, [0] * tokens, 0, [0] * -(-tokens // block_tokens), (DRAWN,)),))
+    for blocks in CONTEXT_BLOCKS:
+        if blocks * block_tokens <= longest:
+            yield Plan((Chunk(0, [0], blocks * block_tokens - 1, [0] * blocks, (DRAWN,)),))
+
+
+logger = logging.getLogger(__name__)
+
+
+class Runner:
+    """Owns the model; borrows `kv`, the pool as `layout.view()` makes it. One thread at a time."""
+
+    def __init__(
+        self,
+        model: Model,
+        layout: KvLayout,
+        kv: KvPages,
+        host: HostPool | None = None,
+        followers: Followers | None = None,
+        graphs: GraphSizes | None = None,
+    ) -> None:
+        """`host`: where plans that swap blocks put them. `followers`: the other ranks, owned; `kv` is this rank's.
+
+        `graphs`: decode steps that `warm_up` records, where device and model allow it.
+        """
+        config = model.config
+        wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
+        dtype = model.dtype if kv.scales is None else layout.dtype
+        if kv.data.shape[1:] != wanted or kv.data.dtype != dtype or kv.device != model.device:
+            raise ValueError(
+                f"pool is {list(kv.data.shape)} {kv.data.dtype} on {kv.device}, "
+                f"model needs [blocks, {wanted}] {dtype} on {model.device}"
+            )
+        self._model: Model = model
+        self._block_tokens = layout.block_tokens
+        self._kv = kv
+        self._host = host
+        self.followers = followers
+        self._graphs = graphs
+        # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
+        computes_natively = isinstance(model, DecoderModel) and model.native is not None
+        self._threads = pytorch_alone if computes_natively else nullcontext
+        self._began_s = 0.0  # monotonic, of the last step in which some answer has a form
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a step gains from being launched before the one before is known.
+
+        Not with followers: a plan contains the very tokens, and those of the step before are not known then.
+        """
+        return self._model.device.type == "cuda" and self.followers is None
+
+    def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
+        """One result per chunk, in their order; empty for a chunk that draws nothing.
+
+        A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
+        """
+        if self._model.device.type != "cpu":
+            return self.launch(plan, None).results()
+        with torch.inference_mode(), self._threads():
+            batch = self._begin(plan)
+            return () if batch is None else self._results(self._model.hidden(batch, self._kv), batch, plan.chunks)
+
+    def launch(self, plan: Plan, after: Launched | None) -> Launched:
+        """As `run`; where tokens can be drawn on the device the host does not wait for it.
+
+        `after`: the step before, whose draws chunks of this plan may follow.
+        """
+        with torch.inference_mode():
+            batch = self._begin(plan)
+            if batch is None:
+                return launched_moves(self._model.device)
+            if after is not None:
+                _fill_in(batch, plan.chunks, after)
+            hidden = self._model.hidden(batch, self._kv)
+            if draws_on_device(plan.chunks):
+                return launch_draws(hidden, self._model.logits, plan.chunks, batch.chunk_rows)
+            return launched_with(self._results(hidden, batch, plan.chunks), self._model.device)
+
+    def _begin(self, plan: Plan) -> Batch | None:
+        """Moves blocks; None where that is all.
+
+        On every rank: else each has moved its own by the time of the first sum, and no block is free before that.
+        """
+        if self.followers is not None:
+            self.followers.carry_out(plan)
+        self._move(plan)
+        if not plan.chunks and self.followers is not None:
+            self.followers.wait_moved()
+        if not plan.chunks:
+            return None
+        formed = formed_samples(plan.chunks)
+        if not formed:
+            return make_batch(plan.chunks, self._block_tokens, self._model.device)
+        self._began_s = time.monotonic()
+        return make_batch(plan.chunks, self._block_tokens, self._model.device, partial(ask_for_masks, formed))
+
+    def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
+        failed = _non_finite_chunks(hidden, batch)
+        drawn = iter(self._draw(hidden, batch, chunks))
+        of_chunks = [next(drawn) if chunk.samples else () for chunk in chunks]
+        return tuple(
+            NonFinite(kv_suspect=True) if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
+            for index, (chunk, rows) in enumerate(zip(chunks, batch.chunk_rows, strict=True))
+        )
+
+    def follow(self, plan: Plan) -> None:
+        """As a follower: moves blocks and computes KV, and draws nothing."""
+        with torch.inference_mode():
+            self._move(plan)
+            if plan.chunks:
+                self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
+
+    def settle(self) -> None:
+        """Waits until the device has done all launched moves of blocks."""
+        launched_moves(self._model.device).results()
+
+    def close(self) -> None:
+        """Ends the other ranks, if there are any. They also end with this process."""
+        if self.followers is not None:
+            self.followers.close()
+
+    def warm_up(self) -> None:
+        """Runs a few steps, so that the first requests do not pay for lazy set-up; records graphs.
+
+        Writes to block 0: call it before any sequence owns blocks.
+        """
+        is_cuda = self._model.device.type == "cuda"
+        for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):
+            self.run(plan)
+        if self._graphs is None or not is_cuda:
+            return
+        if reason := why_not_recorded(self._model):
+            logger.info("decode steps are launched kernel by kernel: %s", reason)
+        else:
+            if self.followers is not None:
+                self.followers.record(*self._graphs)
+            self.record(self._graphs)
+        self._graphs = None
+
+    def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
+        """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
+        self._model = GraphedModel(self._model, self._kv, recorder or GraphRecorder(), sizes)
+
+    def _move(self, plan: Plan) -> None:
+        if plan.swaps_out or plan.swaps_in:
+            if self._host is None:
+                raise ValueError("the plan swaps blocks, and there is no host memory for them")
+            self._host.carry_out(plan.swaps_out)
+            self._host.bring_back(plan.swaps_in)
+        self._copy(plan.copies)
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        if not copies:
+            return
+        columns = (array("q", [copy.source for copy in copies]), array("q", [copy.destination for copy in copies]))
+        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
+        copy_blocks(self._kv, sources, destinations)
+
+    def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:
+        """Results of the chunks that have samples, in order; only their last tokens go through the head."""
+        rows = [Row(chunk.samples, chunk.end) for chunk in chunks if chunk.samples]
+        if not rows:
+            return []
+        last = [place.stop - 1 for chunk, place in zip(chunks, batch.chunk_rows, strict=True) if chunk.samples]
+        chosen = hidden if last == list(range(len(hidden))) else hidden[last]
+        return sample(self._model.logits(chosen), rows, self._began_s)
+
+    def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
+        """`rows` are those of this chunk."""
+        if isinstance(drawn, NonFinite):
+            return drawn
+        if drawn is None:
+            return Computed(late=True)
+        prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
+        return NonFinite() if prompt is None else Computed(drawn, prompt)
+
+
+def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
+    """Puts the tokens that the step before draws where chunks of this one follow it."""
+    places = [chunk.follows for chunk in chunks if chunk.follows is not None]
+    if not places:
+        return
+    rows = [rows.start for chunk, rows in zip(chunks, batch.chunk_rows, strict=True) if chunk.follows is not None]
+    sources, targets = to_device((array("q", places), array("q", rows)), batch.token_ids.device)
+    batch.token_ids[targets] = after.tokens[sources]
+
+
+def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:
+    """Chunks of which any token is not finite after the last layer; KV that is not finite always shows up there."""
+    if math.isfinite(hidden.sum()):
+        return set()
+    finite = finite_rows(hidden)
+    return {index for index, rows in enumerate(batch.chunk_rows) if not all(finite[rows])}

@@ -1,0 +1,81 @@
+"""How much longer steps take than at their best, and how much of a GPU prefill takes beside decode.
+
+Two processes take turns on a GPU: a step of decode waits while prefill's kernels run. Smaller chunks leave more gaps,
+in which the host prepares the next one; where that is not enough prefill rests after each.
+"""
+
+FADING = 1.001  # a best time is believed a little less with every step, since contexts grow
+WEIGHT = 0.05  # of a step in the mean: about the last 20 count
+FEWEST_STEPS = 16  # before anything is reported
+
+
+class SlowDown:
+    """Of decode steps, which are compared with steps of about as many rows."""
+
+    def __init__(self) -> None:
+        self._best_s: dict[int, float] = {}  # by bits of the number of rows
+        self._mean = 1.0
+        self._steps = 0
+
+    def observe(self, rows: int, duration_s: float) -> None:
+        """A step of so many rows took so long."""
+        size = rows.bit_length()
+        best_s = min(duration_s, self._best_s.get(size, duration_s) * FADING)
+        self._best_s[size] = best_s
+        self._mean += WEIGHT * (duration_s / max(best_s, 1e-9) - self._mean)
+        self._steps += 1
+
+    @property
+    def ratio(self) -> float:
+        """At least 1; 0 while too few steps were measured."""
+        return max(1.0, self._mean) if self._steps >= FEWEST_STEPS else 0.0
+
+
+LEAST_TOKENS = 256  # of a chunk: below that weights are read for too few rows
+MOST_REST = 1.0  # times the chunk before it
+REST_STEP = 0.25
+GROWTH = 1.25
+COMFORT = 0.9  # below this share of the target there is room for more
+SILENCE_S = 2.0  # after which no worker decodes here any more
+
+
+class DeviceShare:
+    """Chunk size and rest, so that decode's steps take about `target` times as long as without prefill."""
+
+    def __init__(self, most_tokens: int, target: float) -> None:
+        """`most_tokens`: of a chunk. `target`: at least 1."""
+        if target < 1.0:
+            raise ValueError(f"the target is {target}; a step cannot become shorter than without prefill")
+        self._most_tokens = most_tokens
+        self._least_tokens = min(LEAST_TOKENS, most_tokens)
+        self._target = target
+        self._tokens = most_tokens
+        self._rest = 0.0
+        self._heard_at: float | None = None
+
+    def hear(self, slow_down: float, now: float) -> None:
+        """A decode worker on this GPU reports how much longer its steps take; `now`: monotonic seconds."""
+        self._heard_at = now
+        if slow_down > self._target:
+            if self._tokens > self._least_tokens:
+                self._tokens = max(self._least_tokens, int(self._tokens * max(0.5, self._target / slow_down)))
+            else:
+                self._rest = min(MOST_REST, self._rest + REST_STEP)
+        elif slow_down < COMFORT * self._target:
+            if self._rest > 0.0:
+                self._rest = max(0.0, self._rest - REST_STEP)
+            else:
+                self._tokens = min(self._most_tokens, int(self._tokens * GROWTH) + 1)
+
+    def chunk_tokens(self, now: float) -> int:
+        self._forget(now)
+        return self._tokens
+
+    def rest_s(self, chunk_s: float, now: float) -> float:
+        """How long to do nothing after a chunk that took so long."""
+        self._forget(now)
+        return self._rest * chunk_s
+
+    def _forget(self, now: float) -> None:
+        if self._heard_at is not None and now - self._heard_at > SILENCE_S:
+            self._tokens, self._rest, self._heard_at = self._most_tokens, 0.0, None

@@ -1,0 +1,195 @@
+"""Which tokens may come next in an answer that is held to a form. Masks are made on threads, beside the forward pass.
+
+A choice's matcher only follows its tokens: its state can be computed again from them. So it does not matter where they
+were made, nor how often their KV was given up in between.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy
+import numpy.typing
+import torch
+
+from baton.engine.sampling.mask_threads import Allowed, Mask, wait
+from baton.generation.structured.library import (
+    GrammarFailed,
+    Matcher,
+    Vocabulary,
+    fill_next_tokens,
+    forced_tokens,
+    take_tokens,
+)
+
+Words = numpy.typing.NDArray[numpy.uint32]
+"""One bit per token of the vocabulary, the least significant first."""
+NEIGHBOURS_SHARE = 0.03  # of the time since a step began: how much longer it may take for the sake of a mask
+PATIENCE_S = 30.0  # of a step that has nothing else to draw
+
+
+class Threads(Protocol):
+    """The interface of MaskThreads for a constraint."""
+
+    def submit(self, mask: Mask) -> None: ...
+
+
+class Room:
+    """Memory for a mask, as large as the library would have it. A mask costs microseconds: so would a second look."""
+
+    __slots__ = ("address", "allowed", "size_bytes", "words")
+
+    def __init__(self, vocab_size: int) -> None:
+        self.size_bytes = -(-vocab_size // 32) * 4
+        self.allowed: Allowed = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        self.address = self.allowed.data_ptr()
+        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # the same memory
+
+
+class Grammar:
+    """A form, compiled for one vocabulary. Shared by all requests that ask for it; never changed."""
+
+    def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
+        """`matcher` stands before the first token. Computes the mask of that."""
+        self.vocabulary = vocabulary
+        self._matcher = matcher
+        self._texts = ~self.bits(vocabulary.special) & self.bits(slice(vocabulary.size))
+        self._first = self.room()
+        self._fill(matcher, self._first)
+        self._may_be_empty = matcher.is_accepting()
+
+    def matcher(self) -> Matcher:
+        """One of its own for an answer."""
+        return self._matcher.deep_copy()
+
+    def room(self) -> Room:
+        return Room(self.vocabulary.size)
+
+    def bits(self, token_ids: Iterable[int] | slice) -> Words:
+        one_each = numpy.zeros(8 * self.room().size_bytes, numpy.bool_)
+        one_each[token_ids if isinstance(token_ids, slice) else list(token_ids)] = True
+        return numpy.packbits(one_each, bitorder="little").view(numpy.uint32)
+
+    def first_allowed(self, ends: Words) -> Allowed:
+        """As `allow`, before the first token. Raises: GrammarFailed."""
+        room = self.room()
+        numpy.copyto(room.words, self._first.words)
+        _add_ends(room, ends if self._may_be_empty else None)
+        return room.allowed
+
+    def allow(self, matcher: Matcher, ends: Words, room: Room) -> list[int]:
+        """Fills in tokens that continue the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
+
+        Returns tokens that are bound to come next, where only one may; else none.
+        """
+        self._fill(matcher, room)
+        taken_words = _add_ends(room, ends if matcher.is_accepting() else None)
+        if taken_words > 1 or (only := only_token(room)) is None:
+            return []
+        token_ids = forced_tokens(matcher)
+        return token_ids if token_ids[:1] == [only] else []
+
+    def _fill(self, matcher: Matcher, room: Room) -> None:
+        """The tokens with a text of their own that may come. Raises: GrammarFailed."""
+        fill_next_tokens(matcher, room.address, room.size_bytes)
+        numpy.bitwise_and(room.words, self._texts, out=room.words)
+
+
+def only_token(room: Room) -> int | None:
+    """Of a mask that has all its tokens in one word: None where there are several."""
+    place = int(room.words.argmax())
+    word = int(room.words[place])
+    return 32 * place + word.bit_length() - 1 if word.bit_count() == 1 else None
+
+
+def _add_ends(room: Room, ends: Words | None) -> int:
+    """Returns how many words have tokens. Raises: GrammarFailed."""
+    if ends is not None:
+        numpy.bitwise_or(room.words, ends, out=room.words)
+    taken_words = int(numpy.count_nonzero(room.words))
+    if not taken_words:
+        raise GrammarFailed("there is no token to go on with")
+    return taken_words
+
+
+class Follower:
+    """One choice: its matcher, and the mask that was asked for last. All its masks are made in the same memory."""
+
+    __slots__ = ("_ends", "_forced", "_grammar", "_matcher", "_room", "mask", "tokens")
+
+    def __init__(self, grammar: Grammar, ends: Words) -> None:
+        self._grammar = grammar
+        self._ends = ends
+        self._matcher: Matcher | None = None
+        self._room = grammar.room()
+        self._forced: list[int] = []  # tokens that are bound to come next
+        self.tokens = 0  # of the answer, that it has seen
+        self.mask = Mask.of(self._room.allowed)  # of the token after those; of none, never asked for
+
+    def follow(self, token_ids: Sequence[int], threads: Threads) -> Mask:
+        """Of no tokens: the mask that was asked for last and is late. A mask is good until the next is asked for."""
+        if token_ids:
+            self.tokens += len(token_ids)
+            self.mask = Mask(self._next, token_ids)
+            threads.submit(self.mask)
+        else:
+            nothing = Mask.of(self._room.allowed)
+            threads.submit(nothing)  # wakes another thread, should one be held up by a mask before this
+        return self.mask
+
+    def _next(self, token_ids: Sequence[int]) -> Allowed:
+        if self._matcher is None:
+            self._matcher = self._grammar.matcher()
+        take_tokens(self._matcher, token_ids)
+        if self._forced:
+            taken = len(token_ids)
+            self._forced = self._forced[taken:] if self._forced[:taken] == list(token_ids) else []
+        if self._forced:  # the library would spell the whole text anew for every token of it
+            words, token_id = self._room.words, self._forced[0]
+            words.fill(0)
+            words[token_id // 32] = 1 << token_id % 32
+        else:
+            self._forced = self._grammar.allow(self._matcher, self._ends, self._room)
+        return self._room.allowed
+
+
+class Constraint:
+    """Of one request, for all its choices. One thread at a time, the engine's."""
+
+    def __init__(self, grammar: Grammar, stop_token_ids: Iterable[int], threads: Threads) -> None:
+        """`stop_token_ids`: of the request. Raises: FormRefused where none of them can end an answer, GrammarFailed."""
+        self._grammar = grammar
+        self._ends = grammar.bits(grammar.vocabulary.ends(stop_token_ids))
+        self._threads = threads
+        self._first = Mask.of(grammar.first_allowed(self._ends))
+        self._followers: dict[int, Follower] = {}
+
+    def mask(self, choice: int, history: Sequence[int], prompt_tokens: int) -> Mask:
+        """Of the token after `history`: the prompt, of so many tokens, and all of a choice so far.
+
+        Returns at once, and asking again costs nothing once it is ready. Its result raises GrammarFailed where there is
+        no way on that can be found in bounds.
+        """
+        answer_tokens = len(history) - prompt_tokens
+        if answer_tokens == 0:
+            return self._first
+        follower = self._followers.get(choice)
+        if follower is None or follower.tokens > answer_tokens:
+            follower = self._followers[choice] = Follower(self._grammar, self._ends)
+        elif follower.tokens == answer_tokens and follower.mask.is_ready:
+            return follower.mask
+        return follower.follow(history[prompt_tokens + follower.tokens :], self._threads)
+
+
+def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> None:
+    """Gives masks that are not ready a little longer; until one is, where a step has nothing else to draw.
+
+    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step. `began_s`: monotonic, of
+    the step.
+    """
+    late = [mask for mask in masks if not mask.is_ready]
+    if not late:
+        return
+    late = wait(late, max(0.0, NEIGHBOURS_SHARE * (time.monotonic() - began_s)))
+    if len(late) == len(masks) and not has_neighbours:
+        wait(late, PATIENCE_S, first=True)

@@ -1,0 +1,151 @@
+"""How tokens are chosen, and how a beam search goes, with every default already resolved."""
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from baton.engine.sampling.constraint import Constraint
+
+
+class BeamStop(enum.Enum):
+    """When the search ends before max_tokens: once as many beams have ended as it is wide, and ..."""
+
+    UNPROMISING = "unpromising"  # none of the running beams, if it ended now, would be better than the worst of those
+    FULL = "full"  # at once
+    NEVER = "never"  # none of the running beams can become better than the worst of those
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Raises ValueError, naming the field, for a value without meaning."""
+
+    width: int
+    length_penalty: float = 1.0  # above 0 favours long answers, since scores are negative
+    stop: BeamStop = BeamStop.UNPROMISING
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError("beam_width must be at least 1")
+        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
+            raise ValueError(f"length_penalty must be within {MAX_LENGTH_PENALTY:g} of 0")
+
+
+MAX_LENGTH_PENALTY = 10.0  # the length is raised to it
+
+
+def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
+    """How many of its likeliest tokens a step needs of each beam.
+
+    The `width` best continuations of all beams are among them, and the `width` best that do not end, even where all
+    stop tokens are among the likeliest.
+    """
+    return width + len(stop_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request; the same for all its choices.
+
+    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to continue past them. Token ids
+    that the model does not have are of no effect. With a `beam` search the answers are its `n` best sequences, and
+    `logprobs` is at least as many as it needs. Raises ValueError, naming the field, for a value without meaning; the
+    scheduler refuses wrong `n` and `max_tokens`.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0  # 1 keeps all
+    min_p: float = 0.0  # 0 keeps all
+    seed: int = 0  # 64 bits
+    stop_token_ids: frozenset[int] = frozenset()
+    n: int = 1
+    typical_p: float = 1.0  # 1 keeps all
+    repetition_penalty: float = 1.0  # of tokens in prompt and answer; 1 is none
+    presence_penalty: float = 0.0  # of tokens in the answer
+    frequency_penalty: float = 0.0  # of tokens in the answer, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to the logits; never changed
+    min_tokens: int = 0  # no stop token before so many
+    allowed_token_ids: frozenset[int] | None = None  # None allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never completed
+    logprobs: int = 0  # likeliest tokens reported with each token of the answer
+    prompt_logprobs: int | None = None  # the same of the prompt; 0 reports only the prompt's own tokens
+    beam: BeamParams | None = None  # None: each choice is drawn on its own
+    constraint: "Constraint | None" = field(default=None, compare=False)  # the form of the answers; not shared
+    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature; forms are not meant
+    needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
+
+    def __post_init__(self) -> None:
+        _check(self)
+        penalises = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        needs_history = penalises or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
+        masks = bool(self.bad_words) or self.allowed_token_ids is not None
+        object.__setattr__(self, "needs_history", needs_history or self.constraint is not None)
+        object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))
+        if self.beam is not None:
+            _check_beam(self, self.beam)
+
+    @property
+    def drawn_alone(self) -> bool:
+        """Whether a token of it needs nothing but its own logits and number, and nothing else is reported of it."""
+        return self.takes_any_token and self.logprobs == 0 and self.beam is None
+
+    @property
+    def takes_any_token(self) -> bool:
+        """Whether it is drawn from the logits as the model made them."""
+        return not self.adjusts_logits and self.constraint is None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def filters_by_rank_alone(self) -> bool:
+        """Whether nothing but temperature, top-k and top-p decides which tokens may be drawn."""
+        return self.min_p == 0.0 and self.typical_p == 1.0
+
+    @property
+    def first_draws(self) -> int:
+        """Tokens drawn from the logits of the prompt's last token."""
+        return self.n if self.beam is None else 1
+
+    @property
+    def places(self) -> int:
+        """Sequences that run at once."""
+        return self.n if self.beam is None else self.beam.width
+
+
+def _check(params: SamplingParams) -> None:
+    """Raises: ValueError. Comparisons are written so that NaN fails them."""
+    for name, good, wanted in (
+        ("temperature", 0.0 <= params.temperature < math.inf, "at least 0 and finite"),
+        ("top_k", params.top_k >= 0, "at least 0"),
+        ("top_p", 0.0 <= params.top_p <= 1.0, "within [0, 1]"),
+        ("min_p", 0.0 <= params.min_p <= 1.0, "within [0, 1]"),
+        ("typical_p", 0.0 < params.typical_p <= 1.0, "within (0, 1]"),
+        ("repetition_penalty", 0.0 < params.repetition_penalty < math.inf, "above 0 and finite"),
+        ("presence_penalty", math.isfinite(params.presence_penalty), "finite"),
+        ("frequency_penalty", math.isfinite(params.frequency_penalty), "finite"),
+        ("logit_bias", all(bias < math.inf for bias in params.logit_bias.values()), "finite, or -inf"),
+        ("min_tokens", params.min_tokens >= 0, "at least 0"),
+        ("allowed_token_ids", params.allowed_token_ids is None or bool(params.allowed_token_ids), "not empty"),
+        ("bad_words", all(params.bad_words), "without an empty sequence"),
+        ("logprobs", params.logprobs >= 0, "at least 0"),
+        ("prompt_logprobs", params.prompt_logprobs is None or params.prompt_logprobs >= 0, "at least 0"),
+    ):
+        if not good:
+            raise ValueError(f"{name} must be {wanted}")
+
+
+def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
+    """Raises: ValueError."""
+    if params.n > beam.width:
+        raise ValueError(f"n must be at most beam_width, {beam.width}: so many sequences there are to choose from")
+    if not params.greedy or not params.takes_any_token:
+        raise ValueError("beam_width goes with temperature 0, and without what changes the logits")
+    needed = candidates_per_beam(beam.width, params.stop_token_ids)
+    if params.logprobs < needed:
+        raise ValueError(f"logprobs must be at least {needed} for this beam search")

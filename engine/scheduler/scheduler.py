@@ -1,0 +1,327 @@
+"""Prefill and decode on one device: decode tokens first, and the rest of a step's budget for prompts.
+
+Pure. Its chunks follow chunks of the step before, whose tokens are not known yet.
+
+A prompt is either computed here or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it
+joins with its first tokens. From then on the two are alike.
+
+Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
+it releases its blocks and waits in order of age. Resumed, its KV comes back from host memory, or its tokens are fed
+again, never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
+request that does not fit into the empty pool is refused: so there is always progress.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from baton.engine.kv_cache.block_pool import BlockPool, PageError
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.plan import ChunkResult, Computed, Drawn, NonFinite, Plan
+from baton.engine.request import (
+    EndReason,
+    FirstToken,
+    Request,
+    RequestRefused,
+    RequestTooLong,
+    Reservation,
+    UnknownRequest,
+    blocks_for,
+    check_request,
+    end_reason,
+)
+from baton.engine.scheduler.batch import MixedBatch, Write, blocks_to_write, grow, wanted_blocks
+from baton.engine.scheduler.beam_search import BeamGroups
+from baton.engine.scheduler.budget import PromptRates, StepBudget
+from baton.engine.scheduler.overtaking import admitted
+from baton.engine.scheduler.sequences import Draft, MixedCounters, MixedOutcome, MixedSequence, RequestFailed, TokenMade
+
+
+def draft_ahead(batch: MixedBatch, block_tokens: int) -> Draft | None:
+    """One more token of every answer that runs, except those that end with the token under way for their length.
+
+    None where the step must be planned with that step's tokens at hand: a prompt is to be computed or admitted, a
+    request looks back on its tokens or takes several candidates, or blocks are short.
+    """
+    place = {id(sequence): index for index, sequence in enumerate(batch.flights.latest)}
+    if batch.waiting:
+        return None
+    draft = Draft()
+    continued: list[MixedSequence] = []
+    for sequence in batch.running:
+        if not sequence.request.params.drawn_alone or sequence.uncomputed_tokens != 1 or sequence.made_tokens == 0:
+            return None
+        if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
+            continued.append(sequence)
+    writes = [Write(sequence.held(), _position(sequence, id(sequence) in place)) for sequence in continued]
+    if blocks_to_write(writes, batch.pool, block_tokens) > batch.available_blocks:
+        return None
+    for sequence, write in zip(continued, writes, strict=True):
+        draft.copy(grow(write.table, write.position, block_tokens))
+        if id(sequence) in place:
+            draft.follow(sequence, place[id(sequence)])
+        else:
+            draft.compute(sequence, budget_tokens=1)
+    return draft
+
+
+def _position(sequence: MixedSequence, is_under_way: bool) -> int:
+    """Of the token whose KV is written next."""
+    return sequence.computed_tokens + is_under_way
+
+
+SMALLER_FOR_LANDING = 8  # times: steps of prompts while the KV of an answer is on its way
+
+
+class MixedScheduler:
+    """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
+
+    With a `budget` that limits the prompts' share of a step beside running answers. With a `swap` space a
+    preempted sequence's KV waits there, where there is room for all of it.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_tokens: int,
+        max_step_tokens: int,
+        max_sequences: int,
+        budget: StepBudget | None = None,
+        swap: SwapSpace | None = None,
+    ) -> None:
+        self.batch = MixedBatch(pool, block_tokens, swap or SwapSpace(0))
+        self._beams = BeamGroups(self.batch)
+        self._block_tokens = block_tokens
+        self._max_step_tokens = max_step_tokens
+        self._max_sequences = max_sequences
+        self._budget = budget
+
+    def add(self, request: Request, cache_root: bytes | None = None) -> None:
+        """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.
+
+        Its blocks are cached where the request brings hashes or the `cache_root` of its sequence is given; the answer's
+        blocks too.
+        """
+        self._check(request)
+        self.batch.wait(self.batch.make(request, cache_root))
+
+    def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
+        """Takes the blocks of a prompt that is to land, and one more to continue in: all of them or none.
+
+        None when there is no room now, or only room that waiting requests have a claim to: the caller asks again, in
+        its order of arrival, once something has ended. Raises: RequestTooLong when there can never be room;
+        RequestRefused.
+        """
+        self._check(request)
+        batch, prompt_blocks = self.batch, blocks_for(len(request.token_ids), self._block_tokens)
+        if batch.used_slots + batch.claimed_slots + request.params.places > self._max_sequences:
+            return None
+        sequence = batch.make(request, cache_root)
+        if not batch.reserve(sequence, min(prompt_blocks + 1, self._most_blocks(request))):
+            return None
+        return Reservation(sequence.held().blocks[:prompt_blocks], sequence.computed_tokens // self._block_tokens)
+
+    def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[MixedOutcome]:
+        """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
+
+        `first` has the first token of every choice; one that ended there never runs. Of a beam search it has one token,
+        whose `top` are the candidates, and the result has its answers, if one token was all. Raises:
+        UnknownRequest, ValueError.
+        """
+        prompt = self.batch.reserved.get(request_id)
+        if prompt is None:
+            raise UnknownRequest(request_id)
+        first = sorted(first, key=lambda token: token.choice)
+        if [token.choice for token in first] != list(prompt.request.first_choices):
+            raise ValueError(f"not one first token for each of {prompt.first_draws} choices")
+        choices = self.batch.land(prompt)
+        if prompt.request.params.beam is not None:
+            return list(self._beams.take(prompt, first[0].top))
+        for sequence, token in zip(choices, first, strict=True):
+            self._append(sequence, token.token_id, token.end)
+        return []
+
+    def plan(self) -> Plan | None:
+        """The next step, or None when there is none to be made now."""
+        draft = Draft()
+        self._make_room(draft)
+        answers = [sequence for sequence in self.batch.running if sequence.uncomputed_tokens == 1]
+        for sequence in answers:
+            draft.copy(grow(sequence.held(), sequence.computed_tokens, self._block_tokens))
+            draft.compute(sequence, budget_tokens=1)
+        budget_tokens = self._prefill_budget(len(answers))
+        prompts = self._prompts(draft)
+        while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
+            budget_tokens -= draft.compute(prompt, budget_tokens)
+        return self._begin(draft)
+
+    def plan_ahead(self) -> Plan | None:
+        """The step after the one under way, before that is committed; None where it must be committed first.
+
+        At most two steps are under way at a time. Between them requests may come, land, end and be aborted.
+        """
+        draft = draft_ahead(self.batch, self._block_tokens)
+        return None if draft is None or not draft.chunks else self._begin(draft)
+
+    def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[MixedOutcome]:
+        """Takes in the results of the oldest step under way, `results` parallel to its plan's chunks."""
+        outcomes: list[MixedOutcome] = []
+        flights = self.batch.flights
+        for sequence, chunk, result in zip(flights.finish(), plan.chunks, results, strict=True):
+            if sequence.table is None or sequence in flights.ended:
+                continue  # ended since the plan was made, or failed in an earlier choice
+            if isinstance(result, NonFinite):
+                if result.kv_suspect:
+                    self.pool.distrust(sequence.table.blocks)
+                self.abort(chunk.request_id)
+                outcomes.append(RequestFailed(chunk.request_id, result.cause))
+                continue
+            if result.late:
+                sequence.computed_tokens = chunk.end - 1
+                continue
+            if not sequence.made_tokens:
+                outcomes.append(sequence.prompt_computed(chunk, result))
+            sequence.computed_tokens = chunk.end
+            if chunk.samples:
+                outcomes += self._take(sequence, result)
+        return outcomes
+
+    def observe(self, plan: Plan, duration_s: float) -> None:
+        """How long a step took, so that the next ones can be sized by it. Moving blocks would only confuse that."""
+        if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
+            prompt_tokens = plan.prompt_tokens
+            self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
+
+    @property
+    def prompt_rates(self) -> PromptRates:
+        """How fast prompts are computed here; not known without a budget."""
+        return PromptRates(None, None) if self._budget is None else self._budget.rates(self._max_step_tokens)
+
+    def stop_choice(self, request_id: int, choice: int) -> bool:
+        """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""
+        sequence = self.batch.requests.get(request_id, {}).get(choice)
+        if sequence is None or not sequence.made_tokens or sequence.request.params.beam is not None:
+            return False
+        self.batch.end(sequence)
+        return True
+
+    def abort(self, request_id: int, landed_blocks: int = 0) -> bool:
+        """Forgets a request in any phase and frees its blocks. Returns whether it was here.
+
+        Of a reserved request no copy into its blocks may be under way: end it first. The KV of the first
+        `landed_blocks` of them is there, valid: those that are complete stay in the cache.
+        """
+        self._beams.forget(request_id)
+        reserved = self.batch.reserved.get(request_id)
+        if reserved is not None and landed_blocks:
+            self.batch.keep_landed(reserved, landed_blocks)
+        sequences = tuple(self.batch.requests.get(request_id, {}).values())
+        for sequence in sequences:
+            self.batch.end(sequence)
+        return bool(sequences)
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.batch.pool
+
+    @property
+    def counters(self) -> MixedCounters:
+        return self.batch.counters
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is here, be it only a reservation."""
+        return bool(self.batch.requests)
+
+    @property
+    def waiting_sequences(self) -> int:
+        """Prompts never admitted, and sequences that were preempted."""
+        return len(self.batch.waiting)
+
+    @property
+    def running_sequences(self) -> int:
+        """Places in the batch that are taken: a prompt takes one for each of its choices."""
+        return self.batch.running_slots
+
+    @property
+    def unfilled_slots(self) -> int:
+        """Token slots of running sequences' blocks that have no KV yet."""
+        return self.batch.unfilled_slots
+
+    def _begin(self, draft: Draft) -> Plan | None:
+        plan = draft.finish()
+        if plan is not None:
+            self.batch.flights.begin(draft.sequences)
+        return plan
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self._block_tokens)
+        if request.request_id in self.batch.requests:
+            raise RequestRefused(f"request {request.request_id} is here already")
+        needed, total, places = self._most_blocks(request), self.pool.total_blocks, request.params.places
+        if needed > total:
+            raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {total}")
+        if places > self._max_sequences:
+            raise RequestTooLong(f"the request needs {places} places in the batch; there are {self._max_sequences}")
+        if request.params.beam is not None and (all_beams := self.batch.blocks_at_once(places, needed)) > total:
+            raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
+
+    def _most_blocks(self, request: Request) -> int:
+        """Of one choice at its longest. The last token's KV is never needed."""
+        return blocks_for(request.longest_tokens - 1, self._block_tokens)
+
+    def _prefill_budget(self, decode_tokens: int) -> int:
+        left = max(0, self._max_step_tokens - decode_tokens)
+        if self._budget is None:
+            return left
+        if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
+            return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
+        return self._budget.prompt_tokens(decode_tokens, left)
+
+    def _make_room(self, draft: Draft) -> None:
+        """Preempts the newest until every answer that runs can grow by a token.
+
+        All of it before the first copy is planned: no block may be the source of one copy and then used anew. The
+        oldest gives way only to reservations, which land or are given up in bounded time.
+        """
+        batch = self.batch
+        while self._lacks_blocks():
+            if len(batch.running) == 1 and not batch.reserved:
+                raise PageError("the oldest sequence does not fit: somebody else takes blocks from this pool")
+            draft.swaps_out += batch.preempt(batch.running.newest)
+
+    def _lacks_blocks(self) -> bool:
+        """Whether some answer that runs cannot grow by a token. Each takes a block at most: mostly none is counted."""
+        running, available = self.batch.running, self.batch.available_blocks
+        return len(running) > available and wanted_blocks(running, self.pool, self._block_tokens) > available
+
+    def _prompts(self, draft: Draft) -> Iterator[MixedSequence]:
+        """Sequences to compute in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
+        yield from [sequence for sequence in self.batch.running if sequence.uncomputed_tokens > 1]
+        yield from admitted(self.batch.waiting, self.batch.is_coming, partial(self._admit, draft))
+
+    def _admit(self, draft: Draft, sequence: MixedSequence) -> MixedSequence | None:
+        swaps = self.batch.admit(sequence, self._max_sequences)
+        if swaps is None:
+            return None
+        draft.swaps_in += swaps
+        return sequence
+
+    def _take(self, sequence: MixedSequence, computed: Computed) -> list[MixedOutcome]:
+        """One token for each choice that the sequence stands for."""
+        choices = self.batch.split(sequence)
+        if sequence.request.params.beam is not None:
+            return list(self._beams.take(sequence, computed.drawn[0].top))
+        return [self._draw(choice, drawn) for choice, drawn in zip(choices, computed.drawn, strict=True)]
+
+    def _draw(self, sequence: MixedSequence, drawn: Drawn) -> TokenMade:
+        request, offset = sequence.request, sequence.answer_tokens
+        end = end_reason(request.params, drawn.token_id, offset)
+        self._append(sequence, drawn.token_id, end)
+        return TokenMade(
+            request.request_id, sequence.turn.choice, offset, drawn, end, cached_tokens=sequence.cached_tokens or 0
+        )
+
+    def _append(self, sequence: MixedSequence, token_id: int, end: EndReason | None) -> None:
+        sequence.token_ids.append(token_id)
+        if end is not None:
+            self.batch.end(sequence)

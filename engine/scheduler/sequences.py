@@ -1,0 +1,343 @@
+"""The scheduler's state of a sequence, its order, its steps in flight, and a plan while it is being made.
+
+Pure. No other sequence may get their blocks before that step is done.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from baton.engine.kv_cache.block_table import BlockTable
+from baton.engine.kv_cache.swap_space import SwapSlots
+from baton.engine.plan import UNKNOWN, BlockCopy, BlockSwap, Chunk, Computed, Drawn, Plan, Sample, Scored, scored
+from baton.engine.request import EndReason, Request, blocks_for
+from baton.generation.block_hash import HashChain
+
+
+class Turn(NamedTuple):
+    """Place in line: older requests first, and a request's choices in order."""
+
+    arrival: int
+    choice: int
+
+
+class HasTurn(Protocol):
+    @property
+    def turn(self) -> Turn: ...
+
+
+Member = TypeVar("Member", bound=HasTurn)
+
+
+class Line(Generic[Member]):
+    """Each turn at most once. Finding a place takes the logarithm of the length."""
+
+    def __init__(self) -> None:
+        self._turns: list[Turn] = []
+        self._members: dict[Turn, Member] = {}
+
+    def add(self, member: Member) -> None:
+        """Raises: ValueError for a turn that is here already."""
+        if member.turn in self._members:
+            raise ValueError(f"{member.turn} is in line already")
+        self._members[member.turn] = member
+        insort(self._turns, member.turn)
+
+    def remove(self, member: Member) -> None:
+        """Raises: KeyError for one that is not here."""
+        del self._members[member.turn]
+        del self._turns[bisect_left(self._turns, member.turn)]
+
+    @property
+    def oldest(self) -> Member:
+        return self._members[self._turns[0]]
+
+    @property
+    def newest(self) -> Member:
+        return self._members[self._turns[-1]]
+
+    def __contains__(self, member: HasTurn) -> bool:
+        return member.turn in self._members
+
+    def __iter__(self) -> Iterator[Member]:
+        """The oldest first; the line may not change meanwhile."""
+        return map(self._members.__getitem__, self._turns)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMade:
+    """One token of one choice."""
+
+    request_id: int
+    choice: int
+    offset: int  # position within the answer
+    drawn: Drawn
+    end: EndReason | None
+    cached_tokens: int  # of the prompt, found in the prefix cache when the request was first admitted
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """A chunk of a prompt was computed here. With its last one the first token of every choice follows, in order."""
+
+    request_id: int
+    tokens: int  # of this chunk
+    cached_tokens: int  # as in TokenMade
+    ended: bool  # the prompt is computed to its end
+    prompt: tuple[Drawn, ...] = ()  # of `params.prompt_logprobs`: the next prompt tokens, from the second one on
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The logits were not finite: the request is forgotten with all its choices."""
+
+    request_id: int
+    cause: str = ""  # as in NonFinite
+
+
+MixedOutcome = TokenMade | PromptComputed | RequestFailed
+
+
+@dataclass(slots=True)
+class MixedCounters:
+    """Sums since the start."""
+
+    cache_query_tokens: int = 0  # of prompts that were looked up
+    cache_hit_tokens: int = 0
+    preemptions: int = 0
+    preempted_tokens: int = 0  # whose KV was given up
+    swapped_tokens: int = 0  # of those, came back from host memory
+    recomputed_tokens: int = 0  # of those, neither came back nor were in the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """The KV of a preempted sequence, in host memory."""
+
+    slots: SwapSlots
+    tokens: int  # whose KV it is, from the first one
+
+
+@dataclass(slots=True, eq=False)
+class MixedSequence:
+    """A prompt, or one choice with its answer so far. KV of its first `computed_tokens` tokens is written.
+
+    A prompt stands for all choices of its request, until its last token's logits give each its first token, or a
+    prefill worker's do.
+    """
+
+    request: Request
+    turn: Turn
+    token_ids: list[int]  # of the request, and those made since
+    hashes: HashChain | None  # None: keeps out of the cache
+    choices: int  # it stands for
+    table: BlockTable | None = None  # None: waits, or has ended
+    computed_tokens: int = 0
+    published_blocks: int = 0
+    cached_tokens: int | None = None  # of the prompt; None until first admitted
+    lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
+    swapped: Swapped | None = None  # only while it waits
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
+    overtaken_tokens: int = 0  # see engine/scheduler/overtaking.py
+
+    @property
+    def size_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.computed_tokens
+
+    @property
+    def made_tokens(self) -> int:
+        """Tokens that were made here, or by a prefill worker for it: none as long as it is a prompt."""
+        return len(self.token_ids) - len(self.request.token_ids)
+
+    @property
+    def answer_tokens(self) -> int:
+        """The answer so far, with an earlier attempt's tokens: the offset of the next token."""
+        return len(self.token_ids) - self.request.prompt_tokens
+
+    @property
+    def first_draws(self) -> int:
+        """Tokens to be drawn after the newest one: several only after a prompt that stands for several choices."""
+        return min(self.choices, self.request.params.first_draws)
+
+    def held(self) -> BlockTable:
+        """Raises: RuntimeError for a sequence that does not run, which is a fault of this program."""
+        if self.table is None:
+            raise RuntimeError(f"choice {self.turn.choice} of request {self.request.request_id} holds no blocks")
+        return self.table
+
+    def release(self) -> None:
+        """Gives back its blocks, if any; KV that is not in the cache then must be computed again."""
+        if self.table is not None:
+            self.table.release()
+        if self.swapped is not None:
+            self.swapped.slots.release()
+        self.table = self.swapped = None
+        self.computed_tokens = 0
+        self.published_blocks = 0
+
+    def publish(self, block_tokens: int) -> None:
+        """Names the blocks that became complete. Only to be called when every chunk so far was finite."""
+        complete = self.computed_tokens // block_tokens
+        if self.hashes is not None and complete > self.published_blocks:
+            self.held().publish(self.hashes.first(complete, self.token_ids))
+            self.published_blocks = complete
+
+    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
+        """Blocks that need no computing if they are cached.
+
+        The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too.
+        """
+        if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.made_tokens):
+            return []
+        return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
+
+    def makes(self, number: int, block_hash: bytes) -> bool:
+        """Whether it computes this block of its prompt, and has not published it yet."""
+        own = self.request.block_hashes[number : number + 1]
+        return self.uncomputed_tokens > 1 and own == (block_hash,) and self.published_blocks <= number
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""
+        params, first = self.request.params, self.turn.choice
+        history = self.token_ids if params.needs_history else ()
+        prompt_tokens = self.request.prompt_tokens
+        return tuple(
+            Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.first_draws)
+        )
+
+    def scores(self, start: int, end: int) -> Scored | None:
+        """The prompt tokens that a chunk over [start, end) scores."""
+        return scored(self.request.token_ids, start, end, self.request.params.prompt_logprobs)
+
+    def prompt_computed(self, chunk: Chunk, computed: Computed) -> PromptComputed:
+        """The outcome of a chunk of the prompt; without log-probabilities that were reported before a preemption."""
+        new = computed.prompt[self.scored_tokens - chunk.start :]
+        self.scored_tokens += len(new)
+        cached_tokens, ended = self.cached_tokens or 0, chunk.end == len(self.request.token_ids)
+        return PromptComputed(chunk.request_id, len(chunk.token_ids), cached_tokens, ended, new)
+
+    def fork(self, choice: int, block_tokens: int) -> "MixedSequence":
+        """Another choice over the same prompt, sharing all blocks that have KV."""
+        return MixedSequence(
+            self.request,
+            Turn(self.turn.arrival, choice),
+            list(self.token_ids),
+            None if self.hashes is None else self.hashes.fork(),
+            choices=1,
+            table=self.held().fork(blocks_for(self.computed_tokens, block_tokens)),
+            computed_tokens=self.computed_tokens,
+            published_blocks=self.published_blocks,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
+    """The next at most `budget_tokens` tokens; the chunk with the newest token draws one for every choice."""
+    start = sequence.computed_tokens
+    token_ids = sequence.token_ids[start : start + budget_tokens]
+    samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
+    scores = None if sequence.made_tokens else sequence.scores(start, start + len(token_ids))
+    return Chunk(
+        sequence.request.request_id,
+        token_ids,
+        start,
+        sequence.held().blocks,
+        samples,
+        scores,
+        adapter=sequence.request.adapter,
+    )
+
+
+def following_chunk(sequence: MixedSequence, place: int) -> Chunk:
+    """The token after the newest one, not known yet: chunk `place` of the step before draws it."""
+    return Chunk(
+        sequence.request.request_id,
+        [UNKNOWN],
+        sequence.computed_tokens + 1,
+        sequence.held().blocks,
+        sequence.samples(),
+        adapter=sequence.request.adapter,
+        follows=place,
+    )
+
+
+@dataclass(slots=True)
+class Draft:
+    sequences: list[MixedSequence] = field(default_factory=list)  # parallel to `chunks`
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    swaps_out: list[BlockSwap] = field(default_factory=list)
+    swaps_in: list[BlockSwap] = field(default_factory=list)
+
+    def compute(self, sequence: MixedSequence, budget_tokens: int) -> int:
+        """Adds the next tokens of a sequence, at most so many. Returns how many they are."""
+        chunk = next_chunk(sequence, budget_tokens)
+        self.sequences.append(sequence)
+        self.chunks.append(chunk)
+        return len(chunk.token_ids)
+
+    def follow(self, sequence: MixedSequence, place: int) -> None:
+        """Adds the token that the chunk at `place` of the step before is going to draw."""
+        self.sequences.append(sequence)
+        self.chunks.append(following_chunk(sequence, place))
+
+    def copy(self, copy: BlockCopy | None) -> None:
+        if copy is not None:
+            self.copies.append(copy)
+
+    def finish(self) -> Plan | None:
+        """None where there is nothing to do. Sequences that swap in are computed too, so that is no case of its own."""
+        if not self.chunks and not self.swaps_out:
+            return None
+        return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))
+
+
+class Flights:
+    def __init__(self) -> None:
+        self._steps: deque[tuple[MixedSequence, ...]] = deque()
+        self._ended: list[MixedSequence] = []  # hold their blocks until `finish` has no step with them left
+
+    def __len__(self) -> int:
+        """Steps under way."""
+        return len(self._steps)
+
+    @property
+    def ended(self) -> Sequence[MixedSequence]:
+        return self._ended
+
+    @property
+    def latest(self) -> tuple[MixedSequence, ...]:
+        """Sequences of the step planned last, in the order of its chunks."""
+        return self._steps[-1]
+
+    def begin(self, sequences: Sequence[MixedSequence]) -> None:
+        self._steps.append(tuple(sequences))
+
+    def finish(self) -> tuple[MixedSequence, ...]:
+        """The oldest step is done: its sequences, after giving back the blocks that were only kept for it."""
+        done = self._steps.popleft()
+        kept = [sequence for sequence in self._ended if self._writes(sequence)]
+        for sequence in self._ended:
+            if sequence not in kept:
+                sequence.release()
+        self._ended = kept
+        return done
+
+    def end(self, sequence: MixedSequence) -> None:
+        """Gives back an ended sequence's blocks, now or when nothing writes to them any more."""
+        if self._writes(sequence):
+            self._ended.append(sequence)
+        else:
+            sequence.release()
+
+    def _writes(self, sequence: MixedSequence) -> bool:
+        return any(sequence in step for step in self._steps)

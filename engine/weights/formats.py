@@ -1,0 +1,113 @@
+"""How a checkpoint stores its weights, and the form in which they are kept. An unknown format is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from baton.engine.config.model_config import ModelError, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+GGUF_SUFFIX = ".gguf"
+
+
+class WeightFormat(StrEnum):
+    """Other checkpoints store the first one, the next three are made from it, the last three are read as stored."""
+
+    PLAIN = "none"
+    INT8 = "int8"
+    INT4 = "int4"
+    FP8 = "fp8"
+    AWQ = "awq"
+    GPTQ = "gptq"
+    GGUF = "gguf"
+
+
+MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
+WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # packed for a CPU's native kernels
+STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.GGUF)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """Of an AWQ or GPTQ checkpoint. Everything else follows from the shapes of its tensors."""
+
+    format: WeightFormat
+    zeros_less_one: bool = False  # GPTQ's older files store each zero point less one
+
+
+def weight_format(folder: Path, quantize: str) -> WeightFormat:
+    """The form in which the weights in `folder` will be kept: `quantize` is "none" or a WeightFormat's value.
+
+    Raises: ModelError where the checkpoint is quantised otherwise, or in a way that is not read.
+    """
+    try:
+        wanted = WeightFormat(quantize)
+    except ValueError as error:
+        known = ", ".join(WeightFormat)
+        raise ModelError(f"quantize is {quantize!r}; known are {known}") from error
+    stored = stored_format(folder)
+    if wanted in (WeightFormat.PLAIN, stored):
+        return stored
+    if wanted in STORED:
+        raise ModelError(f"quantize is {wanted}, and the checkpoint stores its weights as: {stored}")
+    if stored is not WeightFormat.PLAIN:
+        raise ModelError(f"quantize is {wanted}, but the checkpoint is quantised already: {stored}")
+    return wanted
+
+
+def stored_format(folder: Path) -> WeightFormat:
+    """Raises: ModelError."""
+    packed = packed_format(read_json(folder / "config.json"))
+    if packed is not None:
+        return packed.format
+    return WeightFormat.GGUF if is_gguf(folder) else WeightFormat.PLAIN
+
+
+def is_gguf(folder: Path) -> bool:
+    """Whether the weights are in a GGUF file; where there are safetensors too, those are read."""
+    if (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists():
+        return False
+    return any(folder.glob(f"*{GGUF_SUFFIX}"))
+
+
+def gguf_file(folder: Path) -> Path:
+    """Raises: ModelError where there is not exactly one."""
+    files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{folder}: has {len(files)} GGUF files ({names}); a model is one, in a folder of its own")
+    return files[0]
+
+
+def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
+    """config.json's quantisation; None where it has none. Raises: ModelError for a kind that is not read."""
+    fields = config.get("quantization_config")
+    if fields is None:
+        return None
+    method = fields.get("quant_method") if isinstance(fields, dict) else fields
+    if method not in (WeightFormat.AWQ, WeightFormat.GPTQ):
+        raise ModelError(
+            f"config.json: quantization_config of method {method!r} is not supported; supported: awq and gptq of "
+            f"4 bits, GGUF files, and a plain checkpoint with --quantize {', '.join(MADE_WHILE_LOADING)}"
+        )
+    bits = fields.get("bits", fields.get("w_bit"))
+    if bits != 4:
+        raise ModelError(f"config.json: quantization_config: {method} of {bits} bits is not supported; supported: 4")
+    return _awq(fields) if method == WeightFormat.AWQ else _gptq(fields)
+
+
+def _awq(fields: Mapping[str, Any]) -> PackedFormat:
+    version = str(fields.get("checkpoint_format") or fields.get("version") or fields.get("format") or "gemm").lower()
+    if version != "gemm":
+        raise ModelError(f"config.json: quantization_config: awq of version {version!r} is not read, only gemm")
+    return PackedFormat(WeightFormat.AWQ)
+
+
+def _gptq(fields: Mapping[str, Any]) -> PackedFormat:
+    layout = fields.get("checkpoint_format") or fields.get("format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        raise ModelError(f"config.json: quantization_config: checkpoint_format {layout!r} is not read, only gptq[_v2]")
+    return PackedFormat(WeightFormat.GPTQ, zeros_less_one=layout == "gptq")

@@ -1,0 +1,324 @@
+"""The GGUF container, version 2 and 3: its description of tensors, their names, and their blocks as numbers.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+Every function takes uint8 `[..., blocks, bytes of a block]` and gives float32 `[..., blocks, numbers of a block]`,
+the last perhaps split into sub-blocks.
+"""
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import torch
+
+from baton.engine.config.model_config import ModelError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MOST_ENTRIES = 1 << 20  # tensors or metadata, to fail early on nonsense
+MOST_DIMENSIONS = 4
+STRING, ARRAY = 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+class TensorType(IntEnum):
+    """Those of ggml's tensor types that are read here."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q5_0 = 6
+    Q8_0 = 8
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    BF16 = 30
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """`numbers` consecutive numbers of a row take `size_bytes`."""
+
+    numbers: int
+    size_bytes: int
+
+
+BLOCKS = {
+    TensorType.F32: BlockShape(1, 4),
+    TensorType.F16: BlockShape(1, 2),
+    TensorType.BF16: BlockShape(1, 2),
+    TensorType.Q4_0: BlockShape(32, 18),
+    TensorType.Q5_0: BlockShape(32, 22),
+    TensorType.Q8_0: BlockShape(32, 34),
+    TensorType.Q4_K: BlockShape(256, 144),
+    TensorType.Q5_K: BlockShape(256, 176),
+    TensorType.Q6_K: BlockShape(256, 210),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """`shape` is in torch's order: rows before the numbers of a row."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the file
+
+    @property
+    def row_bytes(self) -> int:
+        block = BLOCKS[self.type]
+        return self.shape[-1] // block.numbers * block.size_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        rows = 1
+        for size in self.shape[:-1]:
+            rows *= size
+        return rows * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    architecture: str
+    tensors: dict[str, GgufTensor]
+    size_bytes: int  # up to where the tensors' bytes begin
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Raises: ModelError for a file that is not GGUF, is cut short, or holds tensors of another type."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        reader = _Reader(content)
+        try:
+            return _header(reader, path)
+        except (struct.error, UnicodeDecodeError, KeyError) as error:
+            raise ModelError(f"{path}: not a GGUF file, or cut short: {error}") from error
+
+
+def map_file(path: Path) -> torch.Tensor:
+    """Its bytes, uint8, mapped and not read."""
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+
+def _header(reader: "_Reader", path: Path) -> GgufHeader:
+    if reader.take(4) != MAGIC or reader.number("I") not in VERSIONS:
+        raise ModelError(f"{path}: not a GGUF file of version {' or '.join(map(str, VERSIONS))}, little-endian")
+    tensor_count, metadata_count = reader.number("Q"), reader.number("Q")
+    if max(tensor_count, metadata_count) > MOST_ENTRIES:
+        raise ModelError(f"{path}: says it has {tensor_count} tensors and {metadata_count} metadata")
+    metadata = {}
+    for _ in range(metadata_count):
+        key = reader.text()
+        metadata[key] = reader.value(reader.number("I"))
+    if int(metadata.get("split.count") or 1) > 1:
+        raise ModelError(f"{path}: one part of a split model; join its parts with llama-gguf-split --merge")
+    infos = [_tensor_info(reader, path) for _ in range(tensor_count)]
+    alignment = int(metadata.get("general.alignment") or DEFAULT_ALIGNMENT)
+    start = -(-reader.position // alignment) * alignment
+    tensors = {}
+    for info in infos:
+        tensor = GgufTensor(info.name, info.type, info.shape, start + info.start)
+        if tensor.start + tensor.stored_bytes > reader.size:
+            raise ModelError(f"{path}: cut short: tensor {tensor.name} ends beyond the file")
+        tensors[tensor.name] = tensor
+    return GgufHeader(str(metadata.get("general.architecture")), tensors, start)
+
+
+def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
+    """Its `start` counts from where the tensors begin."""
+    name, dimensions = reader.text(), reader.number("I")
+    if not 1 <= dimensions <= MOST_DIMENSIONS:
+        raise ModelError(f"{path}: tensor {name} has {dimensions} dimensions")
+    shape = tuple(reversed([reader.number("Q") for _ in range(dimensions)]))
+    number, start = reader.number("I"), reader.number("Q")
+    try:
+        kind = TensorType(number)
+    except ValueError as error:
+        known = ", ".join(kind.name for kind in TensorType)
+        raise ModelError(f"{path}: tensor {name} has ggml type {number}; read are {known}") from error
+    if shape[-1] % BLOCKS[kind].numbers:
+        raise ModelError(f"{path}: tensor {name} has rows of {shape[-1]}, no multiple of a block of {kind.name}")
+    return GgufTensor(name, kind, shape, start)
+
+
+class _Reader:
+    """Reads values one after the other; struct.error past the end."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self.position = 0
+        self.size = len(content)
+
+    def take(self, count: int) -> bytes:
+        end = self.position + count
+        if end > self.size:
+            raise struct.error("ends in the middle of a value")
+        taken = self._content[self.position : end]
+        self.position = end
+        return taken
+
+    def number(self, code: str) -> int:
+        return int(struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0])
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode()
+
+    def value(self, kind: int) -> str | int | None:
+        """Texts and integers; None for arrays and other numbers, which are not needed here and only skipped."""
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY:
+            self._skip_array()
+            return None
+        code = SCALARS[kind]
+        if code in "fd":
+            self.take(struct.calcsize(f"<{code}"))
+            return None
+        return self.number(code)
+
+    def _skip_array(self) -> None:
+        kind, count = self.number("I"), self.number("Q")
+        if kind in SCALARS:
+            self.take(count * struct.calcsize(f"<{SCALARS[kind]}"))
+            return
+        for _ in range(count):
+            self.value(kind)
+
+
+ARCHITECTURES = {"llama": ("llama",), "mistral": ("llama", "mistral3"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
+"""For each family of ours, the architectures under which its files go."""
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+UNUSED = {"rope_freqs.weight"}  # config.json has it
+INTERLEAVED_ARCHITECTURES = ("llama",)
+INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
+
+
+def gguf_name(name: str) -> str | None:
+    """Of a tensor such as `model.layers.3.mlp.up_proj.weight`: `blk.3.ffn_up.weight`. None if it has none."""
+    module, _, kind = name.rpartition(".")
+    if module in TOP:
+        return f"{TOP[module]}.{kind}"
+    _, _, rest = module.partition("model.layers.")
+    layer, _, part = rest.partition(".")
+    return f"blk.{layer}.{PARTS[part]}.{kind}" if part in PARTS else None
+
+
+def is_interleaved(architecture: str, name: str) -> bool:
+    """Whether llama.cpp moved the rows of this tensor so that the two of a rotated pair are neighbours."""
+    return architecture in INTERLEAVED_ARCHITECTURES and name.rpartition(".")[0].endswith(INTERLEAVED_MODULES)
+
+
+def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Undoes that: in each head first the one half of all pairs, then the other. `[heads * head_dim, ...]`."""
+    pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+SUB_BLOCKS = 8  # of 32 numbers, in a block of Q4_K or Q5_K
+
+
+def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
+    """Rows of stored bytes, uint8 `[rows, row bytes]`, as float32 `[rows, numbers]`."""
+    blocks = stored.view(len(stored), -1, BLOCKS[kind].size_bytes)
+    return DEQUANTISERS[kind](blocks).reshape(len(stored), -1)
+
+
+def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda blocks: blocks.contiguous().view(dtype).float()
+
+
+def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The float16 at byte `start` of each block, as float32 [..., blocks, 1]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
+    """Of every `run` bytes first the low halves, then the high ones. uint8 [..., bytes] to [..., 2 x bytes]."""
+    runs = packed.unflatten(-1, (-1, 1, run))
+    return torch.cat([runs & 15, runs >> 4], dim=-2).flatten(-3)
+
+
+def _bits(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
+    """First the lowest `width` bits of every byte, then the next, `count` times. uint8 [..., bytes] to [..., all]."""
+    mask = (1 << width) - 1
+    return torch.stack([(packed >> (width * index)) & mask for index in range(count)], dim=-2).flatten(-2)
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks, 0) * blocks[..., 2:].view(torch.int8)
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks, 0) * (_nibbles(blocks[..., 2:], 16).float() - 8)
+
+
+def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    """The fifth bits are one little-endian word: bit i of it belongs to number i."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    high = ((blocks[..., 2:6, None] >> shifts) & 1).flatten(-2)
+    return _halves(blocks, 0) * ((_nibbles(blocks[..., 6:], 16) | (high << 4)).float() - 16)
+
+
+def _sub_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and minima of the 8 sub-blocks of Q4_K and Q5_K, float32 [..., blocks, 8, 1].
+
+    Both have 6 bits: the first four of each lie in bytes of their own, whose upper two bits complete the last four.
+    """
+    low, middle, last = blocks[..., 4:16].split(4, dim=-1)
+    scales = torch.cat([low & 63, (last & 15) | ((low >> 2) & 48)], dim=-1)
+    minima = torch.cat([middle & 63, (last >> 4) | ((middle >> 2) & 48)], dim=-1)
+    return (_halves(blocks, 0) * scales)[..., None], (_halves(blocks, 2) * minima)[..., None]
+
+
+def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minima = _sub_scales(blocks)
+    codes: torch.Tensor = _nibbles(blocks[..., 16:], 32).unflatten(-1, (SUB_BLOCKS, -1))
+    return codes * scales - minima
+
+
+def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minima = _sub_scales(blocks)
+    codes = _nibbles(blocks[..., 48:], 32) | (_bits(blocks[..., 16:48], 8, 1) << 4)
+    spread: torch.Tensor = codes.unflatten(-1, (SUB_BLOCKS, -1))
+    return spread * scales - minima
+
+
+def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    """Sixteen sub-blocks of 16 numbers. Upper two bits: of every 32 bytes four runs of 32 numbers."""
+    low = _nibbles(blocks[..., :128], 64)
+    high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
+    codes: torch.Tensor = (low | (high << 4)).unflatten(-1, (16, 16)).float() - 32
+    scales = _halves(blocks, 208) * blocks[..., 192:208].view(torch.int8)
+    return codes * scales[..., None]
+
+
+DEQUANTISERS = {
+    TensorType.F32: _plain(torch.float32),
+    TensorType.F16: _plain(torch.float16),
+    TensorType.BF16: _plain(torch.bfloat16),
+    TensorType.Q8_0: _q8_0,
+    TensorType.Q4_0: _q4_0,
+    TensorType.Q5_0: _q5_0,
+    TensorType.Q4_K: _q4_k,
+    TensorType.Q5_K: _q5_k,
+    TensorType.Q6_K: _q6_k,
+}

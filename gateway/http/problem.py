@@ -1,0 +1,136 @@
+"""The reply to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+import grpc
+
+from baton.service.errors import (
+    BatonError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    RateLimited,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
+_FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+Renamed = Mapping[str, str]
+"""The names of our fields in a message: by path, or by first name, after `sampling.`."""
+
+
+class Problem(Exception):
+    """An answer that is an error. `param` is the path of the offending field in the body."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        allowed: Sequence[str] = (),
+        ends_connection: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.allowed = allowed  # methods
+        self.ends_connection = ends_connection  # there is more of the request, which will not be read
+
+    @property
+    def cause(self) -> str:
+        """For counters: one lower-case word out of few."""
+        if self.status is HTTPStatus.BAD_REQUEST and self.code not in ("invalid_json", "body_too_large"):
+            return "invalid_argument"
+        return self.code or self.status.name.lower()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        kind = _TYPES.get(self.status, otherwise)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def body(self) -> bytes:
+        return json.dumps(self.content, ensure_ascii=False).encode()
+
+
+def refused(param: str, message: str, code: str | None = None) -> Problem:
+    """The client must change this field."""
+    return Problem(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param, code)
+
+
+def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
+    """Raises: Problem (405) for a request of another method."""
+    if scope["method"] not in allowed:
+        message = f"{scope['method'][:16]} is not served here, but {' and '.join(allowed)}"
+        raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
+
+
+def check_query(scope: Mapping[str, Any]) -> None:
+    """Raises: Problem that names the first parameter: no route has any."""
+    for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        raise refused(name, "unknown query parameter; this route has none", "unknown_field")
+
+
+def problem_of(error: BatonError, renamed: Renamed) -> Problem:
+    """The same error as over gRPC."""
+    status = _STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    match error:
+        case InvalidArgument():
+            param = _renamed(error.field, renamed)
+            code = _CODES.get(error.reason, error.reason.lower()) if error.reason else None
+            return Problem(status, f"{param}: {error.description}", param, code)
+        case NotFound():
+            return Problem(status, error.message, error.resource_type, f"{error.resource_type}_not_found")
+        case Unauthenticated():
+            return Problem(status, error.message, code="invalid_api_key")  # OpenAI's code for none at all, too
+        case PermissionDenied():
+            return Problem(status, error.message, code=error.reason.lower())
+        case RateLimited():
+            return Problem(status, error.message, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
+        case ResourceExhausted():
+            return Problem(status, error.message, code="no_room", retry_after_s=error.retry_after_s)
+        case Unavailable():
+            return Problem(status, error.message, code=error.reason.lower(), retry_after_s=error.retry_after_s)
+    return Problem(status, error.message)
+
+
+def _renamed(field: str, renamed: Renamed) -> str:
+    path = field.removeprefix("sampling.")
+    if path in renamed:
+        return renamed[path]
+    first = _FIRST_NAME.match(path)
+    if first is None or first[0] not in renamed:
+        return path
+    return renamed[first[0]] + path[first.end() :].removeprefix(".ids")

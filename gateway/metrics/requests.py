@@ -1,0 +1,196 @@
+"""Metrics of this router's requests, over HTTP and gRPC alike. Requests and tokens are counted as they happen.
+
+once each has ended.
+
+Names are vLLM's where it has one, since dashboards know them.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from baton.router.trace.counts import RequestCounts
+from baton.router.trace.record import Outcome, RequestRecord
+from baton.router.trace.timeline import stages
+from baton.router.types.response import Stages
+
+# fmt: off
+TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)
+TOKEN_GAP_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)
+REQUEST_S = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)
+# fmt: on
+TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+SMALL_COUNTS = (1, 2, 5, 10, 20)
+"""vLLM's buckets, and finer ones below them."""
+
+
+class Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        for value in values:
+            self.observe(value)
+
+    @property
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, values up to it), and all of them at the end."""
+        so_far, rows = 0, []
+        for bound, count in zip((*map(_bound, self._bounds), "+Inf"), self._counts, strict=True):
+            so_far += count
+            rows.append((bound, float(so_far)))
+        return rows
+
+
+def _bound(value: float) -> str:
+    return repr(float(value))
+
+
+ENGINE = "router"
+LABELS = ("model_name", "engine")
+
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("From arrival to the first token.", TTFT_S),
+    "vllm:inter_token_latency_seconds": ("Between two tokens of one choice.", TOKEN_GAP_S),
+    "vllm:request_time_per_output_token_seconds": ("Mean time per token after the first.", TOKEN_GAP_S),
+    "vllm:e2e_request_latency_seconds": ("From arrival to the end.", REQUEST_S),
+    "vllm:request_queue_time_seconds": ("Waiting, in the router and in the prefill worker.", REQUEST_S),
+    "vllm:request_prefill_time_seconds": ("Computing the prompt.", REQUEST_S),
+    "vllm:request_decode_time_seconds": ("From the first token to the last.", REQUEST_S),
+    "vllm:request_inference_time_seconds": ("Prefill and decode.", REQUEST_S),
+    "vllm:request_prompt_tokens": ("Tokens of the prompt.", TOKENS),
+    "vllm:request_generation_tokens": ("Tokens of the answers.", TOKENS),
+    "vllm:request_params_n": ("Choices asked for.", SMALL_COUNTS),
+    "vllm:request_params_max_tokens": ("Most tokens of a choice.", TOKENS),
+    "baton:kv_transfer_exposed_seconds": ("Of the KV transfer, what the client waited for.", TTFT_S),
+    "baton:resume_gap_seconds": ("Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S),
+}
+_COUNTERS: Mapping[str, str] = {
+    "vllm:prompt_tokens_cached": "Tokens of prompts whose KV was in a cache.",
+    "baton:kv_transfer_bytes": "KV that decode workers pulled.",
+    "baton:streams_resumed": "Requests that went on with another attempt, some of whose answer was out.",
+}
+
+
+class RequestMetrics:
+    """`observe` is called with every request that has ended; `counts` has those that run too."""
+
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
+        self._histograms: dict[str, dict[str, Histogram]] = {}  # by model, by name
+        self._counters: Counter[tuple[str, str]] = Counter()  # by name and model
+        self._ended: Counter[tuple[str, str]] = Counter()  # by model and reason
+        self._attempts_failed: Counter[str] = Counter()  # by reason
+
+    def observe(self, record: RequestRecord) -> None:
+        model, summary, timeline = record.model, record.summary, record.timeline
+        self._attempts_failed.update(note.failed.reason.name.lower() for note in timeline.notes if note.failed)
+        if timeline.resumes:
+            self._counters["baton:streams_resumed", model] += 1
+            gaps_s = [resume.gap_ms / 1e3 for resume in timeline.resumes]
+            self._of(model)["baton:resume_gap_seconds"].observe_all(gaps_s)
+        for reason in record.finish_reasons:
+            self._ended[model, reason] += 1
+        if record.end is not None and record.end.outcome is Outcome.CANCELLED:
+            choices = record.prepared.valid.n if record.prepared is not None else 1
+            self._ended[model, "abort"] += choices - len(record.finish_reasons)
+        if timeline.prefill is not None:
+            self._counters["vllm:prompt_tokens_cached", model] += timeline.prefill.cached_tokens
+        if landed := [note.landed for note in timeline.notes if note.landed is not None]:
+            self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in landed)
+        measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
+        if timeline.first_token_s is not None:  # also of those that were cancelled: they may be the slow ones
+            observed = self._of(model)
+            observed["vllm:time_to_first_token_seconds"].observe(measured.ttft_ms / 1e3)
+            observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
+        if summary is None or record.prepared is None:
+            return
+        observed = self._of(model)
+        usage, sampling = summary.usage, record.prepared.sampling
+        for name, value in _durations(measured).items():
+            observed[name].observe(value)
+        later = usage.completion_tokens - record.prepared.valid.n
+        if timeline.first_token_s is not None and timeline.last_token_s is not None and later > 0:
+            spent_s = timeline.last_token_s - timeline.first_token_s
+            observed["vllm:request_decode_time_seconds"].observe(spent_s)
+            observed["vllm:request_time_per_output_token_seconds"].observe(spent_s * record.prepared.valid.n / later)
+        observed["vllm:request_prompt_tokens"].observe(usage.prompt_tokens)
+        observed["vllm:request_generation_tokens"].observe(usage.completion_tokens)
+        observed["vllm:request_params_n"].observe(record.prepared.valid.n)
+        observed["vllm:request_params_max_tokens"].observe(sampling.max_tokens)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (help_text, _) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(name, help_text, labels=LABELS)
+            for model, observed in self._histograms.items():
+                kept = observed[name]
+                histogram.add_metric((model, ENGINE), kept.cumulative, kept.total)
+            yield histogram
+        for name, help_text in _COUNTERS.items():
+            counter = CounterMetricFamily(name, help_text, labels=LABELS)
+            for (counted, model), value in self._counters.items():
+                if counted == name:
+                    counter.add_metric((model, ENGINE), value)
+            yield counter
+        ended = CounterMetricFamily("vllm:request_success", "Choices that ended.", labels=(*LABELS, "finished_reason"))
+        for (model, reason), value in self._ended.items():
+            ended.add_metric((model, ENGINE, reason), value)
+        yield ended
+        yield from self._running_counts()
+        attempts = CounterMetricFamily("baton:attempts_failed", "Attempts that failed.", labels=("reason",))
+        for name, value in self._attempts_failed.items():
+            attempts.add_metric((name,), value)
+        yield attempts
+
+    def _running_counts(self) -> Iterator[Metric]:
+        """Of requests that run too."""
+        counts = self._counts
+        for name, help_text, tokens in (
+            ("vllm:prompt_tokens", "Tokens of prompts that workers were given.", counts.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens of answers, as they go out.", counts.generated_tokens),
+        ):
+            counter = CounterMetricFamily(name, help_text, labels=LABELS)
+            for model, value in tokens.items():
+                counter.add_metric((model, ENGINE), value)
+            yield counter
+        yield CounterMetricFamily("baton:requests_started", "Requests that came.", value=counts.started)
+        help_text = "Requests that ended: answered, cancelled, refused before a worker was given them, or failed."
+        ended = CounterMetricFamily("baton:requests_ended", help_text, labels=("outcome", "reason"))
+        for (outcome, reason), value in counts.ended.items():
+            ended.add_metric((outcome.value, reason), value)
+        yield ended
+
+    def _of(self, model: str) -> dict[str, Histogram]:
+        if model not in self._histograms:
+            self._histograms[model] = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        return self._histograms[model]
+
+
+def _durations(measured: Stages) -> dict[str, float]:
+    """In seconds, by the name of the histogram."""
+    waited_ms = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
+    return {
+        "vllm:e2e_request_latency_seconds": measured.total_ms / 1e3,
+        "vllm:request_queue_time_seconds": waited_ms / 1e3,
+        "vllm:request_prefill_time_seconds": measured.prefill_ms / 1e3,
+        "vllm:request_inference_time_seconds": max(0.0, measured.total_ms - waited_ms) / 1e3,
+        "baton:kv_transfer_exposed_seconds": measured.transfer_exposed_ms / 1e3,
+    }

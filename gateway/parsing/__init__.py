@@ -1,0 +1,1 @@
+"""A body to the message that it is, or to a problem that names its error."""

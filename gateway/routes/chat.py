@@ -1,0 +1,184 @@
+"""POST /v1/chat/completions, whole or as chunks: the role, then texts and parts of calls, then why it ended."""
+
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from baton.gateway.collected import REASONS, Choice, collect, stop_reason, usage_json
+from baton.gateway.http.call import Call
+from baton.gateway.http.problem import Renamed
+from baton.gateway.http.reply import DONE, Reply, Streamed, json_reply
+from baton.gateway.http.sse import ChunkWriter, UsageSoFar, told_problems
+from baton.gateway.messages.chat import ChatRequest
+from baton.gateway.requests import chat_request
+from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.gateway.token_texts import TokenTexts
+from baton.gateway.tools.calls import CallBegins, CallGoesOn, Piece, ToolParser
+from baton.gateway.tools.choice import ToolUse, tool_use
+from baton.router.dispatcher import Dispatcher
+from baton.router.types.response import AnswerId, Delta, Finished, ResponseEvent, Started
+
+_KIND = "chat.completion.chunk"
+_PLAIN_END = '},"logprobs":null,"finish_reason":null}'
+
+
+class ChatStream:
+    """One request's chunks, of all its choices."""
+
+    def __init__(self, message: ChatRequest, stream_id: str, texts: TokenTexts, tools: ToolUse) -> None:
+        self._message = message
+        self._id = stream_id
+        self._texts = texts
+        self._n = message.n or 1
+        self._usage = UsageSoFar.of(message.stream_options)
+        parser = tools.parser
+        self._parsers: dict[int, ToolParser] = {i: parser() for i in range(self._n)} if parser is not None else {}
+        self._detailed = bool(message.logprobs or message.return_token_ids)
+
+    async def chunks(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
+        """Raises: BatonError."""
+        writer: ChunkWriter | None = None
+        usage = self._usage
+        plain = not self._detailed and not self._parsers
+        heads = [f'{{"index":{index},"delta":{{"content":' for index in range(self._n)]
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Started):
+                    usage.prompt_tokens[0] = event.prompt_tokens
+                    writer = ChunkWriter(self._id, _KIND, int(time.time()), event.model, usage)
+                    yield b"".join(self._roles(writer, event))
+                    continue
+                if writer is None:
+                    raise RuntimeError("a stream begins with Started")
+                if isinstance(event, Delta):
+                    usage.completion_tokens += len(event.token_ids)
+                    if plain:
+                        if event.text:
+                            yield writer.plain(heads[event.index], event.text, _PLAIN_END)
+                    elif chunks := b"".join(self._parts(writer, event)):
+                        yield chunks
+                elif isinstance(event, Finished):
+                    if event.summary is not None:
+                        usage.final[0] = event.summary.usage
+                    yield b"".join(self._finish(writer, event))
+        if writer is not None and usage.in_the_end:
+            yield writer.usage()
+        yield DONE
+
+    def _roles(self, writer: ChunkWriter, started: Started) -> Iterator[bytes]:
+        extra = ""
+        if self._message.return_token_ids:
+            extra = f',"prompt_token_ids":{json.dumps(started.prompt_token_ids)}'
+        for index in range(self._n):
+            yield writer.choice(
+                f'{{"index":{index},"delta":{{"role":"assistant","content":""{_PLAIN_END}', "" if index else extra
+            )
+
+    def _parts(self, writer: ChunkWriter, delta: Delta) -> Iterator[bytes]:
+        """Log-probabilities and token ids go with the first part, or by themselves where there is none."""
+        details: dict[str, Any] = {}
+        if self._message.logprobs:
+            details["logprobs"] = self._texts.chat(delta.token_ids, delta.logprobs)
+        if self._message.return_token_ids:
+            details["token_ids"] = list(delta.token_ids)
+        parser = self._parsers.get(delta.index)
+        pieces = parser.push(delta.text) if parser is not None else [delta.text] if delta.text else []
+        if not pieces and details and delta.token_ids:
+            pieces = [""]
+        for piece in pieces:
+            yield self._part(writer, delta.index, _delta(piece), details)
+            details = {}
+
+    def _finish(self, writer: ChunkWriter, finished: Finished) -> Iterator[bytes]:
+        end = finished.choice
+        parser = self._parsers.get(end.index)
+        for piece in parser.finish() if parser is not None else ():
+            yield self._part(writer, end.index, _delta(piece), {})
+        reason = REASONS[end.reason]
+        called = parser is not None and parser.calls > 0 and reason == "stop"
+        stopped_by = stop_reason(end, self._message.stop_token_ids)
+        ends = {"finish_reason": "tool_calls" if called else reason, "stop_reason": stopped_by}
+        yield self._part(writer, end.index, {}, ends)
+
+    def _part(self, writer: ChunkWriter, index: int, delta: dict[str, Any], details: dict[str, Any]) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **details}
+        return writer.choice(json.dumps(choice, ensure_ascii=False))
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case str():
+            return {"content": piece}
+        case CallBegins(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallGoesOn(index, arguments):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+
+RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
+
+
+class Chat:
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def answer(self, message: ChatRequest, call: Call) -> Reply:
+        """Raises: Problem, BatonError."""
+        tokenizer = (await self._dispatcher.choose(message.model or "")).served.tokenizer
+        tools = tool_use(message, tokenizer.chat_template)
+        request = chat_request(message, call, tools)
+        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
+        stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
+        if message.stream:
+            return Streamed(told_problems(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))
+        whole = await collect(events)
+        response = {
+            "id": stream_id,
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": whole.model,
+            "choices": [
+                {"index": index, **_choice(message, choice, texts, tools)} for index, choice in enumerate(whole.choices)
+            ],
+            "usage": usage_json(whole.usage),
+        }
+        if message.return_token_ids:
+            response["prompt_token_ids"] = list(whole.prompt_token_ids)
+        if message.prompt_logprobs is not None:
+            response["prompt_logprobs"] = texts.prompt(whole.prompt)
+        return json_reply(response)
+
+
+def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, tools: ToolUse) -> dict[str, Any]:
+    said = _message(choice.text, tools)
+    reason = choice.finish_reason
+    content: dict[str, Any] = {
+        "message": said,
+        "logprobs": texts.chat(choice.token_ids, choice.logprobs) if message.logprobs else None,
+        "finish_reason": "tool_calls" if "tool_calls" in said and reason == "stop" else reason,
+        "stop_reason": stop_reason(choice.end, message.stop_token_ids),
+    }
+    if message.return_token_ids:
+        content["token_ids"] = choice.token_ids
+    return content
+
+
+def _message(text: str, tools: ToolUse) -> dict[str, Any]:
+    if tools.parser is None:
+        return {"role": "assistant", "content": text, "refusal": None}
+    parser = tools.parser()
+    content, calls = "", list[dict[str, Any]]()
+    for piece in (*parser.push(text), *parser.finish()):
+        match piece:
+            case CallBegins(call_id=call_id, name=name):
+                calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+            case CallGoesOn(index=index, arguments=arguments):
+                calls[index]["function"]["arguments"] += arguments
+            case str():
+                content += piece
+    if not calls:
+        return {"role": "assistant", "content": content, "refusal": None}
+    return {"role": "assistant", "content": content or None, "refusal": None, "tool_calls": calls}

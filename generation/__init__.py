@@ -1,0 +1,1 @@
+"""What router and engine agree on: names of blocks, text of tokens, stop strings, structured output. No torch."""

@@ -1,0 +1,66 @@
+"""Token ids to text, one token at a time: the pieces add up to decoding all of them at once. Pure.
+
+`tokenizers.decoders.DecodeStream` does nearly this, but gives a character of byte-fallback tokens out before the run of
+bytes has ended. The decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid
+prefix", and text that it has returned cannot be taken back. Here a run of byte tokens waits for its end.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+
+
+def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> frozenset[int]:
+    """Tokens that do not end a run of bytes: byte-fallback tokens, and special ones where they are left out."""
+    spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    special = (token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    silent = frozenset(token_id for token_id in spelled if token_id is not None)
+    return silent.union(special) if skip_special_tokens else silent
+
+
+class Detokenizer:
+    """The text of one choice.
+
+    Only a window is decoded again: from the last place but one at which text came out (a decoder may treat the very
+    first token differently, so a window must not begin with the new one) to the newest token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, silent: frozenset[int], skip_special_tokens: bool = True) -> None:
+        """`silent` is `silent_token_ids(tokenizer, skip_special_tokens)`, made once per tokenizer."""
+        self._tokenizer = tokenizer
+        self._silent = silent
+        self._skip_special_tokens = skip_special_tokens
+        self._window: list[int] = []
+        self._said_tokens = 0  # tokens of the window whose text came out
+        self._said = ""  # their text, as decoded within the window
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; empty while a character or a run of bytes is incomplete."""
+        self._window.append(token_id)
+        return "" if token_id in self._silent else self._say(self._window)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these; over time the same as of `push` one by one."""
+        if len(token_ids) > 1 and self._silent.isdisjoint(token_ids):
+            text = self._say([*self._window, *token_ids])
+            if text:
+                return text
+        return "".join(map(self.push, token_ids))
+
+    def finish(self) -> str:
+        """The text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
+        text = self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        return text[len(self._said) :]
+
+    def _say(self, window: list[int]) -> str:
+        """A window's text beyond what was returned, if it ends with a whole character: then it is the window."""
+        text = self._tokenizer.decode(window, skip_special_tokens=self._skip_special_tokens)
+        if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
+            return ""
+        new = text[len(self._said) :]
+        self._window = window[self._said_tokens :]
+        self._said_tokens = len(self._window)
+        self._said = self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        return new

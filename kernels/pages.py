@@ -1,0 +1,117 @@
+"""Writes into the paged pool and copies of its blocks."""
+
+from dataclasses import dataclass
+
+import torch
+
+from baton.kernels import reference
+from baton.kernels.native.library import native_library
+from baton.kernels.on_triton import triton_kernels
+from baton.kernels.types import KvLayer, KvPages, check_dtype, check_index, check_shape
+
+
+def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Writes token `i` into slot `slots[i]`, in place; touches nothing else of the pool.
+
+    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` of its dtype, or of any floating dtype where
+    it is quantised (types.py says how); slots: int64 `[tokens]`, distinct, each in `[0, blocks * block_tokens)`;
+    a negative one pads a batch: that token is not written anywhere.
+    """
+    for name, tensor in (("key", key), ("value", value)):
+        check_shape(name, tensor, None, kv.kv_heads, kv.head_dim)
+        if kv.scales is None:
+            check_dtype(name, tensor, kv.data.dtype)
+    check_shape("value", value, *key.shape)
+    check_index("slots", slots, key.shape[0])
+    kernels = triton_kernels(key)
+    (reference if kernels is None else kernels).store_kv(kv, key, value, slots)
+
+
+def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    """Copies block `sources[i]` to block `destinations[i]` over all layers, scales and all, in place.
+
+    kv: the pool; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is both source and
+    destination, so the order of the copies does not matter.
+    """
+    check_index("sources", sources)
+    check_index("destinations", destinations, sources.shape[0])
+    kernels = triton_kernels(kv.data)
+    (reference if kernels is None else kernels).copy_blocks(kv, sources, destinations)
+
+
+def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
+    """Copies block `block_ids[i]` to `out[i]`.
+
+    blocks: uint8 `[blocks, rows, row_bytes]`, rows contiguous: the pool's blocks as one row each, or as a row for each
+    layer of keys and of values, of which a slice takes some heads. out: uint8 `[copies, rows, row_bytes]`, likewise;
+    block_ids: int64 `[copies]`, each in `[0, blocks)`.
+    """
+    _check(blocks, block_ids, out)
+    kernels = triton_kernels(blocks)
+    (reference if kernels is None else kernels).gather_blocks(blocks, block_ids, out)
+
+
+def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
+    """Copies `source[i]` to block `block_ids[i]`: the inverse of gather_blocks. Block ids are distinct."""
+    _check(blocks, block_ids, source)
+    kernels = triton_kernels(blocks)
+    (reference if kernels is None else kernels).scatter_blocks(source, blocks, block_ids)
+
+
+def _check(blocks: torch.Tensor, block_ids: torch.Tensor, piece: torch.Tensor) -> None:
+    check_index("block_ids", block_ids)
+    check_shape("blocks", blocks, None, None, None)
+    check_shape("the piece", piece, len(block_ids), *blocks.shape[1:])
+    for name, tensor in (("blocks", blocks), ("the piece", piece)):
+        check_dtype(name, tensor, torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
+
+    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed
+    key: torch.Tensor  # likewise
+    eps: float
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the queries, `[tokens, heads, head_dim]`; keys and values go to `slots` of `kv`. May overwrite `qkv`.
+
+    qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, then keys, then values; cos, sin:
+    `[tokens, head_dim / 2]` of its dtype, see `rotary`; kv and slots as in `store_kv`, negative ones too: of such a
+    token only the queries are made.
+    """
+    tokens, _, head_dim = qkv.shape
+    check_shape("qkv", qkv, None, None, kv.head_dim)
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        check_shape(name, tensor, tokens, head_dim // 2)
+        check_dtype(name, tensor, qkv.dtype)
+    if norms is not None:
+        _check_norms(norms, qkv)
+    check_index("slots", slots, tokens)
+    if kv.scales is None:
+        check_dtype("kv", kv.data, qkv.dtype)
+    if (kernels := triton_kernels(qkv)) is not None:
+        query: torch.Tensor = kernels.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+        return query
+    native = native_library()
+    if native is not None and native.layers.takes(qkv) and native.layers.stores(kv):
+        return native.layers.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+    return reference.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+
+
+def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:
+    """Kernels read their numbers by address."""
+    for name, weight in (("query norm", norms.query), ("key norm", norms.key)):
+        check_shape(name, weight, qkv.shape[2])
+        check_dtype(name, weight, qkv.dtype)
+        if not weight.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")

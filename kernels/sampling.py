@@ -1,0 +1,91 @@
+"""From logits to tokens: which rows may be drawn from, their statistics, and the draw."""
+
+from collections.abc import Sequence
+
+import torch
+
+from baton.kernels import reference
+from baton.kernels.native.library import native_library
+from baton.kernels.on_triton import triton_kernels
+from baton.kernels.types import Sampled, Survey, check_dtype, check_shape
+
+
+def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """logits: float32 `[rows, vocab]`. Returns float32 `[len(places), vocab]`, contiguous, of its own memory.
+
+    places: rows of logits, in any order, also several times. allowed: for each of them None, where all tokens are, or
+    uint8 `[any]` on the CPU, contiguous, one bit per token, the least significant first; the others become -inf, and so
+    do tokens beyond the last bit.
+    """
+    check_shape("logits", logits, None, None)
+    check_dtype("logits", logits, torch.float32)
+    if places and not 0 <= min(places) <= max(places) < len(logits):
+        raise ValueError(f"the rows {list(places)} of {len(logits)}")
+    check_masks(allowed, len(places))
+    native = native_library()
+    if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
+        return reference.take_rows(logits, places, allowed)
+    return native.sampling.take_rows(logits, places, allowed)
+
+
+def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
+    if len(allowed) != rows:
+        raise ValueError(f"{len(allowed)} masks for {rows} rows")
+    if any(bits is not None and (bits.dtype is not torch.uint8 or bits.dim() != 1) for bits in allowed):
+        raise ValueError(f"masks must be {torch.uint8} [any]")
+
+
+def survey_rows(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> Survey:
+    """logits: float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`, within 1e-5.
+
+    The likeliest token is the first of several where the native kernel runs, and of those that are `allowed`, where
+    that is given: for each row what `take_rows` takes, with one token at least. Of a row that is not finite throughout
+    only that is known. No row depends on others.
+    """
+    check_shape("logits", logits, None, None)
+    check_dtype("logits", logits, torch.float32)
+    if allowed:
+        check_masks(allowed, len(logits))
+    native = native_library()
+    if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
+        return reference.survey_rows(logits, allowed)
+    return native.sampling.survey_rows(logits, allowed)
+
+
+def sample_tokens(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+) -> Sampled:
+    """logits: float32 `[rows, vocab]`, -inf for tokens that are banned; a row without a token that is not, or with NaN
+    or +inf, has NaN as its log-probability and no meaningful token. The others are `[rows]`:
+
+    temperature: float32, 0 takes the likeliest token, the first of several; top_k: int64, 0 is no limit, tokens that
+    tie with the last stay; top_p: float32 in [0, 1], keeps the likeliest tokens until they have that share of the mass,
+    later ids first where they tie; uniform: float64 in [0, 1). The token is the one, by order of id, whose share of
+    the mass holds the uniform number. No row depends on others. Implementations differ where the number lies within
+    1e-5 of a boundary between tokens.
+    """
+    rows = len(logits)
+    check_shape("logits", logits, rows, None)
+    check_dtype("logits", logits, torch.float32)
+    for name, tensor, dtype in (
+        ("temperature", temperature, torch.float32),
+        ("top_k", top_k, torch.int64),
+        ("top_p", top_p, torch.float32),
+        ("uniform", uniform, torch.float64),
+    ):
+        check_shape(name, tensor, rows)
+        check_dtype(name, tensor, dtype)
+    if logits.stride(1) != 1:
+        raise ValueError(f"rows of logits must be contiguous, got strides {list(logits.stride())}")
+    if (kernels := triton_kernels(logits)) is not None:
+        found: Sampled = kernels.sample_tokens(logits, temperature, top_k, top_p, uniform)
+        return found
+    native = native_library()
+    if native is not None and samples_natively(logits):
+        return native.sampling.sample_tokens(logits, temperature, top_k, top_p, uniform)
+    return reference.sample_tokens(logits, temperature, top_k, top_p, uniform)
+
+
+def samples_natively(logits: torch.Tensor) -> bool:
+    """Whether a CPU's native kernel samples such logits; the reference goes row by row, in Python."""
+    return native_library() is not None and logits.device.type == "cpu" and logits.stride(1) == 1

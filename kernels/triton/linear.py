@@ -1,0 +1,370 @@
+"""Products with weights of 8 and 4 bits, and with the experts of a mixture: kernels/linear.py on a GPU.
+
+A program takes a few outputs over a part of the inputs, and reads each byte of the weight once. Where outputs alone do
+not fill the device, the inputs are cut in parts, which a second kernel sums in order: no result depends on chance.
+
+A program takes some pairs of one expert and some of its outputs. Which expert that is, it finds out by itself, from how
+many pairs each has: the grid is the most tiles that there can be, whatever was chosen, so that it can be recorded.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.kernels.triton.call import KernelCall, as_bytes, power_of_two
+from baton.kernels.triton.formats import format_of, widened
+from baton.kernels.triton.launch import QUANTISED_LINEAR, Device, Tile, device_of, expert_tile
+from baton.kernels.types import ExpertWeight, QuantisedWeight, SortedPairs
+
+INPUTS_AT_ONCE = 128
+
+
+def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> dict[str, Any]:
+    """The arguments for a weight, of every kernel that reads it; names are those of their parameters."""
+    if isinstance(weight, torch.Tensor):
+        return {
+            "data": weight,
+            "scales": None,
+            "zeros": None,
+            "COLUMNS": weight.shape[1],
+            "GROUPS": 1,
+            "GROUP": weight.shape[1],
+            "FORMAT": format_of(weight.dtype, device),
+            "HAS_CODES": False,
+        }
+    groups = weight.scales.shape[1] if weight.has_codes else 1
+    return {
+        "data": as_bytes(weight.data.contiguous()),
+        "scales": weight.scales.contiguous(),
+        "zeros": None if weight.zeros is None else weight.zeros.contiguous(),
+        "COLUMNS": weight.data.shape[1],
+        "GROUPS": groups,
+        "GROUP": weight.inputs // groups,
+        "FORMAT": format_of(weight.data.dtype, device),
+        "HAS_CODES": weight.has_codes,
+    }
+
+
+def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -> int:
+    """Columns of a tile; of codes no more than a group, as long as a matrix instruction takes that few."""
+    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied out of registers
+    if isinstance(weight, torch.Tensor):
+        return most // 2 if dtype != torch.float32 else most  # as many bytes as of the others
+    if not weight.has_codes:
+        return most
+    group = weight.inputs // weight.scales.shape[1]
+    fits = group % 16 == 0 and weight.data.shape[1] % group == 0
+    return min(most, group & -group if fits else 32)
+
+
+@triton.jit
+def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    """Codes of 4 bits, spelled out in float32: `columns` says of which group each is."""
+    places = outputs[:, None] * GROUPS + (columns // GROUP)[None, :]
+    scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
+    zero = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
+    return (packed.to(tl.float32) - zero) * scale
+
+
+@triton.jit
+def add_products(
+    sums,  # float32 [rows, outputs]
+    x,
+    row,  # int64 [rows]: of x
+    real_row,
+    data,
+    scales,
+    zeros,
+    out,  # int64 [outputs]: rows of the weight
+    real_out,
+    begin,  # columns [begin, end) of the weight
+    end,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HAS_CODES: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    """With the scales of codes, and without those of whole outputs, which can wait."""
+    INPUTS: tl.constexpr = COLUMNS * 2 if HAS_CODES else COLUMNS
+    dtype: tl.constexpr = x.dtype.element_ty
+    for first in range(begin, end, BLOCK_INPUTS):
+        column = first + tl.arange(0, BLOCK_INPUTS)
+        real = column < COLUMNS
+        inside = real_out[:, None] & real[None, :]
+        stored = tl.load(data + out[:, None] * COLUMNS + column[None, :], mask=inside, other=0)
+        places = x + row[:, None] * INPUTS + column[None, :]
+        wanted = real_row[:, None] & real[None, :]
+        inputs = tl.load(places, mask=wanted, other=0.0)
+        if HAS_CODES:
+            more_inputs = tl.load(places + COLUMNS, mask=wanted, other=0.0)
+            low, high = stored & 15, stored >> 4
+            if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
+                # The tile is within one group in either half: its scale waits for the product.
+                place = out * GROUPS + first // GROUP
+                low_zero = tl.load(zeros + place, mask=real_out, other=0).to(tl.int16)
+                high_zero = tl.load(zeros + place + COLUMNS // GROUP, mask=real_out, other=0).to(tl.int16)
+                low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
+                high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
+                low = (low.to(tl.int16) - low_zero[:, None]).to(tl.float32).to(dtype)
+                high = (high.to(tl.int16) - high_zero[:, None]).to(tl.float32).to(dtype)
+                sums += tl.dot(inputs, tl.trans(low), input_precision="ieee") * low_scale[None, :]
+                sums += tl.dot(more_inputs, tl.trans(high), input_precision="ieee") * high_scale[None, :]
+            else:
+                low = codes(low, scales, zeros, out, column, inside, GROUPS, GROUP).to(dtype)
+                high = codes(high, scales, zeros, out, column + COLUMNS, inside, GROUPS, GROUP).to(dtype)
+                sums = tl.dot(inputs, tl.trans(low), sums, input_precision="ieee")
+                sums = tl.dot(more_inputs, tl.trans(high), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(inputs, tl.trans(widened(stored, FORMAT, dtype)), sums, input_precision="ieee")
+    return sums
+
+
+LEAST_PART = 512  # inputs that are worth a program
+SPELLED_COLUMNS = 1024
+
+
+def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    x = x.contiguous()
+    output = x.new_empty(len(x), weight.outputs)
+    for call in linear_calls(x, weight, bias, output, device_of(x)):
+        call.start()
+    return output
+
+
+def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+    output = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.data.device)
+    dequantise_call(weight, output, device_of(output)).start()
+    return output
+
+
+def linear_calls(
+    x: torch.Tensor,
+    weight: QuantisedWeight,
+    bias: torch.Tensor | None,
+    output: torch.Tensor,
+    device: Device,
+    tile: Tile | None = None,
+) -> list[KernelCall]:
+    """The product of each part of the inputs, then their sum unless there is only one; `tile` as for attention."""
+    rows, columns = len(x), weight.data.shape[1]
+    tile = tile or QUANTISED_LINEAR[device.row]
+    block_rows = min(max(16, power_of_two(rows)), 64)
+    programs = -(-weight.outputs // tile.tokens) * -(-rows // block_rows)
+    parts = max(1, min(2 * device.multiprocessors // programs, columns // LEAST_PART))
+    part_columns = -(-columns // (parts * INPUTS_AT_ONCE)) * INPUTS_AT_ONCE
+    parts = -(-columns // part_columns)
+    sums = output if parts == 1 else output.new_empty(parts, rows, weight.outputs, dtype=torch.float32)
+    finishing: dict[str, Any] = {"rows": rows, "OUTPUTS": weight.outputs, "HAS_CODES": weight.has_codes}
+    arguments = weight_arguments(weight, device) | finishing
+    arguments |= {
+        "x": x,
+        "bias": bias,
+        "output": sums,
+        "part_columns": part_columns,
+        "BLOCK_ROWS": block_rows,
+        "BLOCK_OUTPUTS": tile.tokens,
+        "BLOCK_INPUTS": inputs_at_once(weight, x.dtype),
+        "WHOLE": parts == 1,
+    }
+    grid = (-(-weight.outputs // tile.tokens), -(-rows // block_rows), parts)
+    multiply = KernelCall(multiply_rows, grid, arguments, tile.warps, tile.stages)
+    if parts == 1:
+        return [multiply]
+    finishing |= {"sums": sums, "scales": weight.scales, "bias": bias, "output": output, "parts": parts, "BLOCK": 256}
+    return [multiply, KernelCall(sum_parts, (rows, -(-weight.outputs // 256)), finishing, warps=2)]
+
+
+def dequantise_call(weight: QuantisedWeight, output: torch.Tensor, device: Device) -> KernelCall:
+    columns = weight.data.shape[1]
+    arguments = weight_arguments(weight, device) | {
+        "output": output,
+        "BLOCK": min(SPELLED_COLUMNS, max(16, power_of_two(columns))),
+    }
+    return KernelCall(spell_out, (weight.outputs, -(-columns // arguments["BLOCK"])), arguments, warps=4)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def multiply_rows(
+    x,
+    data,
+    scales,
+    zeros,
+    bias,
+    output,
+    rows,
+    part_columns,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HAS_CODES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    out = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    real_row, real_out = row < rows, out < OUTPUTS
+    wide_row = row.to(tl.int64)
+    begin = tl.program_id(2) * part_columns
+    sums = add_products(
+        tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32), x, wide_row, real_row, data, scales, zeros,
+        out.to(tl.int64), real_out, begin, tl.minimum(begin + part_columns, COLUMNS),
+        COLUMNS, GROUPS, GROUP, FORMAT, HAS_CODES, BLOCK_INPUTS,
+    )  # fmt: skip
+
+    inside = real_row[:, None] & real_out[None, :]
+    target = wide_row[:, None] * OUTPUTS + out[None, :]
+    if WHOLE:
+        if not HAS_CODES:
+            sums *= tl.load(scales + out, mask=real_out, other=0.0)[None, :]
+        if bias is not None:
+            sums += tl.load(bias + out, mask=real_out, other=0.0).to(tl.float32)[None, :]
+        tl.store(output + target, sums.to(output.dtype.element_ty), mask=inside)
+    else:
+        part = tl.program_id(2).to(tl.int64) * rows * OUTPUTS
+        tl.store(output + part + target, sums, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "parts"])
+def sum_parts(
+    sums, scales, bias, output, rows, parts, OUTPUTS: tl.constexpr, HAS_CODES: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    out = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = out < OUTPUTS
+    total = tl.zeros([BLOCK], tl.float32)
+    part_stride = rows.to(tl.int64) * OUTPUTS
+    place = row * OUTPUTS + out
+    for _ in range(parts):
+        total += tl.load(sums + place, mask=real, other=0.0)
+        place += part_stride
+    if not HAS_CODES:
+        total *= tl.load(scales + out, mask=real, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + out, mask=real, other=0.0).to(tl.float32)
+    tl.store(output + row * OUTPUTS + out, total.to(output.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def spell_out(
+    data,
+    scales,
+    zeros,
+    output,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HAS_CODES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    out = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < COLUMNS
+    stored = tl.load(data + out * COLUMNS + column, mask=real, other=0)
+    dtype: tl.constexpr = output.dtype.element_ty
+    if HAS_CODES:
+        target = output + out * 2 * COLUMNS + column
+        rows = tl.full([1], 0, tl.int64) + out
+        inside = real[None, :]
+        low = codes((stored & 15)[None, :], scales, zeros, rows, column, inside, GROUPS, GROUP)
+        high = codes((stored >> 4)[None, :], scales, zeros, rows, column + COLUMNS, inside, GROUPS, GROUP)
+        tl.store(target[None, :], low.to(dtype), mask=inside)
+        tl.store(target[None, :] + COLUMNS, high.to(dtype), mask=inside)
+    else:
+        wide = widened(stored, FORMAT, tl.float32) * tl.load(scales + out)
+        tl.store(output + out * COLUMNS + column, wide.to(dtype), mask=real)
+
+
+def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
+    x = x.contiguous()
+    output = x.new_empty(len(pairs.order), weight.outputs)
+    expert_call(x, weight, pairs, output, device_of(x)).start()
+    return output
+
+
+def expert_call(
+    x: torch.Tensor,
+    weight: ExpertWeight,
+    pairs: SortedPairs,
+    output: torch.Tensor,
+    device: Device,
+    tile: Tile | None = None,
+) -> KernelCall:
+    """`tile` is for measurements."""
+    count = len(pairs.order)
+    tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
+    # Full tiles, and one of each expert that is not: no more than there are pairs.
+    tiles = min(count, count // tile.rows + weight.experts)
+    arguments = weight_arguments(weight.rows, device) | {
+        "x": x,
+        "order": pairs.order,
+        "starts": pairs.starts,
+        "output": output,
+        "fan": count // len(x),
+        "OUTPUTS": weight.outputs,
+        "EXPERTS": weight.experts,
+        "BLOCK_EXPERTS": power_of_two(weight.experts),
+        "BLOCK_ROWS": tile.rows,
+        "BLOCK_OUTPUTS": tile.tokens,
+        "BLOCK_INPUTS": inputs_at_once(weight.rows, x.dtype),
+    }
+    return KernelCall(multiply_experts, (tiles, -(-weight.outputs // tile.tokens)), arguments, tile.warps, tile.stages)
+
+
+@triton.jit(do_not_specialize=["fan"])
+def multiply_experts(
+    x,
+    data,
+    scales,
+    zeros,
+    order,
+    starts,
+    output,
+    fan,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HAS_CODES: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    experts = tl.arange(0, BLOCK_EXPERTS)
+    begins = tl.load(starts + experts, mask=experts < EXPERTS, other=0).to(tl.int32)
+    ends = tl.load(starts + experts + 1, mask=experts < EXPERTS, other=0).to(tl.int32)
+    tiles = (ends - begins + BLOCK_ROWS - 1) // BLOCK_ROWS
+    tiles_so_far = tl.cumsum(tiles, 0)
+    expert = tl.sum((tiles_so_far <= tile).to(tl.int32), 0)
+    if expert >= EXPERTS:
+        return
+    own = experts == expert
+    first = tl.sum(tl.where(own, begins + (tile - tiles_so_far + tiles) * BLOCK_ROWS, 0), 0)
+    end = tl.sum(tl.where(own, ends, 0), 0)
+
+    place = first + tl.arange(0, BLOCK_ROWS)
+    real_row = place < end
+    pair = tl.load(order + place, mask=real_row, other=0)
+    out = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    real_out = out < OUTPUTS
+    weight_row = expert.to(tl.int64) * OUTPUTS + out
+    sums = add_products(
+        tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32), x, pair // fan, real_row, data, scales, zeros,
+        weight_row, real_out, 0, COLUMNS, COLUMNS, GROUPS, GROUP, FORMAT, HAS_CODES, BLOCK_INPUTS,
+    )  # fmt: skip
+    if scales is not None and not HAS_CODES:
+        sums *= tl.load(scales + weight_row, mask=real_out, other=0.0)[None, :]
+    inside = real_row[:, None] & real_out[None, :]
+    tl.store(output + pair[:, None] * OUTPUTS + out[None, :], sums.to(output.dtype.element_ty), mask=inside)

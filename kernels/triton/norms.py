@@ -1,0 +1,82 @@
+"""RMSNorm, alone or after adding a residual, and the gate of a feed-forward layer: kernels/norms.py on a GPU."""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.kernels.triton.call import KernelCall, power_of_two
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    norm_call(x, None, weight, eps, output).start()
+    return output
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    norm_call(x, residual, weight, eps, output).start()
+    return output
+
+
+def norm_call(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, output: torch.Tensor
+) -> KernelCall:
+    size = x.shape[-1]
+    block = power_of_two(size)
+    arguments = {
+        "x": x,
+        "residual": residual,
+        "weight": weight,
+        "output": output,
+        "eps": eps,
+        "SIZE": size,
+        "BLOCK": block,
+    }
+    return KernelCall(normalise, (x.numel() // size,), arguments, warps=min(max(block // 512, 1), 16))
+
+
+@triton.jit
+def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    places = tl.arange(0, BLOCK)
+    inside = places < SIZE
+    wide = tl.load(x + row + places, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        wide += tl.load(residual + row + places, mask=inside, other=0.0).to(tl.float32)
+        stored = wide.to(residual.dtype.element_ty)
+        tl.store(residual + row + places, stored, mask=inside)
+        wide = stored.to(tl.float32)  # what the next layer adds to is what is normalised here
+    factors = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
+    normal = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    normal = normal.to(output.dtype.element_ty).to(tl.float32)  # rounded before the weight, as the contract has it
+    tl.store(output + row + places, (normal * factors).to(output.dtype.element_ty), mask=inside)
+
+
+BLOCK = 1024
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate_up = gate_up.contiguous()
+    output = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    silu_mul_call(gate_up, output).start()
+    return output
+
+
+def silu_mul_call(gate_up: torch.Tensor, output: torch.Tensor) -> KernelCall:
+    tokens, size = output.shape
+    arguments = {"gate_up": gate_up, "output": output, "SIZE": size, "BLOCK": BLOCK}
+    return KernelCall(gate, (tokens, -(-size // BLOCK)), arguments, warps=4)
+
+
+@triton.jit
+def gate(gate_up, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < SIZE
+    gates = tl.load(gate_up + token * 2 * SIZE + places, mask=inside, other=0.0).to(tl.float32)
+    ups = tl.load(gate_up + token * 2 * SIZE + SIZE + places, mask=inside, other=0.0).to(tl.float32)
+    gated = (gates / (1.0 + tl.exp(-gates))).to(output.dtype.element_ty).to(tl.float32)
+    tl.store(output + token * SIZE + places, (gated * ups).to(output.dtype.element_ty), mask=inside)

@@ -1,0 +1,340 @@
+"""Keys and values into their slots, rotated and quantised on the way, and copies of blocks: kernels/pages.py on a GPU.
+
+A negative slot pads a batch: nothing is written for it.
+
+A program takes some heads of one token, as their two halves: what rotates together. Norms are rounded before their
+weight, as in kernels/norms.py; the rotation is in float32 and rounded once. A negative slot pads a batch: its
+queries are made, nothing is written.
+
+Blocks are `[blocks, rows, row_bytes]`: one row where a block is one extent, more where only some heads of it are meant.
+Copies go by the widest word that all addresses are a multiple of; a program moves COPY_BYTES, in 16 bytes a thread.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.kernels.pages import HeadNorms
+from baton.kernels.triton.call import KernelCall, as_bytes, power_of_two
+from baton.kernels.triton.formats import FLOAT, encoded, format_of, largest_of, row_scales
+from baton.kernels.triton.launch import COPY_BYTES, Device, device_of
+from baton.kernels.types import KvLayer, KvPages
+
+HEADS_AT_ONCE = 4
+
+
+def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    store_call(kv, _rows(key), _rows(value), slots, device_of(key)).start()
+
+
+def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, device: Device) -> KernelCall:
+    arguments = pool_arguments(kv, device) | {
+        "key": key,
+        "value": value,
+        "slots": slots,
+        "key_stride": key.stride(0),
+        "value_stride": value.stride(0),
+        "BLOCK_DIM": power_of_two(kv.head_dim),
+    }
+    grid = (len(slots), -(-kv.kv_heads // HEADS_AT_ONCE), 2)
+    return KernelCall(store_rows, grid, arguments, warps=1)
+
+
+def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
+    """The arguments for one layer of the pool, of every kernel that writes it."""
+    scales = kv.scales
+    if kv.data.stride(3) != kv.head_dim or kv.data.stride(4) != 1 or (scales is not None and scales.stride(3) != 1):
+        raise ValueError(f"the tokens of a block must be contiguous, got strides {list(kv.data.stride())}")
+    return {
+        "data": as_bytes(kv.data),
+        "scales": scales,
+        "block_stride": kv.data.stride(0),
+        "part_stride": kv.data.stride(1),
+        "head_stride": kv.data.stride(2),
+        "scale_block_stride": 0 if scales is None else scales.stride(0),
+        "scale_part_stride": 0 if scales is None else scales.stride(1),
+        "scale_head_stride": 0 if scales is None else scales.stride(2),
+        "KV_HEADS": kv.kv_heads,
+        "HEAD_DIM": kv.head_dim,
+        "BLOCK_TOKENS": kv.block_tokens,
+        "HEADS_AT_ONCE": HEADS_AT_ONCE,
+        "FORMAT": format_of(kv.data.dtype, device),
+        "LARGEST_NUMBER": largest_of(kv.data.dtype),
+    }
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Heads of a token side by side; slices of a fused projection are taken as they are."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+@triton.jit
+def store_rows(
+    key,
+    value,
+    slots,
+    key_stride,
+    value_stride,
+    data,
+    scales,
+    block_stride,
+    part_stride,
+    head_stride,
+    scale_block_stride,
+    scale_part_stride,
+    scale_head_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    LARGEST_NUMBER: tl.constexpr,
+):
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    heads = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
+    dims = tl.arange(0, BLOCK_DIM)
+    inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+    places = heads[:, None] * HEAD_DIM + dims[None, :]
+    if part == 0:
+        rows = tl.load(key + token * key_stride + places, mask=inside, other=0.0)
+    else:
+        rows = tl.load(value + token * value_stride + places, mask=inside, other=0.0)
+    block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
+    target = data + block * block_stride + part * part_stride + offset * HEAD_DIM
+    target += heads[:, None] * head_stride + dims[None, :]
+    if FORMAT == FLOAT:
+        tl.store(target, rows.to(data.dtype.element_ty), mask=inside)
+    else:
+        wide = rows.to(tl.float32)
+        found = row_scales(tl.abs(wide), LARGEST_NUMBER)
+        tl.store(target, encoded(wide, found, FORMAT, LARGEST_NUMBER), mask=inside)
+        scale_target = scales + block * scale_block_stride + part * scale_part_stride + offset
+        tl.store(scale_target + heads * scale_head_stride, found, mask=heads < KV_HEADS)
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    tokens, heads, head_dim = qkv.shape
+    query = qkv.new_empty(tokens, heads - 2 * kv.kv_heads, head_dim)
+    rotate_call(qkv.contiguous(), cos.contiguous(), sin.contiguous(), norms, kv, slots, query, device_of(qkv)).start()
+    return query
+
+
+def rotate_call(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+    query: torch.Tensor,
+    device: Device,
+) -> KernelCall:
+    tokens, heads, head_dim = query.shape
+    query_programs, kv_programs = -(-heads // HEADS_AT_ONCE), -(-kv.kv_heads // HEADS_AT_ONCE)
+    arguments = pool_arguments(kv, device) | {
+        "qkv": qkv,
+        "cos": cos,
+        "sin": sin,
+        "query_norm": None if norms is None else norms.query,
+        "key_norm": None if norms is None else norms.key,
+        "eps": 0.0 if norms is None else norms.eps,
+        "slots": slots,
+        "query": query,
+        "HEADS": heads,
+        "BLOCK_HALF": power_of_two(head_dim // 2),
+        "QUERY_PROGRAMS": query_programs,
+        "KV_PROGRAMS": kv_programs,
+    }
+    return KernelCall(rotate_rows, (tokens, query_programs + 2 * kv_programs), arguments, warps=1)
+
+
+@triton.jit
+def _normal(first, second, norm, eps, halves, inside, HALF: tl.constexpr):
+    dtype: tl.constexpr = norm.dtype.element_ty
+    mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF)
+    factor = tl.rsqrt(mean + eps)[:, None]
+    first_weight = tl.load(norm + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
+    second_weight = tl.load(norm + HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
+    first = ((first * factor).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
+    second = ((second * factor).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _rotated(first, second, cos, sin, token, halves, inside, HALF: tl.constexpr):
+    cosine = tl.load(cos + token * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sine = tl.load(sin + token * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return first * cosine - second * sine, second * cosine + first * sine
+
+
+@triton.jit
+def rotate_rows(
+    qkv,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    eps,
+    slots,
+    query,
+    data,
+    scales,
+    block_stride,
+    part_stride,
+    head_stride,
+    scale_block_stride,
+    scale_part_stride,
+    scale_head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
+    QUERY_PROGRAMS: tl.constexpr,
+    KV_PROGRAMS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    LARGEST_NUMBER: tl.constexpr,
+):
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    local, halves = tl.arange(0, HEADS_AT_ONCE), tl.arange(0, BLOCK_HALF)
+    half_inside = halves < HALF
+    base = qkv + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+    if program < QUERY_PROGRAMS:
+        heads = program * HEADS_AT_ONCE + local
+        inside = (heads < HEADS)[:, None] & half_inside[None, :]
+        places = heads[:, None] * HEAD_DIM + halves[None, :]
+        first = tl.load(base + places, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(base + HALF + places, mask=inside, other=0.0).to(tl.float32)
+        if query_norm is not None:
+            first, second = _normal(first, second, query_norm, eps, halves, half_inside, HALF)
+        first, second = _rotated(first, second, cos, sin, token, halves, half_inside, HALF)
+        target = query + token * HEADS * HEAD_DIM + places
+        tl.store(target, first.to(query.dtype.element_ty), mask=inside)
+        tl.store(target + HALF, second.to(query.dtype.element_ty), mask=inside)
+        return
+
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    part = (program - QUERY_PROGRAMS) // KV_PROGRAMS  # 0: keys, 1: values
+    heads = (program - QUERY_PROGRAMS - part * KV_PROGRAMS) * HEADS_AT_ONCE + local
+    inside = (heads < KV_HEADS)[:, None] & half_inside[None, :]
+    places = (HEADS + part * KV_HEADS + heads)[:, None] * HEAD_DIM + halves[None, :]
+    first = tl.load(base + places, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(base + HALF + places, mask=inside, other=0.0).to(tl.float32)
+    if part == 0:
+        if key_norm is not None:
+            first, second = _normal(first, second, key_norm, eps, halves, half_inside, HALF)
+        first, second = _rotated(first, second, cos, sin, token, halves, half_inside, HALF)
+        # Rounded to the dtype of the model before anything else, as the unfused operations have it.
+        first = first.to(qkv.dtype.element_ty).to(tl.float32)
+        second = second.to(qkv.dtype.element_ty).to(tl.float32)
+    block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
+    target = data + block * block_stride + part * part_stride + offset * HEAD_DIM
+    target += heads[:, None] * head_stride + halves[None, :]
+    if FORMAT == FLOAT:
+        tl.store(target, first.to(data.dtype.element_ty), mask=inside)
+        tl.store(target + HALF, second.to(data.dtype.element_ty), mask=inside)
+    else:
+        magnitudes = tl.maximum(tl.abs(first), tl.abs(second), propagate_nan=tl.PropagateNan.ALL)
+        found = row_scales(magnitudes, LARGEST_NUMBER)
+        tl.store(target, encoded(first, found, FORMAT, LARGEST_NUMBER), mask=inside)
+        tl.store(target + HALF, encoded(second, found, FORMAT, LARGEST_NUMBER), mask=inside)
+        scale_target = scales + block * scale_block_stride + part * scale_part_stride + offset
+        tl.store(scale_target + heads * scale_head_stride, found, mask=heads < KV_HEADS)
+
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
+    copy_call(blocks, block_ids, out, None, len(block_ids)).start()
+
+
+def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
+    copy_call(source, None, blocks, block_ids, len(block_ids)).start()
+
+
+def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    for part in (kv.data, kv.scales):
+        if part is not None:
+            # One row per layer, part and head; `view` refuses where that would be a copy.
+            rows = part.view(torch.uint8).view(kv.blocks, kv.layers * 2 * kv.kv_heads, -1)
+            copy_call(rows, sources, rows, destinations, len(sources)).start()
+
+
+def copy_call(
+    source: torch.Tensor,
+    source_ids: torch.Tensor | None,
+    target: torch.Tensor,
+    target_ids: torch.Tensor | None,
+    copies: int,
+) -> KernelCall:
+    """Block `source_ids[i]` to block `target_ids[i]`; None stands for i itself. Both uint8 `[blocks, rows, bytes]`."""
+    if source.shape[1:] != target.shape[1:] or source.stride(2) != 1 or target.stride(2) != 1:
+        raise ValueError(f"rows of {list(source.shape)} and {list(target.shape)} are not alike, or not contiguous")
+    rows, row_bytes = source.shape[1:]
+    word_bytes = math.gcd(8, row_bytes, *source.stride()[:2], *target.stride()[:2], _address(source), _address(target))
+    word = _WORDS[word_bytes]
+    words = row_bytes // word_bytes
+    block = COPY_BYTES // word_bytes
+    arguments = {
+        "source": source.view(word),
+        "target": target.view(word),
+        "source_ids": source_ids,
+        "target_ids": target_ids,
+        "source_block_stride": source.stride(0) // word_bytes,
+        "target_block_stride": target.stride(0) // word_bytes,
+        "source_row_stride": source.stride(1) // word_bytes,
+        "target_row_stride": target.stride(1) // word_bytes,
+        "words": words,
+        "BLOCK": block,
+    }
+    return KernelCall(copy_row, (copies, rows, -(-words // block)), arguments, warps=4)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.data_ptr()
+
+
+@triton.jit
+def copy_row(
+    source,
+    target,
+    source_ids,
+    target_ids,
+    source_block_stride,
+    target_block_stride,
+    source_row_stride,
+    target_row_stride,
+    words,
+    BLOCK: tl.constexpr,
+):
+    copy, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    source_block, target_block = copy, copy
+    if source_ids is not None:
+        source_block = tl.load(source_ids + copy)
+    if target_ids is not None:
+        target_block = tl.load(target_ids + copy)
+    places = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < words
+    read = source + source_block * source_block_stride + row * source_row_stride
+    written = target + target_block * target_block_stride + row * target_row_stride
+    tl.store(written + places, tl.load(read + places, mask=inside), mask=inside)

@@ -1,0 +1,252 @@
+"""Arguments and results of kernels: layers of the KV pool, scoring, weights, drawn rows; and their checks.
+
+A quantised pool keeps one float32 scale per token and KV head, for keys and for values: number = stored * scale.
+
+Scale = largest magnitude of the row / largest number of the format, so that nothing is clipped (per-token symmetric
+quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
+    """`None` stands for any size."""
+    actual = tensor.shape
+    if len(actual) != len(shape) or any(want not in (None, size) for want, size in zip(shape, actual, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must be [{wanted}], got {list(actual)}")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def check_index(name: str, tensor: torch.Tensor, length: int | None = None) -> None:
+    """int64, since an offset into a pool of pages passes 2**31 elements early; one dimension."""
+    check_shape(name, tensor, length)
+    check_dtype(name, tensor, torch.int64)
+
+
+QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # what is stored with scales
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """One layer of the pool, by reference: writing to it writes the pool."""
+
+    data: torch.Tensor  # [blocks, 2 (keys, values), kv_heads, block_tokens, head_dim]
+    scales: torch.Tensor | None  # float32 [blocks, 2, kv_heads, block_tokens], exactly where data is one of QUANTISED
+
+    @property
+    def kv_heads(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.data.shape[3]
+
+    @property
+    def head_dim(self) -> int:
+        return self.data.shape[4]
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages:
+    """All layers of the pool, by reference; `KvLayout.view` lays it over memory that others own."""
+
+    data: torch.Tensor  # [blocks, layers, 2 (keys, values), kv_heads, block_tokens, head_dim]
+    scales: torch.Tensor | None = None  # float32 [blocks, layers, 2, kv_heads, block_tokens]
+
+    def __post_init__(self) -> None:
+        if (self.data.dtype in QUANTISED) != (self.scales is not None):
+            raise ValueError(f"KV in {self.data.dtype} {'needs' if self.scales is None else 'has no'} scales")
+        if self.scales is not None and (self.scales.dtype, self.scales.shape) != (torch.float32, self.data.shape[:-1]):
+            raise ValueError(f"scales must be float32 {list(self.data.shape[:-1])}, got {list(self.scales.shape)}")
+
+    def layer(self, index: int) -> KvLayer:
+        return KvLayer(self.data[:, index], None if self.scales is None else self.scales[:, index])
+
+    @property
+    def blocks(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.data.shape[3]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.data.shape[4]
+
+    @property
+    def head_dim(self) -> int:
+        return self.data.shape[5]
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+
+def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
+    """Whether attention of `query`, `[tokens, heads, head_dim]`, can read this layer."""
+    check_shape("query", query, None, None, None)
+    check_shape("kv", kv.data, None, 2, None, None, query.shape[2])
+    if kv.scales is None:
+        check_dtype("kv", kv.data, query.dtype)
+    if query.shape[1] % kv.kv_heads:
+        raise ValueError(f"{query.shape[1]} heads are not a multiple of {kv.kv_heads} KV heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Softmax is over `softcap * tanh(query @ key * scale / softcap) + slope * (key position - query position)`.
+
+    softcap: None leaves scores as they are (Gemma 2, arXiv:2408.00118). window: how many tokens a query sees, itself
+    included; None sees all before it. alibi_slopes: float32 `[heads]` (ALiBi, arXiv:2108.12409); None is a slope of 0.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
+        return self.softcap is None and self.alibi_slopes is None
+
+
+def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
+    """query: `[tokens, heads, head_dim]`."""
+    if scoring.window is not None and scoring.window < 1:
+        raise ValueError(f"window must be at least 1, got {scoring.window}")
+    if scoring.softcap is not None and scoring.softcap <= 0:
+        raise ValueError(f"softcap must be positive, got {scoring.softcap}")
+    if scoring.alibi_slopes is not None:
+        check_shape("alibi_slopes", scoring.alibi_slopes, query.shape[1])
+        check_dtype("alibi_slopes", scoring.alibi_slopes, torch.float32)
+
+
+class Sampled(NamedTuple):
+    token_ids: torch.Tensor  # int64 [rows]
+    logprobs: torch.Tensor  # float32 [rows], of the model's own distribution: before temperature and filters
+
+
+class Survey(NamedTuple):
+    best: torch.Tensor  # int64 [rows], the likeliest tokens
+    log_totals: torch.Tensor  # float32 [rows], logarithms of the sums of e^logit
+    finite: torch.Tensor  # bool [rows], whether every number of the row is
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedWeight:
+    """`[outputs, inputs]` numbers; data says by its dtype which.
+
+    int8 and float8_e4m3fn `[outputs, inputs]`: number = stored * scales[output]. uint8 `[outputs, inputs / 2]` holds
+    codes of 4 bits, column c in the low half of byte c and column c + inputs / 2 in its high half:
+    number = (code - zeros[output, group]) * scales[output, group], groups being equal runs of columns.
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor  # float32 [outputs]; of codes: any float [outputs, groups]
+    zeros: torch.Tensor | None = None  # of codes: uint8 [outputs, groups]
+
+    def __post_init__(self) -> None:
+        outputs = len(self.data)
+        if self.data.dtype == torch.uint8:
+            if self.zeros is None:
+                raise ValueError("codes of 4 bits need zeros")
+            check_shape("scales", self.scales, outputs, None)
+            check_shape("zeros", self.zeros, *self.scales.shape)
+            check_dtype("zeros", self.zeros, torch.uint8)
+        elif self.data.dtype in (torch.int8, torch.float8_e4m3fn):
+            check_shape("scales", self.scales, outputs)
+            check_dtype("scales", self.scales, torch.float32)
+        else:
+            raise ValueError(f"a weight in {self.data.dtype} is not read")
+
+    @property
+    def outputs(self) -> int:
+        return len(self.data)
+
+    @property
+    def inputs(self) -> int:
+        return self.data.shape[1] * (2 if self.has_codes else 1)
+
+    @property
+    def has_codes(self) -> bool:
+        return self.data.dtype == torch.uint8
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeight:
+    """`rows`: `[experts * outputs, inputs]`, expert after expert; plain numbers of any float, or quantised."""
+
+    rows: torch.Tensor | QuantisedWeight
+    experts: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, torch.Tensor):
+            check_shape("rows", self.rows, None, None)
+        if self.experts < 1 or self._all_outputs % self.experts:
+            raise ValueError(f"{self._all_outputs} rows are not as many for each of {self.experts} experts")
+
+    @property
+    def outputs(self) -> int:
+        """Of one expert."""
+        return self._all_outputs // self.experts
+
+    @property
+    def inputs(self) -> int:
+        return self.rows.shape[1] if isinstance(self.rows, torch.Tensor) else self.rows.inputs
+
+    @property
+    def _all_outputs(self) -> int:
+        return len(self.rows) if isinstance(self.rows, torch.Tensor) else self.rows.outputs
+
+
+class SortedPairs(NamedTuple):
+    """Pairs of a row and an expert that takes it, sorted by expert: pair p is of row `p // (pairs / rows)`.
+
+    Their number follows from shapes, and which expert has how many is never looked at on the host.
+    """
+
+    order: torch.Tensor  # int64 [pairs]: the pairs, those of the first expert first
+    starts: torch.Tensor  # int64 [experts + 1]: where in `order` each expert's begin, and the end
+
+
+def sorted_pairs(chosen: torch.Tensor, experts: int) -> SortedPairs:
+    """`chosen`: int64 `[rows, experts per row]`. Waits for nothing, and all shapes follow from its own."""
+    ordered, order = chosen.flatten().sort(stable=True)
+    return SortedPairs(order, torch.searchsorted(ordered, torch.arange(experts + 1, device=chosen.device)))
+
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a row of zeros divides by this, not by zero
+
+
+def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[..., head_dim]` of any floating dtype as `dtype` and float32 scales `[...]`; rows ~ stored * scale.
+
+    A row with anything in it that is not finite gets the scale NaN: it reads back as NaN throughout, never clamped.
+    """
+    wide = rows.to(torch.float32)
+    scales = (wide.abs().amax(-1) / LARGEST[dtype]).clamp(min=SMALLEST_SCALE)
+    scales = scales.masked_fill(scales.isinf(), torch.nan)
+    ratio = (wide / scales[..., None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
+    if dtype == torch.int8:
+        ratio.round_()  # an integer has no NaN and becomes anything: the scale says what it is
+    return ratio.to(dtype), scales
+
+
+def dequantise(stored: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse: `[..., head_dim]` and `[...]` to `[..., head_dim]` in `dtype`; the product is in float32."""
+    return (stored.to(torch.float32) * scales[..., None]).to(dtype)

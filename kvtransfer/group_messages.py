@@ -1,0 +1,341 @@
+"""Blocks as messages of a process group: packed and sent by the source, received into a ring and put in place.
+
+The receiver posts every receive itself, so that the source never chooses where to write. It requests no more at a time
+than it will take in order, so that the content of each message is known before it comes.
+"""
+
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from baton.kernels.pages import gather_blocks, scatter_blocks
+from baton.kvtransfer.process_group import MessageGroup, Pending
+from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, plan_slices
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken, LinkRate
+
+
+class _Slot(Enum):
+    FREE = auto()
+    AWAITED = auto()  # a receive is posted: bytes may appear at any time
+    LANDED = auto()  # being copied to where it belongs
+
+
+class StagingRing:
+    """Slot `sequence % slots` holds message `sequence`. One thread; a call out of order is a bug: ValueError."""
+
+    def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
+        self._memory = torch.zeros(slots, slot_bytes, dtype=torch.uint8, device=device)
+        self._states = [_Slot.FREE] * slots
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def post(self, sequence: int) -> torch.Tensor:
+        """The slot's memory, uint8 `[slot_bytes]`, to receive into; never one that is still being copied from."""
+        self._turn(sequence, _Slot.FREE, _Slot.AWAITED)
+        return self._memory[sequence % len(self)]
+
+    def landed(self, sequence: int) -> None:
+        self._turn(sequence, _Slot.AWAITED, _Slot.LANDED)
+
+    def free(self, sequence: int) -> None:
+        """It has no reader any more."""
+        self._turn(sequence, _Slot.LANDED, _Slot.FREE)
+
+    def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:
+        slot = sequence % len(self)
+        if self._states[slot] is not wanted:
+            raise ValueError(f"message {sequence}: its slot is {self._states[slot].name}, not {wanted.name}")
+        self._states[slot] = next_state
+
+
+HEADER = struct.Struct("<QQ")  # sequence, bytes of blocks
+HEADER_BYTES = 64  # so that the blocks behind it are aligned
+WANTED_MESSAGE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLayout:
+    """Blocks as the reader wants them: one after the other for each piece of heads, of those that the source has."""
+
+    source: PoolShape
+    reader: PoolShape
+    blocks_per_message: int
+
+    @property
+    def slices(self) -> tuple[HeadSlice, ...]:
+        return plan_slices(self.source, self.reader)
+
+    @property
+    def message_bytes(self) -> int:
+        return HEADER_BYTES + self.blocks_per_message * self.source.block_bytes
+
+
+def blocks_per_message(shape: PoolShape) -> int:
+    return max(1, min(shape.num_blocks, WANTED_MESSAGE_BYTES // shape.block_bytes))
+
+
+def write_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None:
+    header = HEADER.pack(sequence, block_bytes).ljust(HEADER_BYTES, b"\0")
+    message[:HEADER_BYTES].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+
+
+def check_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None:
+    """Raises: LinkBroken, where this is another message than the one that was waited for."""
+    found = HEADER.unpack(message[: HEADER.size].cpu().numpy().tobytes())
+    if found != (sequence, block_bytes):
+        raise LinkBroken(f"message {found[0]} of {found[1]} bytes came, {sequence} of {block_bytes} was awaited")
+
+
+class Packer:
+    """Moves blocks between `pool`, on any device, and messages of that device; of several, that of the first part."""
+
+    def __init__(self, pool: Storage, shape: PoolShape, layout: MessageLayout, reads: bool) -> None:
+        """`shape` is the pool's. `reads`: it is the source's of `layout`, and else the reader's."""
+        parts = [part.view(shape.num_blocks, shape.rows, shape.row_bytes) for part in parts_of(pool, shape)]
+        self._views = []  # of each slice: [block, row, bytes of the row]
+        for piece in layout.slices:
+            part = piece.source_part if reads else piece.destination_part
+            start = piece.source_offset if reads else piece.destination_offset
+            self._views.append(parts[part][:, :, start : start + piece.width])
+        self.device = parts[0].device
+        self._on_cpu = self.device.type == "cpu"
+
+    def gather(self, blocks: Sequence[int], message: torch.Tensor) -> int:
+        """Returns how many bytes were put behind the header."""
+        end = HEADER_BYTES
+        for view in self._views:
+            start, end = end, end + len(blocks) * view[0].numel()
+            self._copy(message[start:end].view(len(blocks), *view.shape[1:]), view, blocks, out_of_pool=True)
+        return end - HEADER_BYTES
+
+    def scatter(self, message: torch.Tensor, blocks: Sequence[int]) -> int:
+        end = HEADER_BYTES
+        for view in self._views:
+            start, end = end, end + len(blocks) * view[0].numel()
+            self._copy(message[start:end].view(len(blocks), *view.shape[1:]), view, blocks, out_of_pool=False)
+        return end - HEADER_BYTES
+
+    def _copy(self, packed: torch.Tensor, view: torch.Tensor, blocks: Sequence[int], out_of_pool: bool) -> None:
+        if self._on_cpu:
+            # numpy stays on this thread and drops the interpreter lock, as in HostMemory
+            small, large = packed.numpy(), view.numpy()
+            for index, block in enumerate(blocks):
+                np.copyto(small[index], large[block]) if out_of_pool else np.copyto(large[block], small[index])
+            return
+        ids = torch.tensor(blocks, dtype=torch.int64).to(view.device, non_blocking=True)
+        if view.device != self.device:
+            _copy_across(packed, view, ids, out_of_pool)
+        elif out_of_pool:
+            gather_blocks(view, ids, packed)
+        else:
+            scatter_blocks(packed, view, ids)
+
+
+def _copy_across(packed: torch.Tensor, view: torch.Tensor, ids: torch.Tensor, out_of_pool: bool) -> None:
+    """Between the message's device and that of another rank; torch puts the two devices' work in order."""
+    if out_of_pool:
+        packed.copy_(view[ids])
+    else:
+        view[ids] = packed.to(view.device)
+        torch.cuda.current_stream(view.device).synchronize()  # a group settles its own device alone
+
+
+SEND_SLOTS = 2  # one being sent, one being gathered
+
+
+class GroupSender:
+    """Owns `group`, closes it, and has a thread that waits for the reader: the engine never does.
+
+    Messages are copies: blocks that are given up while a message waits harm only their reader, which learns of it
+    when it closes the transfer. `submit` and `probe` belong to one thread.
+    """
+
+    def __init__(
+        self,
+        group: MessageGroup,
+        pool: Storage,
+        layout: MessageLayout,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        """`on_broken` is called once at most, on our thread; nothing is sent from then on."""
+        self._group = group
+        self._layout = layout
+        self._packer = Packer(pool, layout.source, layout, reads=True)
+        self._ring = StagingRing(SEND_SLOTS, layout.message_bytes, self._packer.device)
+        self._under_way: dict[int, Pending] = {}
+        self._on_broken = on_broken
+        self._next_sequence = 0
+        self._broken = False
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-send")
+
+    def submit(self, first_sequence: int, blocks: Sequence[int]) -> None:
+        """Blocks of our pool, so many a message as was agreed. Raises: LinkBroken, if they are out of order."""
+        size = self._layout.blocks_per_message
+        self._enqueue(first_sequence, [blocks[start : start + size] for start in range(0, len(blocks), size)])
+
+    def probe(self, first_sequence: int, messages: int) -> None:
+        """Full messages of no blocks. Raises: LinkBroken."""
+        self._enqueue(first_sequence, [()] * messages)
+
+    def close(self) -> None:
+        """Returns when the thread has ended: when the reader has dropped the group, or at its timeout."""
+        self._broken = True
+        self._group.close()
+        self._executor.shutdown(cancel_futures=True)
+
+    def _enqueue(self, first_sequence: int, batches: Sequence[Sequence[int]]) -> None:
+        if first_sequence != self._next_sequence or self._broken:
+            raise LinkBroken(f"message {first_sequence} was asked for, {self._next_sequence} is next")
+        self._next_sequence += len(batches)
+        self._executor.submit(self._send_all, first_sequence, batches).add_done_callback(self._ended)
+
+    def _send_all(self, first_sequence: int, batches: Sequence[Sequence[int]]) -> None:
+        """Raises: LinkBroken."""
+        if self._broken:
+            return
+        for sequence, batch in enumerate(batches, first_sequence):
+            self._finish(sequence - SEND_SLOTS)
+            self._send(sequence, batch)
+        for sequence in sorted(self._under_way):
+            self._finish(sequence)
+
+    def _ended(self, sent: "Future[None]") -> None:
+        if not sent.cancelled() and (error := sent.exception()) is not None and not self._broken:
+            self._broken = True
+            self._on_broken(error)
+
+    def _send(self, sequence: int, blocks: Sequence[int]) -> None:
+        slot = self._ring.post(sequence)
+        with self._group.stream():
+            block_bytes = self._packer.gather(blocks, slot) if blocks else slot.numel() - HEADER_BYTES
+            write_header(slot, sequence, block_bytes)
+            self._under_way[sequence] = self._group.send(slot[: HEADER_BYTES + block_bytes], sequence)
+
+    def _finish(self, sequence: int) -> None:
+        pending = self._under_way.pop(sequence, None)
+        if pending is not None:
+            pending.wait()
+            self._ring.landed(sequence)
+            self._ring.free(sequence)
+
+
+STAGING_SLOTS = 3  # one landing, one being put into place, one ahead
+MAX_PROBE_MESSAGES = 64
+
+
+class SendControl(Protocol):
+    """Asks the source for messages. Bounds its waits.
+
+    Raises: CopyRefused, and none will come; LinkBroken, where some may.
+    """
+
+    def send(self, first_sequence: int, transfer_id: bytes, blocks: Sequence[int]) -> None:
+        """Of logical blocks, so many in each message as was agreed."""
+
+    def probe(self, first_sequence: int, messages: int) -> None:
+        """Full ones, of anything."""
+
+
+class GroupTransport:
+    """Owns `group` and closes it. `pool` is our own; its first part is on the device of the group's messages."""
+
+    def __init__(
+        self,
+        name: str,
+        group: MessageGroup,
+        control: SendControl,
+        pool: Storage,
+        layout: MessageLayout,
+        on_close: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self._group = group
+        self._control = control
+        self._layout = layout
+        self._packer = Packer(pool, layout.reader, layout, reads=False)
+        self._ring = StagingRing(STAGING_SLOTS, layout.message_bytes, self._packer.device)
+        self._on_close = on_close
+        self._next_sequence = 0
+        self._broken = False
+        self._closed = False
+
+    def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
+        """Raises BlockOutOfRange, before anything is asked for; CopyRefused; LinkBroken."""
+        for pair in pairs:
+            if not 0 <= pair.destination < self._layout.reader.num_blocks:
+                raise BlockOutOfRange(f"{pair} is not within {self._layout.reader.num_blocks} own blocks")
+        size = self._layout.blocks_per_message
+        batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        sizes = [len(batch) * self._layout.reader.block_bytes for batch in batches]
+        wanted = [pair.logical for pair in pairs]
+        messages = self._messages(sizes, lambda first: self._control.send(first, transfer_id, wanted))
+        for batch, message in zip(batches, messages, strict=True):
+            with self._group.stream():
+                self._packer.scatter(message, [pair.destination for pair in batch])
+            self._group.settle()
+        return sum(sizes)
+
+    def measure(self, nbytes: int) -> LinkRate:
+        """The first message, which may have to set up connections, is not counted."""
+        self._probe(1)
+        size = self._layout.blocks_per_message * self._layout.reader.block_bytes
+        count = max(1, min(MAX_PROBE_MESSAGES, nbytes // size))
+        started = time.monotonic()
+        self._probe(count)
+        return LinkRate(count * size, time.monotonic() - started)
+
+    def lost(self) -> None:
+        """The other end is gone: calls that wait for it fail. Any thread, any number of times."""
+        self._closed = True
+        self._group.close()
+
+    def close(self) -> None:
+        self.lost()
+        self._on_close()
+
+    def _probe(self, count: int) -> None:
+        size = self._layout.blocks_per_message * self._layout.reader.block_bytes
+        for _ in self._messages([size] * count, lambda first: self._control.probe(first, count)):
+            pass
+
+    def _messages(self, sizes: Sequence[int], ask: Callable[[int], None]) -> Iterator[torch.Tensor]:
+        """Messages of so many bytes behind their headers, in order. Each is good until the next one is asked for."""
+        if self._broken or self._closed:
+            raise LinkBroken("this group has failed before, or was closed")
+        first, self._broken = self._next_sequence, True  # unless all goes well
+        try:
+            ask(first)
+            self._next_sequence += len(sizes)
+            yield from self._receive(first, sizes)
+            self._broken = False
+        except CopyRefused:
+            self._broken = False
+            raise
+        finally:
+            if self._broken:
+                self._group.close()
+
+    def _receive(self, first: int, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
+        posted: deque[tuple[torch.Tensor, Pending]] = deque()
+        for index, size in enumerate(sizes):
+            while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
+                ahead = index + len(posted)
+                message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
+                with self._group.stream():  # not behind the engine's queued work
+                    posted.append((message, self._group.receive(message, first + ahead)))
+            message, pending = posted.popleft()
+            pending.wait()
+            self._ring.landed(first + index)
+            with self._group.stream():
+                check_header(message, first + index, size)
+            yield message
+            self._ring.free(first + index)

@@ -1,0 +1,90 @@
+"""The devices of this machine, found without keeping torch or a CUDA context in the `up` process."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from baton.launch.errors import CommandFailed
+
+PROBE_TIMEOUT_S = 120.0
+PROBE = """
+import json, torch
+gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+print(json.dumps([torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]))
+"""
+GIB = 2**30
+CPU_KV_BYTES = GIB
+CPU_KV_SHARE = 0.1
+# Of a GPU's free memory; the rest is for weights and activations.
+GPU_KV_SHARE = 0.4
+GPU_UTILIZATION = 0.9  # by all workers of a GPU, where they measure the memory left for KV
+
+
+class DeviceChoice(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DeviceError(CommandFailed):
+    """The device that was asked for is not there; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device kind that workers use, and its amounts. `gpu_free_bytes` has one entry per GPU, none on CPU."""
+
+    cores: tuple[int, ...]
+    memory_bytes: int
+    gpu_free_bytes: tuple[int, ...] = ()
+
+    def device(self, worker: int, tensor_parallel: int = 1) -> str:
+        """Workers take the GPUs in turn, `tensor_parallel` side by side each: this is the first of them."""
+        if not self.gpu_free_bytes:
+            return "cpu"
+        return f"cuda:{worker % self._groups(tensor_parallel) * tensor_parallel}"
+
+    def default_kv_bytes(self, workers: int, tensor_parallel: int = 1) -> int:
+        """Per worker: at most 1 GiB of a CPU's memory, or a share of the GPUs that it may have to share."""
+        if not self.gpu_free_bytes:
+            return min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
+        sharing = -(-workers // self._groups(tensor_parallel))
+        return tensor_parallel * (int(min(self.gpu_free_bytes) * GPU_KV_SHARE) // sharing)
+
+    def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
+        """Of a GPU's memory, for each worker."""
+        return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))
+
+    def _groups(self, tensor_parallel: int) -> int:
+        """Workers that have GPUs of their own. Raises DeviceError where there is none."""
+        groups = len(self.gpu_free_bytes) // tensor_parallel
+        if not groups:
+            raise DeviceError(f"--tensor-parallel is {tensor_parallel}; there are {len(self.gpu_free_bytes)} GPUs")
+        return groups
+
+
+def inspect_machine(choice: DeviceChoice) -> Machine:
+    """Raises DeviceError where CUDA is asked for and there is none."""
+    gpus = () if choice is DeviceChoice.CPU else _free_gpu_bytes()
+    if choice is DeviceChoice.CUDA and not gpus:
+        raise DeviceError("--device cuda: no GPU that this build of torch can use (see: nvidia-smi)")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(tuple(sorted(os.sched_getaffinity(0))), memory_bytes, tuple(gpus))
+
+
+def _free_gpu_bytes() -> Sequence[int]:
+    if not Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi") is None:
+        return ()
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        raise DeviceError(f"there is an NVIDIA driver, but torch could not be asked for GPUs: {error}") from error
+    return tuple(map(int, json.loads(probe.stdout)))

@@ -1,0 +1,117 @@
+"""From a name of a model to a folder with a checkpoint: a folder, a hub id, the demo model, a tiny random one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.launch.errors import CommandFailed
+from baton.service.adapter_folder import AdapterFolder, parse_adapters
+
+# The files of a checkpoint; weights in any other format would be code.
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+class ModelNotUsable(CommandFailed):
+    """No checkpoint can be had under that name; the message names the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    folder: Path
+    # Its name in requests.
+    name: str
+    is_demo: bool = False
+    # Random weights made on the spot: it answers nonsense.
+    is_random: bool = False
+
+
+def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
+    """`root` is the repository; `scratch` is where a random checkpoint may be written. Raises ModelNotUsable."""
+    if given is None:
+        return _demo_model(root, scratch)
+    folder = find_folder(given, HUB_PATTERNS)
+    _check(folder)
+    return ModelSource(folder, folder.name if Path(given).expanduser().is_dir() else given)
+
+
+def find_folder(given: str, patterns: Sequence[str]) -> Path:
+    """A folder of this machine, or one with the files of a model on the Hugging Face hub that match `patterns`.
+
+    Raises ModelNotUsable.
+    """
+    folder = Path(given).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
+        raise ModelNotUsable(f"--model {given}: there is no such folder, and a hub id looks like owner/name")
+    return _download(given, patterns)
+
+
+def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder, ...]:
+    """From `NAME=FOLDER` each. Raises CommandFailed."""
+    try:
+        adapters = parse_adapters(given)
+    except ValueError as error:
+        raise CommandFailed(f"--adapter: {error}") from error
+    for adapter in adapters:
+        if adapter.name == model_name:
+            raise CommandFailed(f"--adapter {adapter}: the model is called {model_name} already")
+        if not (adapter.folder / "adapter_config.json").is_file():
+            raise CommandFailed(f"--adapter {adapter}: there is no adapter_config.json in that folder")
+    return tuple(AdapterFolder(adapter.name, adapter.folder.resolve()) for adapter in adapters)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether `chat` will work with this checkpoint. The router reports errors in its files."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
+def _demo_model(root: Path, scratch: Path) -> ModelSource:
+    demo = root / "models" / "tableqa"
+    if (demo / "model.safetensors").is_file():
+        return ModelSource(demo, demo.name, is_demo=True)
+
+    from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+
+    folder = scratch / "tiny-random"
+    write_tiny_checkpoint(folder)
+    return ModelSource(folder, folder.name, is_random=True)
+
+
+def _check(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelNotUsable(f"{folder} is not a checkpoint: it has no config.json")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
+        raise ModelNotUsable(f"{folder} has no *.safetensors and no *.gguf; other formats of weights are not read")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelNotUsable(f"{folder} has no tokenizer.json")
+
+
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
+    """Into the cache of huggingface_hub, which is used as it is when the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+    except HFValidationError as error:
+        raise ModelNotUsable(f"--model {hub_id}: neither a folder nor a hub id: {error}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotUsable(f"--model {hub_id}: the hub has no such model, or it needs `hf auth login`") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ModelNotUsable(
+            f"--model {hub_id}: there is no such folder here, and the Hugging Face hub cannot be reached for it "
+            f"({type(error).__name__}). Give the folder of a checkpoint instead."
+        ) from error

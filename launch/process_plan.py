@@ -1,0 +1,219 @@
+"""Which processes make up a service on one machine, and how each is called. Pure: settings in, commands out."""
+
+import socket
+import sys
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton import IMPORT_PATH
+from baton.launch.core_plan import CorePlan, plan_cores, write_cores
+from baton.launch.devices import Machine
+from baton.launch.errors import CommandFailed
+from baton.launch.processes import ProcessSpec, Stage
+from baton.service.adapter_folder import AdapterFolder
+from baton.service.registry.redis_server import free_port
+
+DEFAULT_HTTP_PORT = 8000
+
+
+class PortTaken(CommandFailed):
+    """Another process listens on the address that was asked for."""
+
+
+def choose_http_ports(
+    asked: int | None, count: int, reserved: Set[int], is_free: Callable[[int], bool]
+) -> tuple[int, ...]:
+    """As many, one for each router.
+
+    `asked`: that port and those after it, taken or not. 0: free ones. None: 8000 and those after it, each replaced by a
+    free one if it is taken or `reserved`.
+    """
+    if asked == 0:
+        return tuple(free_port() for _ in range(count))
+    if asked is not None:
+        return tuple(range(asked, asked + count))
+    wanted = range(DEFAULT_HTTP_PORT, DEFAULT_HTTP_PORT + count)
+    return tuple(port if port not in reserved and is_free(port) else free_port() for port in wanted)
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a socket could be bound there now."""
+    try:
+        require_free(host, port)
+    except PortTaken:
+        return False
+    return True
+
+
+def require_free(host: str, port: int) -> None:
+    """gRPC may share a port with another process in silence; we may not. Raises: PortTaken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
+
+
+# With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
+OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
+LOOPBACK = "127.0.0.1"
+COLOCATED_TBT_SLO_MS = 60.0
+# Longer than the drain of each process itself, so that SIGKILL is for processes that hang.
+ROUTER_GRACE_S = 40.0
+WORKER_GRACE_S = 35.0
+# Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
+PREFILL_NICE = 5
+# Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
+# tokens a second are still faster than people read.
+GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Which clients are served, and over which connections."""
+
+    api_keys: Path | None = None
+    insecure: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def arguments(self) -> list[object]:
+        """Of a router."""
+        flags = (("--api-keys", self.api_keys), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))
+        told: list[object] = [part for flag, value in flags if value is not None for part in (flag, value)]
+        return [*told, *(["--insecure"] if self.insecure else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """Everything that `baton up` was given or found out. None: the process decides."""
+
+    model_folder: Path
+    model_name: str
+    machine: Machine
+    prefill: int
+    decode: int
+    host: str
+    port: int
+    admin_port: int
+    more_ports: tuple[tuple[int, int], ...]  # public and admin, of each router beside the first
+    http_ports: tuple[int, ...]  # of all routers
+    dtype: str
+    adapters: tuple[AdapterFolder, ...]
+    kv_cache_dtype: str
+    quantize: str
+    block_size: int
+    max_model_len: int | None
+    kv_memory_bytes: int | None  # None: the memory that weights and a step leave on the GPU
+    swap_memory_bytes: int | None
+    tbt_slo_ms: float | None
+    transport: str
+    tensor_parallel: int
+    placement: str
+    planner: str
+    log_format: str
+    redis_url: str
+    namespace: str
+    trace_file: Path
+    collector: str | None  # where traces go instead
+    core_use: Path  # folder in which workers of a CPU mark whether their cores compute
+    exposure: Exposure = Exposure()
+
+
+def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
+    """Router and workers; the caller adds Redis."""
+    on_cpu = not settings.machine.gpu_free_bytes
+    cores = plan_cores(settings.machine.cores, settings.prefill, settings.decode) if on_cpu else None
+    routers = [_router(settings, cores, number) for number in range(1 + len(settings.more_ports))]
+    decode = [
+        _worker(settings, "decode", number, number, cores.decode[number] if cores else (), cores)
+        for number in range(settings.decode)
+    ]
+    prefill = [
+        _worker(settings, "prefill", number, settings.decode + number, cores.prefill[number] if cores else (), cores)
+        for number in range(settings.prefill)
+    ]
+    return [*routers, *prefill, *decode]
+
+
+def router_ports(settings: UpSettings) -> tuple[tuple[int, int], ...]:
+    """Public and admin port of each router."""
+    return ((settings.port, settings.admin_port), *settings.more_ports)
+
+
+def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> ProcessSpec:
+    port, admin_port = router_ports(settings)[number]
+    arguments = ["--host", settings.host, "--port", port, "--admin-port", admin_port]
+    arguments += ["--http-host", settings.host, "--http-port", settings.http_ports[number]]
+    arguments += ["--placement", settings.placement, "--planner", settings.planner]
+    arguments += ["--model", settings.model_folder, "--trace-file", settings.trace_file, *_shared(settings)]
+    arguments += settings.exposure.arguments
+    if cores:
+        arguments += ["--cores", write_cores(cores.router)]
+    name = f"router-{number}" if number else "router"
+    return ProcessSpec(name, _python("gateway", arguments), Stage.ROUTER, ROUTER_GRACE_S, OUR_CODE)
+
+
+def _worker(
+    settings: UpSettings, role: str, number: int, position: int, own: Sequence[int], cores: CorePlan | None
+) -> ProcessSpec:
+    """`position` counts over all workers: it picks the GPUs."""
+    name = f"{role}-{number}"
+    arguments = ["--role", role, "--worker-id", name, "--host", LOOPBACK, "--port", 0]
+    arguments += ["--model", settings.model_folder, "--model-name", settings.model_name]
+    arguments += ["--device", settings.machine.device(position, settings.tensor_parallel), "--dtype", settings.dtype]
+    for adapter in settings.adapters:
+        arguments += ["--adapter", adapter]
+    arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
+    arguments += ["--block-size", settings.block_size, *_kv_memory(settings)]
+    if settings.machine.gpu_free_bytes:
+        arguments += ["--chunk-tokens", GPU_CHUNK_TOKENS]
+    arguments += ["--transport", settings.transport, *_shared(settings)]
+    if settings.transport in ("nixl", "nccl", "gloo"):
+        arguments += ["--transfer-interface", "lo"]  # all of us are on this machine
+    if settings.tensor_parallel > 1:
+        arguments += ["--tensor-parallel", settings.tensor_parallel]
+    if settings.max_model_len is not None:
+        arguments += ["--max-model-len", settings.max_model_len]
+    if settings.swap_memory_bytes is not None:
+        arguments += ["--swap-memory", settings.swap_memory_bytes]
+    if (tbt_slo_ms := _tbt_slo_ms(settings)) is not None:
+        arguments += ["--tbt-slo-ms", tbt_slo_ms]
+    environment = dict(OUR_CODE)
+    if cores:
+        arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
+        arguments += ["--core-use", settings.core_use / name]
+        if role == "prefill" and number < settings.decode and not set(own) & set(cores.decode[number]):
+            lender = f"decode-{number}"
+            arguments += ["--spare-cores", write_cores(cores.decode[number])]
+            arguments += ["--spare-core-use", settings.core_use / lender]
+        environment["OMP_NUM_THREADS"] = str(len(own))
+        if role == "prefill" and not set(own).isdisjoint(cores.router):
+            arguments += ["--nice", PREFILL_NICE]
+    command = _python("worker", arguments)
+    return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
+
+
+def _tbt_slo_ms(settings: UpSettings) -> float | None:
+    if settings.tbt_slo_ms is not None:
+        return settings.tbt_slo_ms
+    return None if settings.prefill else COLOCATED_TBT_SLO_MS
+
+
+def _kv_memory(settings: UpSettings) -> list[object]:
+    if settings.kv_memory_bytes is not None:
+        return ["--kv-memory", settings.kv_memory_bytes]
+    share = settings.machine.gpu_share(settings.prefill + settings.decode, settings.tensor_parallel)
+    return ["--kv-memory", "auto", "--gpu-memory-utilization", f"{share:.3f}"]
+
+
+def _shared(settings: UpSettings) -> list[object]:
+    return ["--redis-url", settings.redis_url, "--namespace", settings.namespace, "--log-format", settings.log_format]
+
+
+def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments))

@@ -1,0 +1,152 @@
+"""One child process: started so that it dies with us, its output passed on, and when it may start again."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass(slots=True)
+class Backoff:
+    """0.2 s after the first death, doubling to 10 s; a life of 30 s wipes the slate."""
+
+    first_s: float = 0.2
+    longest_s: float = 10.0
+    healthy_after_s: float = 30.0
+    deaths: int = 0
+
+    def delay_after(self, lived_s: float) -> float:
+        if lived_s >= self.healthy_after_s:
+            self.deaths = 0
+        # The exponent is bounded, so that a process that dies for days does not overflow a float.
+        delay_s = min(self.longest_s, self.first_s * 2.0 ** min(self.deaths, 32))
+        self.deaths += 1
+        return delay_s
+
+
+OUTPUT_DRAIN_S = 1.0
+CHUNK_BYTES = 65536
+
+
+class Stage(IntEnum):
+    """The order of stopping: no process loses a process that it still talks to."""
+
+    ROUTER = 0
+    WORKER = 1
+    REDIS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A process to run. `grace_s` is how long it may take to end after SIGTERM."""
+
+    name: str
+    command: tuple[str, ...]
+    stage: Stage
+    grace_s: float
+    # Added to our own environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Cores to pin before it starts; empty: it pins itself, or nothing does.
+    cores: tuple[int, ...] = ()
+    # Lines of its output that contain one of these are of no use and left out.
+    noise: tuple[str, ...] = ()
+
+
+class LineWriter:
+    """Writes lines of many children to one stream. A reader that has gone away is no reason to stop serving."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._closed = False
+
+    def write(self, line: str) -> None:
+        if self._closed:
+            return
+        try:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):
+            self._closed = True
+
+
+class ChildProcess:
+    """A running child. `wait` is awaited exactly once, by its owner."""
+
+    def __init__(self, process: Process, pumps: list[asyncio.Task[None]]) -> None:
+        self._process = process
+        self._pumps = pumps
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec, output: LineWriter, errors: LineWriter) -> "ChildProcess":
+        """Raises OSError where no process can be made."""
+        launcher = (sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")))
+        process = await asyncio.create_subprocess_exec(
+            *launcher,
+            str(os.getpid()),
+            ",".join(map(str, spec.cores)),
+            *spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, **spec.environment},
+            # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
+            start_new_session=True,
+        )
+        pumps = [
+            asyncio.create_task(_pump(stream, spec, writer))
+            for stream, writer in ((process.stdout, output), (process.stderr, errors))
+            if stream is not None
+        ]
+        return cls(process, pumps)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal, once its output has been passed on."""
+        code = await self._process.wait()
+        # A grandchild may hold the pipe open: do not wait for it.
+        _, unfinished = await asyncio.wait(self._pumps, timeout=OUTPUT_DRAIN_S)
+        for pump in unfinished:
+            pump.cancel()
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        """To a child that has ended: nothing."""
+        if self._process.returncode is None:
+            # Not Process.send_signal, which polls and so may take the exit code away from asyncio's own watcher.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+
+async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineWriter) -> None:
+    """Whole lines only. Of a line redrawn with carriage returns (a progress bar) the last state is kept."""
+    rest = b""
+    while chunk := await stream.read(CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        # An unfinished line is kept from its last redraw on, and cut where it grows without end.
+        rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+        if len(rest) > CHUNK_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            _pass_on(line, spec, writer)
+    if rest.strip():
+        _pass_on(rest, spec, writer)
+
+
+def _pass_on(line: bytes, spec: ProcessSpec, writer: LineWriter) -> None:
+    text = _last_state(line)
+    if not any(noise in text for noise in spec.noise):
+        writer.write(f"{spec.name:<9} | {text}")
+
+
+def _last_state(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

@@ -1,0 +1,83 @@
+"""Asks a process for its health (grpc.health.v1), once or until it serves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton.client import ClusterStatus
+
+CALL_TIMEOUT_S = 2.0
+POLL_S = 0.1
+SAY_AFTER_S = 5.0
+
+
+class Health(Enum):
+    SERVING = "serving"
+    NOT_SERVING = "not serving"
+    UNREACHABLE = "unreachable"
+
+
+class NotReady(Exception):
+    """It did not serve within the time given."""
+
+
+async def check_health(
+    target: str, timeout_s: float = CALL_TIMEOUT_S, way_in: Callable[[str], grpc.aio.Channel] | None = None
+) -> Health:
+    """The health of the whole process at `target` (host:port), by the channel that `way_in` makes. None: no TLS."""
+    async with (way_in or grpc.aio.insecure_channel)(target) as channel:
+        return await _check(health_pb2_grpc.HealthStub(channel), timeout_s)
+
+
+async def wait_until_serving(
+    target: str,
+    timeout_s: float,
+    report: Callable[[str], None],
+    explain: Callable[[], Awaitable[str]],
+    say_after_s: float = SAY_AFTER_S,
+) -> None:
+    """Until it serves and `explain` finds nothing more to wait for. Raises NotReady.
+
+    While it takes long, `report` gets the text of `explain`, when that changes.
+    """
+    loop = asyncio.get_running_loop()
+    started, said, word, health = loop.time(), "", "", Health.UNREACHABLE
+    next_word = started + say_after_s
+    # A fresh connection is tried at once; gRPC would wait longer and longer between attempts.
+    options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+    async with grpc.aio.insecure_channel(target, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while loop.time() - started < timeout_s:
+            health = await _check(stub, CALL_TIMEOUT_S)
+            if health is Health.SERVING or loop.time() >= next_word:
+                word = await explain()
+                if health is Health.SERVING and not word:
+                    return
+            if loop.time() >= next_word:
+                if word and word != said:
+                    report(f"{loop.time() - started:.0f} s: {word}")
+                said, next_word = word, loop.time() + say_after_s
+            await asyncio.sleep(POLL_S)
+    raise NotReady(f"the router is {health.value} after {timeout_s:g} s" + (f": {word}" if word else ""))
+
+
+def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
+    """The reason why a start waits, given the ids of the workers that were started; empty when there is none. Pure."""
+    connected = {worker.worker_id for worker in status.workers if worker.connected}
+    missing = [worker for worker in workers if worker not in connected]
+    if not missing:
+        return status.detail
+    without = "" if status.registry_connected else "; Redis does not answer"
+    return f"waiting for {', '.join(missing)}, not connected yet: a worker connects when its model is loaded{without}"
+
+
+async def _check(stub: Any, timeout_s: float) -> Health:
+    try:
+        response = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
+    except grpc.aio.AioRpcError:
+        return Health.UNREACHABLE
+    return Health.SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else Health.NOT_SERVING

@@ -1,0 +1,149 @@
+"""Explanations of requests: made of the records of those that have ended, and put into words when asked for."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+
+from baton.protos import admin_pb2
+from baton.router.admin.wire import ROLES
+from baton.router.placement.decide import Decision, excluded
+from baton.router.placement.views import WorkerView
+from baton.router.trace.explanation import AttemptNote, Explanation, Explanations, Outcome
+from baton.router.trace.record import RequestRecord
+from baton.router.trace.timeline import stages
+from baton.service.errors import NotFound
+
+_NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})
+_IN_WORDS = frozenset({"prefill", "decode", "local_prefill", "fetch_from", "policy"})
+
+
+class Explainer:
+    """Keeps the newest requests. `worker_id` names the worker at an endpoint, or gives its endpoint back."""
+
+    def __init__(self, worker_id: Callable[[str], str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._kept = Explanations()
+        self._worker_id = worker_id
+        self._clock = clock
+
+    def observe(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        if record.prepared is None or not record.timeline.notes:
+            return  # it was refused before anyone was chosen
+        timeline, gaps = record.timeline, record.timeline.gaps.summary()
+        measured = stages(timeline, self._clock())
+        outcome = Outcome(
+            record.error or "OK",
+            len(record.prepared.token_ids),
+            measured.ttft_ms,
+            measured.total_ms,
+            gaps.p50_ms if gaps else 0.0,
+            gaps.p99_ms if gaps else 0.0,
+        )
+        request_id = record.prepared.valid.request_id
+        trace_id, notes = record.identity.trace_id, tuple(timeline.notes)
+        self._kept.add(Explanation(request_id, trace_id, timeline.arrived_s, outcome, notes))
+
+    def explain(self, given: str) -> admin_pb2.ExplainResponse:
+        """`given`: as Explanations.find takes it. Raises: NotFound for a request that has not ended, was not served
+        here, or is too long ago.
+        """
+        found = self._kept.find(given)
+        if found is None:
+            raise NotFound("request", given)
+        outcome = found.outcome
+        return admin_pb2.ExplainResponse(
+            request_id=found.request_id,
+            age_s=self._clock() - found.arrived_s,
+            prompt_tokens=outcome.prompt_tokens,
+            status=outcome.status,
+            attempts=[self._attempt(note) for note in found.attempts],
+            ttft_ms=outcome.ttft_ms,
+            total_ms=outcome.total_ms,
+            tbt_p50_ms=outcome.tbt_p50_ms,
+            tbt_p99_ms=outcome.tbt_p99_ms,
+        )
+
+    def _attempt(self, note: AttemptNote) -> admin_pb2.ExplainedAttempt:
+        placement, failed = note.placement, note.failed
+        return admin_pb2.ExplainedAttempt(
+            candidates=self._candidates(note, note.decision) if note.decision is not None else (),
+            policy=placement.policy,
+            reason=self._reason(note),
+            queue_ms=(note.placed_s - note.began_s) * 1e3,
+            predicted=dict(_numbers(placement._asdict())),
+            actual=dict(_actual(note)),
+            transport=note.landed.transport if note.landed else "",
+            failure=f"{failed.reason.name}: {failed.message}" if failed else "",
+            failed_endpoint=failed.endpoint if failed else "",
+        )
+
+    def _candidates(self, note: AttemptNote, decision: Decision) -> Iterator[admin_pb2.ExplainedCandidate]:
+        weighed = [each for each in (decision.prefill, decision.decode) if each is not None]
+        terms = {endpoint: terms for each in weighed for endpoint, terms in each.terms().items()}
+        costs = {endpoint: {"cost": total} for each in weighed for endpoint, total in each.totals().items()}
+        for view in decision.workers:
+            endpoint = view.endpoint
+            own_terms = terms.get(endpoint, {})
+            yield admin_pb2.ExplainedCandidate(
+                worker_id=self._worker_id(endpoint),
+                endpoint=endpoint,
+                role=ROLES[view.role],
+                chosen=endpoint in note.placement.endpoints,
+                excluded=excluded(note.request, decision, view),
+                terms={**dict(_seen(view)), **own_terms, **costs.get(endpoint, {})},
+                cost_terms=own_terms,
+            )
+
+    def _reason(self, note: AttemptNote) -> str:
+        placement, decision = note.placement, note.decision
+        decode = self._worker_id(placement.decode)
+        if placement.local_prefill is not None:
+            way = f"{decode} computes the prompt itself: {placement.local_prefill.value.replace('_', ' ')}"
+        elif placement.prefill is not None:
+            way = f"{self._worker_id(placement.prefill)} computes the prompt, {decode} goes on from there"
+        else:
+            way = f"{decode} goes on with what it makes already"
+        if decision is not None and decision.prefill is not None and placement.prefill is None:
+            if decision.soonest_prefill_ms:
+                way += f", first token after {decision.soonest_prefill_ms:,.0f} ms at the soonest"
+            else:
+                way += f"; it was taken to go on from {self._worker_id(decision.prefill.worker.endpoint)}"
+        if placement.fetch_from is not None:
+            way += f"; {placement.fetch_tokens} tokens may be fetched from {self._worker_id(placement.fetch_from)}"
+        if note.answered_tokens:
+            which = "the answer" if note.choice is None else f"choice {note.choice}"
+            way = f"{which} goes on at token {note.answered_tokens}: {way}"
+        return way
+
+
+def _seen(view: WorkerView) -> Iterator[tuple[str, float]]:
+    """The known values of it, without zeros, except for the two that are always shown."""
+    for name, value in _numbers({each.name: getattr(view, each.name) for each in fields(view)}):
+        if value or name in ("tokens_in_flight", "hit_blocks"):
+            yield name, value
+
+
+def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
+    if note.first_step_s is not None:
+        yield "ttft_ms", (note.first_step_s - note.placed_s) * 1e3
+    if (prefill := note.prefill) is not None:
+        computed_by = "decode_" if note.placement.prefill is None else ""
+        yield f"{computed_by}cached_tokens", prefill.cached_tokens - prefill.fetched_tokens
+        yield "prefill_queue_ms", prefill.queue_ms - prefill.fetch_ms
+        yield "prefill_ms", sum(prefill.chunk_ms)
+        if prefill.fetch_ms:
+            yield "fetched_tokens", prefill.fetched_tokens
+            yield "fetch_ms", prefill.fetch_ms
+    if (landed := note.landed) is not None:
+        yield "decode_cached_tokens", landed.cached_tokens
+        yield "transfer_bytes", landed.transferred_bytes
+        yield "copy_ms", landed.copy_ms
+        yield "transfer_exposed_ms", landed.exposed_ms
+        yield "decode_admission_ms", landed.admission_ms
+
+
+def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    """The numeric ones, by name."""
+    for name, value in values.items():
+        if name not in _NO_TERMS | _IN_WORDS and isinstance(value, int | float):
+            yield name, float(value)

@@ -1,0 +1,112 @@
+"""The operator's servicer: workers, pages and load as this router sees them."""
+
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.protos import admin_pb2
+from baton.router.admin.explain import Explainer
+from baton.router.admin.wire import ROLES, latency_status, request_totals, router_status, worker_status
+from baton.router.admission.queue import AdmissionQueue
+from baton.router.dispatcher import Dispatcher
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.peers import Replicas
+from baton.router.placement.cluster import Cluster, Worker
+from baton.router.public.malformed import service_handler
+from baton.router.readiness import Readiness
+from baton.router.roles import RolePlanning
+from baton.router.trace.counts import RecentLatency
+from baton.service.errors import InvalidArgument
+from baton.service.registry.worker_record import WorkerRole
+
+SERVICE_NAME = "baton.v1.AdminService"
+
+
+@dataclass(frozen=True, slots=True)
+class AdminServicer:
+    cluster: Cluster
+    queue: AdmissionQueue
+    readiness: Readiness
+    dispatcher: Dispatcher
+    registry_connected: Callable[[], bool]
+    fleet: Fleet
+    explainer: Explainer
+    latency: RecentLatency
+    replicas: Replicas | None
+    planning: RolePlanning | None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+        server.add_generic_rpc_handlers((service_handler(service, self),))
+
+    async def GetStatus(
+        self, message: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.GetStatusResponse:
+        connected = self.registry_connected()
+        latency = self.latency.figures(time.monotonic())
+        needed = self.readiness.needed | self.cluster.roles_seen
+        gaps = [self.readiness.detail, *_missing(needed, self.cluster.workers)]
+        if not connected:
+            gaps.append("the registry does not answer; the router keeps the workers it knows")
+        return admin_pb2.GetStatusResponse(
+            ready=self.readiness.ready,
+            detail="; ".join(gap for gap in gaps if gap),
+            registry_connected=connected,
+            workers=[
+                worker_status(
+                    worker,
+                    self.cluster.caches.status(worker.endpoint),
+                    self.cluster.departures[self.cluster.name_of(worker.endpoint)],
+                )
+                for worker in self.cluster.workers
+            ],
+            indexed_blocks=self.cluster.caches.indexed_blocks,
+            active_requests=self.dispatcher.active,
+            queued_requests=self.queue.waiting,
+            other_routers=self.replicas.others if self.replicas is not None else 0,
+            routers=self._routers(),
+            planner=self._planner(),
+            latency=latency_status(latency) if latency is not None else None,
+            requests=request_totals(self.dispatcher.accounts.counts),
+        )
+
+    def _routers(self) -> list[admin_pb2.RouterStatus]:
+        decode = {worker.endpoint for worker in self.cluster.workers if worker.role is WorkerRole.DECODE}
+        return [router_status(share, decode) for share in (self.replicas.shares if self.replicas is not None else ())]
+
+    async def Explain(
+        self, message: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ExplainResponse:
+        return self.explainer.explain(message.request_id)
+
+    async def ChangeRole(
+        self, message: admin_pb2.ChangeRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ChangeRoleResponse:
+        role = next((role for role, number in ROLES.items() if number == message.role), None)
+        if role is None:
+            raise InvalidArgument("role", "must be prefill or decode")
+        self.fleet.change_role(message.worker_id, role)
+        return admin_pb2.ChangeRoleResponse()
+
+    def _planner(self) -> admin_pb2.PlannerStatus | None:
+        if self.planning is None:
+            return None
+        verdict = self.planning.verdict
+        return admin_pb2.PlannerStatus(
+            mode=self.planning.mode,
+            prefill_pressure=verdict.prefill_pressure,
+            decode_pressure=verdict.decode_pressure,
+            verdict=verdict.why,
+            changes=self.planning.changes,
+        )
+
+
+def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
+    """Roles without a worker now. The router may call itself ready: a lost connection has a moment to come back, and
+    decode workers may do without prefill workers for a while.
+    """
+    filled = {worker.role for worker in workers if worker.connected}
+    return [f"no {role.value} worker is connected" for role in ROLES if role in needed and role not in filled]

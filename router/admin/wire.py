@@ -1,0 +1,118 @@
+"""A worker as an operator is shown it: plain values into protobuf."""
+
+from collections.abc import Collection
+from dataclasses import asdict
+
+from baton.protos import admin_pb2, report_pb2, session_pb2
+from baton.router.cache.replica import CacheStatus
+from baton.router.placement.cluster import Departures, Worker
+from baton.router.placement.peer_load import Share
+from baton.router.trace.counts import Latency, RequestCounts
+from baton.router.types.worker import WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
+
+ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
+
+
+def worker_status(worker: Worker, cache: CacheStatus | None, departures: Departures) -> admin_pb2.WorkerStatus:
+    return admin_pb2.WorkerStatus(
+        worker=_worker_info(worker.description)
+        if worker.description is not None
+        else session_pb2.WorkerInfo(role=ROLES[worker.role]),
+        endpoint=worker.endpoint,
+        connected=worker.connected,
+        epoch=worker.epoch,
+        report=_report(worker.report) if worker.report is not None else None,
+        in_flight_requests=len(worker.charges),
+        **asdict(departures),
+        cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+    )
+
+
+def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
+    return admin_pb2.RequestTotals(
+        started=counts.started,
+        ended=[
+            admin_pb2.EndedRequests(outcome=outcome.value, reason=reason, count=count)
+            for (outcome, reason), count in counts.ended.items()
+        ],
+        prompt_tokens=counts.prompt_tokens.total(),
+        generated_tokens=counts.generated_tokens.total(),
+    )
+
+
+def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStatus:
+    """`decode`: endpoints of decode workers; every request has one."""
+    return admin_pb2.RouterStatus(
+        router_id=share.router_id,
+        address=share.address,
+        uptime_s=share.uptime_s,
+        requests=sum(load.requests for endpoint, load in share.loads.items() if endpoint in decode),
+        tokens=share.tokens,
+    )
+
+
+def latency_status(latency: Latency) -> admin_pb2.LatencyStatus:
+    return admin_pb2.LatencyStatus(
+        requests=latency.requests,
+        ttft=admin_pb2.Quantiles(**latency.ttft._asdict()),
+        tbt=admin_pb2.Quantiles(**latency.tbt._asdict()) if latency.tbt is not None else None,
+    )
+
+
+def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
+    model = description.model
+    return session_pb2.WorkerInfo(
+        worker_id=description.worker_id,
+        role=ROLES[description.role],
+        pid=description.pid,
+        fingerprint=description.fingerprint,
+        model=session_pb2.ModelInfo(
+            name=model.name,
+            path=model.path,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            dtype=model.dtype,
+            block_size=model.block_tokens,
+        ),
+        total_blocks=description.total_blocks,
+        total_slots=description.total_slots,
+        roles=[ROLES[role] for role in description.roles],
+        pool_id=description.pool_id,
+        adapters=[session_pb2.Adapter(name=each.name, digest=each.digest) for each in description.adapters],
+    )
+
+
+def _report(report: WorkerReport) -> report_pb2.Report:
+    pages = report.pages
+    return report_pb2.Report(
+        limit_blocks=report.limit_blocks,
+        limit_slots=report.limit_slots,
+        pages=report_pb2.PageCounts(
+            total=pages.total,
+            free=pages.free,
+            cached=pages.cached,
+            held=pages.held,
+            held_by_sequences=pages.held_by_sequences,
+            held_by_transfers=pages.held_by_transfers,
+        ),
+        waiting_requests=report.waiting_requests,
+        running_sequences=report.running_sequences,
+        pending_tokens=report.pending_tokens,
+        draining=report.draining,
+        steps=report.steps,
+        cache_query_tokens=report.cache_query_tokens,
+        cache_hit_tokens=report.cache_hit_tokens,
+        preemptions=report.preemptions,
+        unfilled_slots=report.unfilled_slots,
+        checked_blocks=report.checked_blocks,
+        checksum_mismatches=report.checksum_mismatches,
+        alone_tokens_per_s=report.alone_tokens_per_s or 0.0,
+        beside_tokens_per_s=report.beside_tokens_per_s or 0.0,
+        links=[
+            report_pb2.LinkReport(
+                endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
+            )
+            for link in report.links
+        ],
+    )

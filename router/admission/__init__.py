@@ -1,0 +1,1 @@
+"""Requests that wait for room, and the limits of their callers."""

@@ -1,0 +1,190 @@
+"""How much of its limits each API key has used, here and at the other routers. Pure: `now` is in monotonic seconds.
+
+Requests and tokens have a bucket each (token bucket: Turner, "New directions in communications", 1986): it holds a
+minute's worth and is filled evenly, so that a key that was idle may take a minute's worth at once. Tokens of an answer
+are charged as they are made; no answer is cut off for them, but the next request waits until the debt is paid. Use at
+the other routers is charged when their report arrives (router/fleet/peers.py): what they and this one admit
+meanwhile is a debt too, so that over the minutes no more is admitted than at one router.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from baton.router.placement.peer_load import KeyUse
+from baton.service.errors import RateLimited
+from baton.service.security.api_keys import KeyLimits
+
+MINUTE_S = 60.0
+BUSY_RETRY_S = 1.0
+"""RetryInfo for a key with too many requests at once: it is not known when one of them ends."""
+
+
+class _Heard(NamedTuple):
+    """What other routers let through, and when that was reported."""
+
+    at_s: float
+    requests: int
+    tokens: int
+
+
+class Bucket:
+    """Holds at most `per_minute`; below zero is a debt."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._per_minute = per_minute
+        self._level = float(per_minute)
+        self._filled_s = now
+
+    def level(self, now: float) -> float:
+        self._fill(now)
+        return self._level
+
+    def wait_s(self, amount: int, now: float) -> float:
+        """Until so much is there, 0 where it is; more than it can hold is there when it is full."""
+        self._fill(now)
+        missing = min(amount, self._per_minute) - self._level
+        return max(0.0, missing * MINUTE_S / self._per_minute)
+
+    def take(self, amount: int, now: float) -> None:
+        self._fill(now)
+        self._level -= amount
+
+    def change(self, per_minute: int, now: float) -> None:
+        self._fill(now)
+        self._per_minute = per_minute
+        self._level = min(self._level, float(per_minute))
+
+    def _fill(self, now: float) -> None:
+        gained = max(0.0, now - self._filled_s) * self._per_minute / MINUTE_S
+        self._level = min(float(self._per_minute), self._level + gained)
+        self._filled_s = max(self._filled_s, now)
+
+
+class Meter:
+    """Of one key."""
+
+    def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
+        self.active = 0
+        """Requests that have begun here and not ended."""
+        self.active_elsewhere = 0
+        self._begun = 0
+        self._charged_tokens = 0
+        self._tenant = tenant
+        self._limits = KeyLimits()
+        self._elsewhere: deque[_Heard] = deque()  # of a minute
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.follow(limits, now)
+
+    def follow(self, limits: KeyLimits, now: float) -> None:
+        """The key's limits are these by now; earlier use stays charged."""
+        if limits != self._limits:
+            self._forget_old(now)
+            requests = sum(heard.requests for heard in self._elsewhere)
+            tokens = sum(heard.tokens for heard in self._elsewhere)
+            self._requests = _changed(self._requests, limits.requests_per_minute, now, requests)
+            self._tokens = _changed(self._tokens, limits.tokens_per_minute, now, tokens)
+            self._limits = limits
+
+    @property
+    def use(self) -> KeyUse:
+        """Of this router alone."""
+        return KeyUse(self.active, self._begun, self._charged_tokens)
+
+    def taken_elsewhere(self, requests: int, tokens: int, now: float) -> None:
+        """Another router let that through."""
+        for bucket, amount in ((self._requests, requests), (self._tokens, tokens)):
+            if bucket is not None and amount > 0:
+                bucket.take(amount, now)
+        self._forget_old(now)
+        if requests > 0 or tokens > 0:
+            self._elsewhere.append(_Heard(now, requests, tokens))
+
+    def _forget_old(self, now: float) -> None:
+        while self._elsewhere and self._elsewhere[0].at_s <= now - MINUTE_S:
+            self._elsewhere.popleft()
+
+    def begin(self, now: float) -> None:
+        """One more request. Raises: RateLimited, and then nothing was taken."""
+        most = self._limits.concurrency
+        if most is not None and self.active + self.active_elsewhere >= most:
+            raise self._refusal("concurrency", f"{most} requests at once", BUSY_RETRY_S)
+        if self._tokens is not None and (wait_s := self._tokens.wait_s(1, now)) > 0:
+            raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
+        if self._requests is not None:
+            wait_s = self._requests.wait_s(1, now)
+            if wait_s > 0:
+                allowed = f"{self._limits.requests_per_minute} requests a minute"
+                raise self._refusal("requests_per_minute", allowed, wait_s)
+            self._requests.take(1, now)
+        self.active += 1
+        self._begun += 1
+
+    def charge_prompt(self, tokens: int, now: float) -> None:
+        """Raises: RateLimited where they are more than is left; one that is too long for any minute needs all of it."""
+        if self._tokens is None:
+            return
+        wait_s = self._tokens.wait_s(tokens, now)
+        if wait_s > 0:
+            raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
+        self._tokens.take(tokens, now)
+        self._charged_tokens += tokens
+
+    def charge_answer(self, tokens: int, now: float) -> None:
+        if self._tokens is not None:
+            self._tokens.take(tokens, now)
+            self._charged_tokens += tokens
+
+    def end(self) -> None:
+        self.active -= 1
+
+    def _refusal(self, limit: str, allowed: str, retry_after_s: float) -> RateLimited:
+        return RateLimited(f"the API key {self._tenant} allows {allowed}", limit, retry_after_s)
+
+
+class KeyMeters:
+    """The meters of all keys that have limits."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, Meter] = {}
+
+    def begin(self, tenant: str, limits: KeyLimits, now: float) -> Meter | None:
+        """The meter on which this request has begun; call its `end` later. None without limits. Raises: RateLimited."""
+        meter = self._meters.get(tenant)
+        if limits == KeyLimits():
+            if meter is not None and meter.active == 0:
+                del self._meters[tenant]  # its limits were lifted
+            return None
+        if meter is None:
+            meter = self._meters[tenant] = Meter(tenant, limits, now)
+        meter.follow(limits, now)
+        meter.begin(now)
+        return meter
+
+    def uses(self) -> dict[str, KeyUse]:
+        """What keys with limits have used at this router, by name."""
+        return {tenant: use for tenant, meter in self._meters.items() if (use := meter.use).requests > 0}
+
+    def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
+        """Another router let that through, whose key may never have come here."""
+        if tenant not in self._meters:
+            self._meters[tenant] = Meter(tenant, KeyLimits(), now)
+        self._meters[tenant].taken_elsewhere(requests, tokens, now)
+
+    def active_elsewhere(self, active: Mapping[str, int]) -> None:
+        """Requests that are active at all other routers now, by name of the key."""
+        for tenant, meter in self._meters.items():
+            meter.active_elsewhere = active.get(tenant, 0)
+
+
+def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
+    """`taken`: recent use elsewhere, which a new bucket has not seen."""
+    if per_minute is None:
+        return None
+    if bucket is None:
+        bucket = Bucket(per_minute, now)
+        bucket.take(min(taken, per_minute), now)
+    else:
+        bucket.change(per_minute, now)
+    return bucket

@@ -1,0 +1,535 @@
+"""Requests that wait for room: the fair queue decides which is next, the placement whether there is room.
+
+A request that has no room lets smaller ones behind it go first, until they have taken OVERTAKING times what it takes
+itself. From then on no request goes before it: the room that running requests free is kept for it. So a large request
+holds up small ones for no longer than the workers need to make room for it, and waits for them no longer than for
+another of its size.
+
+router may have there at all. One worker at a time. Does no I/O.
+
+A request that cannot be served in time is refused at once with the time to come back, before anything was computed
+for it. A placement is charged to the cluster as soon as it is made; the caller that receives it returns the charge,
+and reports here when the attempt has ended.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from baton.router.admission.fair_queue import Entry, FairQueue
+from baton.router.admission.wait_estimate import WaitEstimate
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import (
+    Decision,
+    NoPrefillWorker,
+    NoRoom,
+    Placement,
+    PlacementPolicy,
+    decide,
+    placement_of,
+)
+from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.worker import Adapter
+from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.registry.worker_record import WorkerRole
+
+RETRY_AFTER_S = 1.0
+"""RetryInfo's time where no better one is known."""
+
+
+def no_workers(reason: NoRoom) -> Unavailable:
+    missing = "prefill" if reason is NoRoom.NO_PREFILL_WORKER else "decode"
+    return Unavailable(f"no {missing} worker is connected", "NO_WORKERS", RETRY_AFTER_S)
+
+
+def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
+    if reason is NoRoom.TOO_MANY_CHOICES:
+        return InvalidArgument(
+            "sampling.n", f"no decode worker has batch slots for {request.choices} sequences", reason="NEVER_FITS"
+        )
+    return InvalidArgument(
+        "sampling.max_tokens",
+        f"prompt and answer may need {request.longest_blocks} KV blocks, more than any decode worker has",
+        reason="NEVER_FITS",
+    )
+
+
+BEGUN_PRIORITY = -1000
+"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    max_waiting: int = 1024
+    max_wait_s: float = 60.0
+    without_workers_s: float = 10.0  # a new request waits this long for an absent role, while its workers restart
+    max_waiting_per_tenant: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The tenant, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
+
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float = math.inf
+
+
+NOBODY = Standing()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """`route_began_s`: when its turn came, monotonic."""
+
+    placement: Placement
+    route_began_s: float
+    decision: Decision
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One that waits, or has just been settled."""
+
+    attempt_id: int
+    request: PlacementRequest
+    block_hashes: Sequence[bytes]
+    standing: Standing
+    overtaken_tokens: int = 0  # of requests that went before it out of their turn
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    outcome: Admitted | BatonError | None = None
+
+    def settle(self, outcome: Admitted | BatonError) -> None:
+        self.outcome = outcome
+        self.settled.set()
+
+
+PLANNED_SHARE = 0.8
+"""The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
+QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
+"""Causes of refusals, for counters."""
+SURE_SHARE = 0.8
+"""Of the time that such requests usually take: one that has less left does not go before others that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """A request that was dispatched and has not ended."""
+
+    tokens: int
+    since_s: float
+
+
+class Prospects:
+    """Of one queue."""
+
+    def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._limits = limits
+        self._clock = clock
+        self._estimate = WaitEstimate()
+        self._stays: dict[int, _Stay] = {}  # by attempt id
+
+    def retry_after_s(self) -> float:
+        """For a request that is not even queued."""
+        ahead = self._queue.tokens_ahead("", 0) + self._estimate.usual_tokens
+        return self._estimate.retry_after_s(ahead, self._clock())
+
+    def refuse_hopeless(self, standing: Standing, tokens: int | None = None) -> None:
+        """Raises: ResourceExhausted for a request that came now and could not be served in time.
+
+        `tokens`: its charge; left out before that is known.
+        """
+        if not self._queue or standing.priority == BEGUN_PRIORITY:
+            return
+        own = self._queue.waiting_of(standing.tenant)
+        if own >= self._limits.max_waiting_per_tenant:
+            raise self.refusal(f"{own} requests of this caller are pending already", standing, QUEUE_FULL)
+        now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
+        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + tokens
+        wait_s = self._estimate.wait_s(ahead, now)
+        time_left_s = PLANNED_SHARE * (standing.deadline_s - now)
+        longest_s = min(self._limits.max_wait_s, time_left_s - self._estimate.stay_s(tokens))
+        if wait_s is not None and wait_s > longest_s:
+            message = f"the request would be pending for {wait_s:.1f} s, too long for its deadline or the queue's limit"
+            raise self.refusal(message, standing, NO_TIME)
+
+    def is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
+        """Its deadline will pass before it is answered, and others wait that can be answered."""
+        needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
+        return len(self._queue) > 1 and now + needed_s > entry.item.standing.deadline_s
+
+    def refusal(self, message: str, standing: Standing, cause: str) -> ResourceExhausted:
+        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + self._estimate.usual_tokens
+        return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()), cause)
+
+    def dispatched(self, attempt_id: int, tokens: int, now: float) -> None:
+        """It takes up room from now on."""
+        self._stays[attempt_id] = _Stay(tokens, now)
+        self._estimate.dispatched(tokens)
+
+    def ended(self, attempt_id: int, answered: bool) -> None:
+        """It takes up no room any more. `answered`: to its end."""
+        stay, now = self._stays.pop(attempt_id), self._clock()
+        self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
+
+    def some_wait(self, waits: bool) -> None:
+        """Whether a request waits for room, and not for workers, whose absence does not show how fast they are."""
+        self._estimate.some_wait(waits, self._clock())
+
+
+OVERTAKING = 1.0
+LOOK_AHEAD = 64
+"""How many entries are searched for one that has room; a full queue is not read from end to end for each answer."""
+
+
+class Waiting(Protocol):
+    """The fields of a waiting request that are needed here."""
+
+    @property
+    def request(self) -> PlacementRequest: ...
+
+    overtaken_tokens: int
+
+
+Item = TypeVar("Item", bound=Waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    fingerprint: bytes
+    adapter: Adapter | None
+    blocks: int
+    choices: int
+
+    def covers(self, other: "_Need") -> bool:
+        """Where there was no room for the other one, there is none for this."""
+        same = self.fingerprint == other.fingerprint and self.adapter == other.adapter
+        return same and self.blocks >= other.blocks and self.choices >= other.choices
+
+
+class Turns(Generic[Item]):
+    """An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room."""
+
+    def __init__(self, queue: FairQueue[Item]) -> None:
+        self._queue = queue
+        self._held: dict[int, Entry[Item]] = {}  # without room, by number, in the order of their turn
+        self._unmet: list[_Need] = []
+        self._unserved: set[tuple[bytes, Adapter | None]] = set()
+
+    @property
+    def some_without_workers(self) -> bool:
+        return bool(self._unserved)
+
+    def next(self) -> Entry[Item] | None:
+        for entry in islice(self._queue.order(), LOOK_AHEAD):
+            request = entry.item.request
+            if (request.fingerprint, request.adapter) in self._unserved:
+                continue
+            if entry.number not in self._held:
+                need = _need(request)
+                if not any(need.covers(unmet) for unmet in self._unmet):
+                    return entry
+                self._held[entry.number] = entry
+            if entry.item.overtaken_tokens >= OVERTAKING * entry.tokens:
+                return None
+        return None
+
+    def without_room(self, entry: Entry[Item]) -> None:
+        self._held[entry.number] = entry
+        self._unmet.append(_need(entry.item.request))
+
+    def without_workers(self, entry: Entry[Item]) -> None:
+        """No worker could take it: it holds up no other request."""
+        self._unserved.add((entry.item.request.fingerprint, entry.item.request.adapter))
+
+    def served(self, entry: Entry[Item]) -> None:
+        """Those that it went before have been overtaken."""
+        for held in self._held.values():
+            held.item.overtaken_tokens += entry.tokens
+
+
+def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
+    """The tokens that a request is charged: the uncached part of its prompt, and answers of the usual length."""
+    return request.prompt_tokens - cached_tokens + request.choices * request.charged_answer_tokens
+
+
+def _need(request: PlacementRequest) -> _Need:
+    return _Need(request.fingerprint, request.adapter, request.charged_blocks, request.choices)
+
+
+class Unmet(NamedTuple):
+    """A request that there is no room for, and the workers as they were when that was decided."""
+
+    request: PlacementRequest
+    workers: Sequence[WorkerView]
+
+
+class Want(NamedTuple):
+    """The request's needs, beside this router's present charges on the worker."""
+
+    endpoint: str
+    blocks: int
+    slots: int
+
+
+class Wanting:
+    def __init__(self) -> None:
+        self.on_want: Callable[[Want], None] = _tell_nobody
+        """Called with what is wanted; with 0 blocks and 0 slots when nothing more is wanted from a worker."""
+        self._wanted: Want | None = None
+
+    def follow(self, unmet: Unmet | None) -> None:
+        """The first request that has no room now; None: all have been placed."""
+        wanted = None if unmet is None else want(unmet, None if self._wanted is None else self._wanted.endpoint)
+        if wanted == self._wanted:
+            return
+        before, self._wanted = self._wanted, wanted
+        if before is not None and (wanted is None or wanted.endpoint != before.endpoint):
+            self.on_want(Want(before.endpoint, 0, 0))
+        if wanted is not None:
+            self.on_want(wanted)
+
+
+def want(unmet: Unmet, asked: str | None) -> Want | None:
+    """From which worker; None where the request only waits for others of this router. `asked`: the last one asked."""
+    request = unmet.request
+    workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE and _could_hold(worker, request)]
+    if not workers or any(_lacking(worker, request) <= 0 for worker in workers):
+        return None
+    before = [worker for worker in workers if worker.endpoint == asked]
+    chosen = min(before or workers, key=lambda worker: _lacking(worker, request))
+    return Want(chosen.endpoint, request.charged_on(chosen), request.choices)
+
+
+def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
+    fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
+    return fits and request.suits(worker)
+
+
+def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
+    """Its need beyond all that this router may have there, as a share of the worker."""
+    blocks = (request.charged_on(worker) - worker.limit_blocks) / worker.total_blocks
+    return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
+
+
+def _tell_nobody(wanted: Want) -> None:
+    """Limits of workers then stay unchanged."""
+
+
+__all__ = ["AdmissionLimits", "AdmissionQueue", "Admitted", "Standing"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The workers for one request, as they are until another one is placed."""
+
+    ticket: Ticket
+    views: Sequence[WorkerView]
+
+
+class AdmissionQueue:
+    """`pump` is called whenever room may have become free."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: AdmissionLimits,
+        policy: PlacementPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._policy = policy
+        self._limits = limits
+        self._clock = clock
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self.prospects = Prospects(self._queue, limits, clock)
+        self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
+        self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
+        self.on_fault: Callable[[Exception], None] = _raise
+        """Called with a bug in `pump_soon`, after which the queue cannot continue."""
+        self.wanting = Wanting()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    async def admit(
+        self,
+        attempt_id: int,
+        request: PlacementRequest,
+        block_hashes: Sequence[bytes],
+        standing: Standing = NOBODY,
+    ) -> Admitted:
+        """Waits for its turn and for room; the attempt is charged on its workers when this returns.
+
+        Raises: ResourceExhausted (queue full, or no room in time), Unavailable (no workers), InvalidArgument (can
+        never fit).
+        """
+        views = self._cluster.snapshot(block_hashes, request.turn)
+        tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
+        self.prospects.refuse_hopeless(standing, tokens)
+        if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
+            self.pump()  # there may be room since this turn of the event loop began
+        if len(self._queue) >= self._limits.max_waiting:
+            self._make_place(standing)
+        ticket = Ticket(attempt_id, request, block_hashes, standing)
+        entry = self._queue.add(ticket, standing.tenant, standing.priority, tokens)
+        self._pump(_Seen(ticket, views))
+        try:
+            async with asyncio.timeout(self._limits.max_wait_s):
+                await ticket.settled.wait()
+        except TimeoutError:
+            self._withdraw(entry)
+            absent = self._absent(ticket)
+            if absent is not None:
+                raise absent from None
+            message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
+            raise self.prospects.refusal(message, standing, "no_room") from None
+        except asyncio.CancelledError:
+            self._withdraw(entry)
+            raise
+        if isinstance(ticket.outcome, Admitted):
+            return ticket.outcome
+        if ticket.outcome is None:
+            raise RuntimeError("a settled ticket has an outcome")
+        raise ticket.outcome
+
+    def adopted(
+        self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
+    ) -> None:
+        """An answer that its worker already makes continues here: it waits for no turn."""
+        self._cluster.charge(attempt_id, placement, request, block_hashes)
+        tokens = charged_tokens(request, placement.decode_hit_tokens)
+        self.prospects.dispatched(attempt_id, tokens, self._clock())
+
+    def ended(self, attempt_id: int, answered: bool) -> None:
+        """An admitted attempt takes up no room any more. `answered`: to its end."""
+        self.prospects.ended(attempt_id, answered)
+
+    def pump(self) -> None:
+        """Places those whose turn it is, until the next must wait."""
+        self._pump(None)
+
+    def pump_soon(self) -> None:
+        """As `pump`, once for all that happens in this turn of the event loop.
+
+        Where many requests are given up at once, none that is about to be is placed in the room of the others.
+        """
+        if self._pumping is None:
+            self._pumping = asyncio.get_running_loop().call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = None
+        try:
+            self.pump()
+        except Exception as error:  # noqa: BLE001 -- no caller awaits this call and would report a bug
+            self.on_fault(error)
+
+    def _pump(self, seen: _Seen | None) -> None:
+        turns, unmet = Turns(self._queue), None
+        while (entry := turns.next()) is not None:
+            ticket, began_s = entry.item, self._clock()
+            if self.prospects.is_hopeless(entry, began_s):
+                message = "the request can no longer finish before its deadline"
+                too_late = self.prospects.refusal(message, ticket.standing, NO_TIME)
+                self._settle(entry, too_late, served=False)
+                continue
+            current = seen is not None and seen.ticket is ticket
+            views, outcome = self._place(ticket, seen.views if current and seen is not None else None)
+            match outcome:
+                case Decision():
+                    self._dispatch(entry, outcome, began_s)
+                    turns.served(entry)
+                    seen = None
+                case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
+                    self._settle(entry, never_fits(ticket.request, outcome), served=False)
+                case NoRoom.NO_PREFILL_WORKER if self._policy.no_prefill_worker is NoPrefillWorker.REJECT:
+                    self._settle(entry, no_workers(outcome), served=False)
+                case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_DECODE_WORKER:
+                    turns.without_workers(entry)
+                case _:
+                    turns.without_room(entry)
+                    unmet = unmet or Unmet(ticket.request, views)
+        self.wanting.follow(unmet)
+        self._be_patient(turns.some_without_workers)
+        self.prospects.some_wait(len(self._queue) > 0 and not turns.some_without_workers)
+
+    def _place(
+        self, ticket: Ticket, views: Sequence[WorkerView] | None
+    ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
+        """The workers that were considered, all of them where the shortlist has no room; and the decision."""
+        request, hashes = ticket.request, ticket.block_hashes
+        views = self._cluster.snapshot(hashes, request.turn) if views is None else views
+        outcome = decide(request, views, self._policy)
+        if isinstance(outcome, NoRoom) and len(views) < self._cluster.able:
+            views = self._cluster.snapshot(hashes)
+            outcome = decide(request, views, self._policy)
+        return views, outcome
+
+    def close(self) -> None:
+        """Requests that still wait fail with the error that the router is draining."""
+        self._be_patient(False)
+        for entry in tuple(self._queue.order()):
+            self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
+
+    def _dispatch(self, entry: Entry[Ticket], decision: Decision, began_s: float) -> None:
+        ticket = entry.item
+        placement = placement_of(ticket.request, decision, self._policy)
+        self._cluster.charge(ticket.attempt_id, placement, ticket.request, ticket.block_hashes)
+        self.prospects.dispatched(ticket.attempt_id, entry.tokens, began_s)
+        self._settle(entry, Admitted(placement, began_s, decision), served=True)
+
+    def _settle(self, entry: Entry[Ticket], outcome: Admitted | BatonError, served: bool) -> None:
+        if served:
+            self._queue.take(entry)
+        else:
+            self._queue.withdraw(entry)
+        entry.item.settle(outcome)
+
+    def _make_place(self, standing: Standing) -> None:
+        """The queue is full: the tenant with most requests in it loses one, unless the new request is that tenant's."""
+        newest = self._queue.newest_of_largest()
+        message = f"{len(self._queue)} requests are pending already"
+        if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
+            raise self.prospects.refusal(message, standing, QUEUE_FULL)
+        self._settle(newest, self.prospects.refusal(message, newest.item.standing, QUEUE_FULL), served=False)
+
+    def _be_patient(self, some_without_workers: bool) -> None:
+        """While workers that some wait for are absent, a timer runs."""
+        if some_without_workers and self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(self._limits.without_workers_s, self._give_up)
+        elif not some_without_workers and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _give_up(self) -> None:
+        """Refuses requests that still have no workers, except those that had workers and lost them."""
+        self._patience = None
+        for entry in tuple(self._queue.order()):
+            if entry.item.standing.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
+                self._settle(entry, absent, served=False)
+
+    def _absent(self, ticket: Ticket) -> Unavailable | None:
+        """The error for a request that no worker can serve; None where there are workers for it."""
+        outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
+        return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
+
+    def _withdraw(self, entry: Entry[Ticket]) -> None:
+        """Its owner has gone: removed from the queue, or, if it was placed at the same moment, its charge returned."""
+        ticket = entry.item
+        if isinstance(ticket.outcome, Admitted):
+            for endpoint in ticket.outcome.placement.endpoints:
+                self._cluster.release(ticket.attempt_id, endpoint)
+            self.prospects.ended(ticket.attempt_id, answered=False)
+        elif ticket.outcome is None:
+            self._queue.withdraw(entry)
+        self.pump_soon()
+
+
+def _raise(error: Exception) -> None:
+    raise error

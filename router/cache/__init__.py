@@ -1,0 +1,1 @@
+"""The prefix caches of all workers, as the router knows them."""

@@ -1,0 +1,311 @@
+"""Workers' prefix caches as a router follows them: numbered changes, snapshots, and how right it was. Pure state.
+
+connected, and a snapshot asked for -> it arrives: from now on changes are followed
+a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
+
+While nothing is followed, blocks are assumed: those that ended prompts should have left there. Where a method
+returns true, a snapshot is to be asked for now.
+
+Workers are named by endpoint. Where a method returns true, the worker is to be asked for a snapshot now.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+from baton.router.cache.index import Hits, PrefixIndex
+from baton.router.types.worker import CacheSum
+
+WINDOW_REQUESTS = 64
+LEAST_REQUESTS = 16
+MOST_DRIFT = 0.25
+"""Beyond this share of wrong predictions the view is fetched anew. It costs little where the view was right: mere
+contention, with pools far too small for their work, made one prompt in eleven wrong (benchmarks/cluster/cache_view.py).
+"""
+RESYNC_PERIOD_S = 10.0
+
+
+class CacheAudit:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self.checked_requests = 0
+        self.equal_requests = 0
+        self.missing_tokens = 0  # predicted and not found
+        self.surplus_tokens = 0  # found and not predicted
+        self._wrong: deque[bool] = deque(maxlen=WINDOW_REQUESTS)
+        self._resynced_s: float | None = None
+
+    def take(self, predicted_tokens: int, actual_tokens: int) -> None:
+        self.checked_requests += 1
+        self.equal_requests += predicted_tokens == actual_tokens
+        self.missing_tokens += max(0, predicted_tokens - actual_tokens)
+        self.surplus_tokens += max(0, actual_tokens - predicted_tokens)
+        self._wrong.append(predicted_tokens != actual_tokens)
+
+    @property
+    def drift(self) -> float:
+        """Share of the newest requests that were predicted wrongly."""
+        return sum(self._wrong) / len(self._wrong) if self._wrong else 0.0
+
+    def wants_resync(self, now: float) -> bool:
+        """Whether something must be wrong with the view itself. True at most once in a while."""
+        rested = self._resynced_s is None or now - self._resynced_s >= RESYNC_PERIOD_S
+        if not rested or len(self._wrong) < LEAST_REQUESTS or self.drift <= MOST_DRIFT:
+            return False
+        self._resynced_s = now
+        self._wrong.clear()
+        return True
+
+
+ASK_AGAIN_S = 1.0
+BEHIND_S = 1.0  # changes that a report counts may take so long to arrive; it may overtake them, but not by much
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """One message of the worker's; `sequence` counts them from 1."""
+
+    sequence: int
+    stored: tuple[bytes, ...]
+    evicted: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshotPart:
+    """Some of all that the worker has after the changes of `sequence`; parts count from 0."""
+
+    sequence: int
+    part: int
+    parts: int
+    hashes: tuple[bytes, ...]
+
+
+class Wrong(StrEnum):
+    """How it shows that a view cannot be right."""
+
+    GAP = auto()  # a change is missing
+    BEHIND = auto()  # changes that the worker has announced do not arrive
+    SUM = auto()  # the worker has other blocks
+    DRIFT = auto()  # too many prompts found other blocks than predicted
+
+
+class CacheView:
+    """Keeps the worker's lane of the index right. Lives as long as the worker's process: a new epoch has a new one."""
+
+    def __init__(self, worker: str, index: PrefixIndex) -> None:
+        self.follows = False
+        self.exact = False  # when it was compared with the worker's own sum for the last time
+        self.sequence = 0  # of the changes that are in the index
+        self.resyncs = 0  # how often something was wrong
+        self.wrong: Wrong | None = None  # the reason of the last resync
+        self._worker = worker
+        self._index = index
+        self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
+        self._behind_s: float | None = None  # since when changes are due
+        self._parts: dict[int, tuple[bytes, ...]] = {}
+        self._parts_of = (0, 0)  # sequence and number of parts
+        self._assumed: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+
+    def connected(self) -> None:
+        """Changes that were sent before may be lost: the caller asks for a snapshot."""
+        self.follows = self.exact = False
+        self._asked_s = None
+
+    def disconnected(self) -> None:
+        self.follows = self.exact = False
+
+    def take_changes(self, changes: CacheChanges, now: float) -> bool:
+        if not self.follows or changes.sequence <= self.sequence:
+            return False  # the snapshot will have it, or it was here before
+        if changes.sequence > self.sequence + 1:
+            return self.resync(Wrong.GAP, now)
+        self._index.evict(self._worker, changes.evicted)
+        self._index.store(self._worker, changes.stored)
+        self.sequence = changes.sequence
+        self._behind_s = None
+        return False
+
+    def take_snapshot(self, part: CacheSnapshotPart, now: float) -> None:
+        """All parts of a snapshot replace what the index has; an old one, of something that is followed, does not."""
+        if self.follows and part.sequence < self.sequence:
+            return
+        if self._parts_of != (part.sequence, part.parts):
+            self._parts, self._parts_of = {}, (part.sequence, part.parts)
+        self._parts[part.part] = part.hashes
+        if len(self._parts) < part.parts:
+            return
+        self._index.replace(self._worker, (each for hashes in self._parts.values() for each in hashes))
+        self._parts, self._parts_of = {}, (0, 0)
+        self._assumed.clear()
+        self.follows, self.sequence = True, part.sequence
+        self._behind_s = None
+
+    def check(self, told: CacheSum | None, now: float) -> bool:
+        """Compares with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
+        if told is None:
+            return False
+        if not self.follows:
+            if self._asked_s is None:
+                self._asked_s = now
+            return self._ask(now)
+        if told.sequence > self.sequence:
+            self._behind_s = now if self._behind_s is None else self._behind_s
+            return now - self._behind_s > BEHIND_S and self.resync(Wrong.BEHIND, now)
+        if told.sequence == self.sequence:
+            index, worker = self._index, self._worker
+            self.exact = told.digest == index.digest(worker) and told.blocks == index.blocks(worker)
+            return not self.exact and self.resync(Wrong.SUM, now)
+        return False
+
+    def resync(self, wrong: Wrong, now: float) -> bool:
+        """The view cannot be right."""
+        self.follows = self.exact = False
+        self.wrong = wrong
+        self._behind_s = None
+        self.resyncs += 1
+        return self._ask(now)
+
+    def assume(self, block_hashes: Sequence[bytes], capacity_blocks: int) -> None:
+        """A prompt that has ended there should have left these blocks; no more of them than the worker has room for.
+
+        Nothing is assumed of a cache that is followed.
+        """
+        if self.follows:
+            return
+        for block_hash in reversed(block_hashes):  # the ends of prompts are evicted first: they become the oldest
+            self._assumed[block_hash] = None
+            self._assumed.move_to_end(block_hash)
+        self._index.store(self._worker, block_hashes)
+        while len(self._assumed) > capacity_blocks:
+            self._index.evict(self._worker, (self._assumed.popitem(last=False)[0],))
+
+    def _ask(self, now: float) -> bool:
+        """Whether nothing came of the last time for long enough."""
+        if self._asked_s is not None and now - self._asked_s <= ASK_AGAIN_S:
+            return False
+        self._asked_s = now
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """For people."""
+
+    follows: bool
+    exact: bool
+    blocks: int
+    sequence: int
+    resyncs: int
+    checked_requests: int
+    equal_requests: int
+    missing_tokens: int
+    surplus_tokens: int
+    drift: float
+
+
+@dataclass(slots=True)
+class _Cache:
+    view: CacheView
+    audit: CacheAudit
+
+
+class Caches:
+    def __init__(self) -> None:
+        self._index = PrefixIndex()
+        self._caches: dict[str, _Cache] = {}
+
+    @property
+    def indexed_blocks(self) -> int:
+        """Different blocks, on any worker."""
+        return len(self._index)
+
+    def connected(self, worker: str) -> None:
+        """It is to be asked for a snapshot. If it was connected before, it is the same process, or was forgotten."""
+        cache = self._caches.get(worker)
+        if cache is None:
+            cache = self._caches[worker] = _Cache(CacheView(worker, self._index), CacheAudit())
+        cache.view.connected()
+
+    def disconnected(self, worker: str) -> None:
+        cache = self._caches.get(worker)
+        if cache is not None:
+            cache.view.disconnected()
+
+    def forget(self, worker: str) -> None:
+        """Its process is gone."""
+        self._caches.pop(worker, None)
+        self._index.forget(worker)
+
+    def take_changes(self, worker: str, changes: CacheChanges, now: float) -> bool:
+        cache = self._caches.get(worker)
+        return cache is not None and cache.view.take_changes(changes, now)
+
+    def take_snapshot(self, worker: str, part: CacheSnapshotPart, now: float) -> None:
+        cache = self._caches.get(worker)
+        if cache is not None:
+            cache.view.take_snapshot(part, now)
+
+    def check(self, worker: str, told: CacheSum | None, now: float) -> bool:
+        """With the sum of a report."""
+        cache = self._caches.get(worker)
+        if cache is None:
+            return False
+        if cache.view.follows and cache.audit.wants_resync(now):
+            return cache.view.resync(Wrong.DRIFT, now)
+        return cache.view.check(told, now)
+
+    def wrong(self, worker: str) -> Wrong | None:
+        """Why its view was given up the last time."""
+        cache = self._caches.get(worker)
+        return None if cache is None else cache.view.wrong
+
+    def follows(self, worker: str) -> bool:
+        """Whether it reports its cache; otherwise `assume` the blocks of prompts that were sent there."""
+        cache = self._caches.get(worker)
+        return cache is not None and cache.view.follows
+
+    def assume(self, worker: str, block_hashes: Sequence[bytes], capacity_blocks: int) -> None:
+        cache = self._caches.get(worker)
+        if cache is not None:
+            cache.view.assume(block_hashes, capacity_blocks)
+
+    def expect(self, worker: str, attempt_id: int, block_hashes: Sequence[bytes]) -> None:
+        """The attempt's prompt is to be computed there."""
+        self._index.expect(worker, attempt_id, block_hashes)
+
+    def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
+        """Another router's prompt is."""
+        self._index.expect_elsewhere(worker, block_hashes)
+
+    def settle(self, worker: str, attempt_id: int) -> Sequence[bytes]:
+        """The attempt has been computed there, or will not be. Returns the expected blocks that were not reported."""
+        return self._index.settle(worker, attempt_id)
+
+    def hits(self, block_hashes: Sequence[bytes]) -> Hits:
+        return self._index.hits(block_hashes)
+
+    def audit(self, worker: str, predicted_tokens: int, actual_tokens: int) -> None:
+        """A prompt was looked up there, and this much of it was found."""
+        cache = self._caches.get(worker)
+        if cache is not None:
+            cache.audit.take(predicted_tokens, actual_tokens)
+
+    def status(self, worker: str) -> CacheStatus | None:
+        cache = self._caches.get(worker)
+        if cache is None:
+            return None
+        view, audit = cache.view, cache.audit
+        return CacheStatus(
+            follows=view.follows,
+            exact=view.exact,
+            blocks=self._index.blocks(worker),
+            sequence=view.sequence,
+            resyncs=view.resyncs,
+            checked_requests=audit.checked_requests,
+            equal_requests=audit.equal_requests,
+            missing_tokens=audit.missing_tokens,
+            surplus_tokens=audit.surplus_tokens,
+            drift=audit.drift,
+        )

@@ -1,0 +1,28 @@
+"""Session messages about prefix caches, between protobuf and plain values."""
+
+from baton.generation.block_hash import HASH_BYTES
+from baton.protos import cache_pb2, report_pb2, session_pb2
+from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.types.worker import CacheSum
+
+
+def snapshot_request() -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest())
+
+
+def changes(events: cache_pb2.CacheEvents) -> CacheChanges:
+    return CacheChanges(events.sequence, _hashes(events.stored), _hashes(events.evicted))
+
+
+def snapshot_part(snapshot: cache_pb2.CacheSnapshot) -> CacheSnapshotPart:
+    return CacheSnapshotPart(snapshot.sequence, snapshot.part, snapshot.parts, _hashes(snapshot.hashes))
+
+
+def cache_sum(told: report_pb2.CacheSum) -> CacheSum:
+    return CacheSum(told.sequence, told.digest, told.blocks)
+
+
+def _hashes(packed: bytes) -> tuple[bytes, ...]:
+    """A rest shorter than a hash is ignored: the worker that sent it is wrong, and its own sum will show that."""
+    end = len(packed) // HASH_BYTES * HASH_BYTES
+    return tuple(packed[begin : begin + HASH_BYTES] for begin in range(0, end, HASH_BYTES))

@@ -1,0 +1,1 @@
+"""The sessions with workers, and the other routers."""

@@ -1,0 +1,238 @@
+"""This router among others of its cluster: a few times a second they share through Redis load and limits of keys.
+
+has admitted since it started, and the increase is charged here. Pure.
+
+What several routers admit within two of their periods and a round trip of each other (0.25 s) is not yet known to the
+others: by so much the requests that begin at once may exceed a limit; of requests and tokens a minute the excess is
+paid back. Without Redis each router counts alone.
+
+the use of API keys, and reads those of the others. Changes at another router are known here within two periods and a
+round trip; without Redis each router knows only its own.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from google.protobuf.message import DecodeError
+
+from baton.protos import replica_pb2
+from baton.router.admission.key_limits import KeyMeters
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.peer_load import (
+    ElsewhereLoad,
+    KeyUse,
+    Prediction,
+    RecentPredictions,
+    RecentTakeovers,
+    Share,
+    SharedView,
+    Takeover,
+)
+from baton.service.registry.redis_registry import RegistryUnavailable
+
+
+class Taken(NamedTuple):
+    """Used at another router since its last report."""
+
+    tenant: str
+    requests: int
+    tokens: int
+
+
+class SharedLimits:
+    def __init__(self) -> None:
+        self._heard: dict[bytes, dict[str, KeyUse]] = {}
+
+    def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
+        """The increase in a router's newest share. Of a router's first share nothing counts, only later increases: a
+        restart begins anew.
+        """
+        known = self._heard.get(router_id)
+        self._heard[router_id] = dict(uses)
+        if known is None:
+            return
+        for tenant, use in uses.items():
+            before = known.get(tenant, KeyUse(0, 0, 0))
+            if use.requests > before.requests or use.tokens > before.tokens:
+                yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
+
+    def keep(self, routers: Iterable[bytes]) -> None:
+        """Forgets those that are gone."""
+        heard = set(routers)
+        for router_id in self._heard.keys() - heard:
+            del self._heard[router_id]
+
+    def active(self) -> dict[str, int]:
+        """By key, at all other routers together."""
+        total: dict[str, int] = {}
+        for uses in self._heard.values():
+            for tenant, use in uses.items():
+                total[tenant] = total.get(tenant, 0) + use.active
+        return total
+
+
+logger = logging.getLogger(__name__)
+PERIOD_S = 0.1
+HASH_BYTES = 32
+_UNHEARD_PAUSE_S = 0.5  # between tries while Redis does not answer
+
+
+class ShareStore(Protocol):
+    async def exchange(self, share: bytes) -> tuple[bytes, ...]:
+        """Writes ours, returns the others'. Raises: RegistryUnavailable."""
+
+    async def close(self) -> None: ...
+
+
+class Replicas:
+    """Keeps `cluster` informed of the other routers, until cancelled."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: ShareStore,
+        router_id: bytes,
+        on_taken_over: Callable[[int], None] = lambda stream: None,
+        meters: KeyMeters | None = None,
+        period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+        address: str = "",
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._router_id = router_id
+        self._on_taken_over = on_taken_over
+        self._meters = meters or KeyMeters()
+        self._limits = SharedLimits()
+        self._period_s = period_s
+        self._clock = clock
+        self._address, self._began_s = address, clock()
+        self._number = 0
+        self._recent = RecentPredictions()
+        self._takeovers = RecentTakeovers()
+        self._view = SharedView()
+        self._connected = True
+        cluster.on_predicted = self._recent.add
+
+    def took_over(self, router_id: bytes, stream: int) -> None:
+        """That router's stream continues here; the next share announces it."""
+        self._takeovers.add(Takeover(router_id, stream))
+
+    @property
+    def others(self) -> int:
+        """Routers whose load is known now."""
+        return self._view.routers
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Their last shares."""
+        return self._view.shares
+
+    async def run(self) -> None:
+        while not is_cancelled():
+            heard = await self.exchange()
+            if not is_cancelled():
+                await asyncio.sleep(self._period_s if heard else _UNHEARD_PAUSE_S)
+
+    async def exchange(self) -> bool:
+        """Once: writes our share and takes in the others'. Whether Redis answered."""
+        self._number += 1
+        loads, recent = self._cluster.own_loads(), self._recent.take()
+        taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s
+        share = Share(self._router_id, self._number, loads, recent, taken, uses, self._address, uptime_s)
+        message = share_to_wire(share).SerializeToString()
+        try:
+            answers = await self._store.exchange(message)
+        except RegistryUnavailable as error:
+            if self._connected:
+                logger.warning("the load of other routers is unknown: %s", error)
+            self._connected, answers = False, ()
+        else:
+            if not self._connected:
+                logger.info("the load of other routers is known again")
+            self._connected = True
+        self._take(answers)
+        return self._connected
+
+    def _take(self, answers: Sequence[bytes]) -> None:
+        now = self._clock()
+        for answer in answers:
+            try:
+                share = share_from_wire(replica_pb2.RouterShare.FromString(answer))
+            except DecodeError:
+                continue  # of another version, perhaps
+            for takeover in share.takeovers:
+                if takeover.router_id == self._router_id:
+                    self._on_taken_over(takeover.stream)
+            for prediction in self._view.take(share, now):
+                self._cluster.predicted_elsewhere(
+                    prediction.endpoint, prediction.block_hashes, prediction.computed_tokens
+                )
+            for taken in self._limits.take(share.router_id, share.keys):
+                self._meters.taken_elsewhere(taken.tenant, taken.requests, taken.tokens, now)
+        self._view.forget_old(now)
+        self._limits.keep(self._view.router_ids)
+        self._meters.active_elsewhere(self._limits.active())
+        self._cluster.others_have(self._view.loads())
+
+
+def is_cancelled() -> bool:
+    """Whether this task is to end. redis-py loses a cancellation that comes as its answer does: a caller that has just
+    awaited Redis has to look.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def share_to_wire(share: Share) -> replica_pb2.RouterShare:
+    return replica_pb2.RouterShare(
+        router_id=share.router_id,
+        number=share.number,
+        loads=[
+            replica_pb2.SharedLoad(
+                endpoint=endpoint, requests=load.requests, tokens=load.tokens, blocks=load.blocks, slots=load.slots
+            )
+            for endpoint, load in share.loads.items()
+        ],
+        predictions=[
+            replica_pb2.SharedPrediction(
+                number=each.number,
+                endpoint=each.endpoint,
+                block_hashes=b"".join(each.block_hashes),
+                computed_tokens=each.computed_tokens,
+            )
+            for each in share.predictions
+        ],
+        takeovers=[
+            replica_pb2.SharedTakeover(router_id=each.router_id, stream=each.stream) for each in share.takeovers
+        ],
+        keys=[
+            replica_pb2.SharedKey(name=name, active=use.active, requests=use.requests, tokens=use.tokens)
+            for name, use in share.keys.items()
+        ],
+        address=share.address,
+        uptime_s=share.uptime_s,
+    )
+
+
+def share_from_wire(share: replica_pb2.RouterShare) -> Share:
+    return Share(
+        share.router_id,
+        share.number,
+        {each.endpoint: ElsewhereLoad(each.requests, each.tokens, each.blocks, each.slots) for each in share.loads},
+        tuple(
+            Prediction(each.number, each.endpoint, _split(each.block_hashes), each.computed_tokens)
+            for each in share.predictions
+        ),
+        tuple(Takeover(each.router_id, each.stream) for each in share.takeovers),
+        {each.name: KeyUse(each.active, each.requests, each.tokens) for each in share.keys},
+        share.address,
+        share.uptime_s,
+    )
+
+
+def _split(hashes: bytes) -> tuple[bytes, ...]:
+    return tuple(hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES))

@@ -1,0 +1,316 @@
+"""The router's side of one session with one worker: connect, greet, replay, read, write, notice silence.
+
+connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests continue
+the epoch changed, the port refuses connections, the grace is over, or the worker is silent for silence_s -> lost: the
+listener is notified, once
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from baton.protos import session_pb2, session_pb2_grpc
+from baton.router.cache import wire as cache_wire
+from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.fleet import wire as session_wire
+from baton.router.placement.cluster import End
+from baton.router.types.events import AttemptEvent
+from baton.router.types.worker import WorkerDescription, WorkerReport
+from baton.service.security.tls import InternalTls, open_async_channel
+from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
+from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
+
+MOST_TOGETHER = 256  # commands of a message: a worker takes them in without looking up
+
+
+class SessionOutbox:
+    """`put` never waits. A burst of cancels is one thing to do for a worker, and is there at once."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[session_pb2.ConnectRequest] = deque()
+        self._changed = asyncio.Event()
+
+    def put(self, command: session_pb2.ConnectRequest) -> None:
+        self._waiting.append(command)
+        self._changed.set()
+
+    async def next(self) -> session_pb2.ConnectRequest:
+        """Waits for the next message. Messages that were put are not changed: they may have to be sent again."""
+        while not self._waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        first = self._waiting.popleft()
+        if not (first.HasField("cancel") and self._next_is_cancel):
+            return first
+        cancels = [first]
+        while self._next_is_cancel and len(cancels) < MOST_TOGETHER:
+            cancels.append(self._waiting.popleft())
+        return session_pb2.ConnectRequest(commands=session_pb2.Commands(commands=cancels))
+
+    @property
+    def _next_is_cancel(self) -> bool:
+        return bool(self._waiting) and self._waiting[0].HasField("cancel")
+
+
+logger = logging.getLogger(__name__)
+
+_MAX_UNACKNOWLEDGED = 10_000
+_ACKNOWLEDGE_EVERY = 64  # messages; the watch acknowledges the rest
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 1.0
+
+Call = grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTiming:
+    """Together they bound how long a dead worker goes unnoticed: under 2 s."""
+
+    grace_s: float = 1.0  # for a broken connection to come back
+    silence_s: float = 1.2  # of a connected worker, which reports every 0.2 s: six reports that did not come
+    watch_s: float = 0.1
+    greet_s: float = 1.5  # until Welcome; longer than silence, since processes that start have other things to do
+
+
+class SessionListener(Protocol):
+    """Receives a session's events. Calls come on the event loop and must not wait."""
+
+    def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
+    def on_disconnected(self, endpoint: str) -> None: ...
+    def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
+    def on_event(self, event: AttemptEvent) -> None: ...
+    def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
+    def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
+    def on_lost(self, endpoint: str, why: str, end: End) -> None:
+        """Commands that were sent there and not answered never will be. The session begins anew by itself."""
+
+
+class _SessionBroken(Exception):
+    """The connection must end; the session may be resumed."""
+
+
+class _WorkerSilent(Exception):
+    """The connection is open and the worker sends nothing: the session is lost."""
+
+
+class WorkerSession:
+    """One (router, worker) pair. `run` until cancelled; `send` never waits."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        router_id: bytes,
+        listener: SessionListener,
+        timing: SessionTiming,
+        tls: InternalTls | None = None,
+        refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
+    ) -> None:
+        self.endpoint = endpoint
+        self._router_id = router_id
+        self._listener = listener
+        self._timing = timing
+        self._tls = tls
+        self._refuses = refuses
+        self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._epoch = 0  # of the session that is held, 0: none
+        self._description: WorkerDescription | None = None  # the worker's, when that session began
+        self._outbox: SessionOutbox | None = None  # while connected
+        self._grace: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._acknowledged = 0  # the last number that we acknowledged
+
+    @property
+    def held(self) -> bool:
+        """There is a session, connected or in its grace: requests on that worker may continue."""
+        return self._epoch != 0
+
+    def send(self, command: session_pb2.ConnectRequest) -> bool:
+        """Sends a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
+        if self._epoch == 0:
+            return False
+        try:
+            command.number = self._channel.number(command)
+        except SessionOverflow:
+            self._lose("it acknowledges no messages")
+            return False
+        if self._outbox is not None:
+            self._outbox.put(command)
+        return True
+
+    async def run(self) -> None:
+        """Keeps the session up, for ever."""
+        retry_s = _FIRST_RETRY_S
+        try:
+            while True:
+                connected = await self._connection()
+                retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
+                await asyncio.sleep(retry_s)
+                if self._grace is not None and await self._refuses(self.endpoint):
+                    self._lose("its process is gone: its port refuses connections", End.GONE)
+        finally:
+            if self._grace is not None:
+                self._grace.cancel()
+
+    async def _connection(self) -> bool:
+        """One connection, from Hello to its end. Returns whether it got as far as Welcome."""
+        self._heard_at = time.monotonic()
+        welcomed = False
+        try:
+            async with open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls) as channel:
+                call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+                try:
+                    async with asyncio.timeout(self._timing.greet_s):
+                        await self._greet(call)
+                    welcomed = True
+                    await _until_one_ends(self._read(call), self._write(call, self._open_outbox()), self._watch())
+                finally:
+                    self._outbox = None
+                    call.cancel()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as error:
+            self._broken(welcomed, error)
+        except (_WorkerSilent, SessionViolation) as error:
+            self._lose(str(error))
+        return welcomed
+
+    async def _greet(self, call: Call) -> None:
+        await call.write(session_wire.hello(self._router_id, self._channel.last_received, self._epoch))
+        first = await call.read()
+        if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
+            raise _SessionBroken("its first message is not Welcome")
+        try:
+            description = session_wire.worker_description(first.welcome.worker)
+        except ValueError as error:
+            raise _SessionBroken(str(error)) from error
+        if self._epoch and not (first.welcome.resumed and first.epoch == self._epoch):
+            self._lose_to(description, first.epoch)
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        self._epoch, self._description = first.epoch, description
+        self._heard_at = time.monotonic()
+        self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
+        self._listener.on_connected(self.endpoint, description, first.epoch)
+
+    def _open_outbox(self) -> SessionOutbox:
+        """Begins with the messages that the worker has not acknowledged."""
+        self._outbox = SessionOutbox()
+        for numbered in self._channel.unacknowledged():
+            self._outbox.put(numbered.message)
+        return self._outbox
+
+    async def _read(self, call: Call) -> None:
+        while isinstance(message := await call.read(), session_pb2.ConnectResponse):
+            self._heard_at = time.monotonic()
+            if message.epoch != self._epoch:
+                raise _SessionBroken("it answered for another session")
+            self._take(message)
+        raise _SessionBroken("the worker closed the stream")
+
+    def _take(self, message: session_pb2.ConnectResponse) -> None:
+        self._channel.acknowledge(message.acknowledged)
+        if message.number == 0:
+            self._take_unnumbered(message)
+            return
+        match self._channel.receive(message.number):
+            case Received.FRESH:
+                for event in session_wire.attempt_events(message, self.endpoint):
+                    self._listener.on_event(event)
+            case Received.DUPLICATE:
+                return
+            case Received.GAP:
+                raise _SessionBroken("a message is missing")
+        if self._channel.last_received - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+            self._acknowledge()
+
+    def _take_unnumbered(self, message: session_pb2.ConnectResponse) -> None:
+        match message.WhichOneof("event"):
+            case "report":
+                self._listener.on_report(self.endpoint, session_wire.worker_report(message.report))
+            case "cache_events":
+                self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
+            case "cache_snapshot":
+                self._listener.on_cache_snapshot(self.endpoint, cache_wire.snapshot_part(message.cache_snapshot))
+
+    def _acknowledge(self) -> None:
+        if self._outbox is not None and self._channel.last_received > self._acknowledged:
+            self._outbox.put(session_pb2.ConnectRequest())
+
+    async def _write(self, call: Call, outbox: SessionOutbox) -> None:
+        while True:
+            command = await outbox.next()
+            command.acknowledged = self._acknowledged = self._channel.last_received
+            await call.write(command)
+
+    async def _watch(self) -> None:
+        """Acknowledges messages that no command did, and notices silence. Time lost by our own loop does not count."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(self._timing.watch_s)
+            now = time.monotonic()
+            self._heard_at += max(0.0, now - before - 2 * self._timing.watch_s)
+            if now - self._heard_at > self._timing.silence_s:
+                raise _WorkerSilent(f"no message for {now - self._heard_at:.1f} s")
+            self._acknowledge()
+
+    def _broken(self, welcomed: bool, error: Exception) -> None:
+        """The connection ended. A held session waits for the next one, for the grace."""
+        if welcomed:
+            logger.info("connection with %s ended: %s", self.endpoint, _first_line(error))
+            self._listener.on_disconnected(self.endpoint)
+        if self._epoch and self._grace is None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not reconnect in time")
+
+    def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
+        """The process that answers now does not continue the held session."""
+        before = self._description
+        if epoch == self._epoch:
+            self._lose("it gave the session up")
+        elif before is not None and before.is_same_process(description):
+            self._lose(f"it serves as {description.role} now", End.ANNOUNCED)
+        else:
+            self._lose("it restarted", End.GONE)
+
+    def _lose(self, why: str, end: End = End.CUT) -> None:
+        """Gives the session up: the next connection begins a new one."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self._epoch == 0:
+            return
+        logger.warning("session with %s is lost: %s", self.endpoint, why)
+        self._epoch = 0
+        self._acknowledged = 0
+        self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._listener.on_disconnected(self.endpoint)
+        self._listener.on_lost(self.endpoint, why, end)
+
+
+async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Raises the exception of the first to end, and has ended the others by then.
+
+    A TaskGroup that fails just as it is cancelled would raise the failure alone, before Python 3.13.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.cancelled():
+                raise _SessionBroken("the call was cancelled")
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return (text or type(error).__name__).splitlines()[0]

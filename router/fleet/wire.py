@@ -1,0 +1,295 @@
+"""Session messages between protobuf and plain values. The only module that knows both the router's and session.proto's
+names; it decides nothing."""
+
+from dataclasses import dataclass
+
+from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.router.cache import wire as cache_wire
+from baton.router.placement.decide import Placement
+from baton.router.types.events import (
+    Alternative,
+    AttemptEvent,
+    End,
+    Failed,
+    FailureReason,
+    FirstStep,
+    Landed,
+    PrefillTimings,
+    PromptScores,
+    SequenceOutput,
+    TokenLogprob,
+)
+from baton.router.types.request import BeamStop, PreparedRequest, Sampling
+from baton.router.types.worker import Adapter, Link, ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
+
+Command = session_pb2.ConnectRequest
+
+_ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
+_ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
+BEAM_STOPS = {
+    BeamStop.UNPROMISING: sampling_pb2.BEAM_STOP_UNSPECIFIED,
+    BeamStop.FULL: sampling_pb2.BEAM_STOP_FULL,
+    BeamStop.NEVER: sampling_pb2.BEAM_STOP_NEVER,
+}
+STRUCTURED_KINDS = {
+    StructuredKind.JSON_SCHEMA: sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA,
+    StructuredKind.JSON_OBJECT: sampling_pb2.STRUCTURED_KIND_JSON_OBJECT,
+    StructuredKind.REGEX: sampling_pb2.STRUCTURED_KIND_REGEX,
+    StructuredKind.GRAMMAR: sampling_pb2.STRUCTURED_KIND_GRAMMAR,
+    StructuredKind.CHOICE: sampling_pb2.STRUCTURED_KIND_CHOICE,
+}
+_FAILURES = {
+    session_pb2.FAILURE_REASON_INVALID: FailureReason.INVALID,
+    session_pb2.FAILURE_REASON_TRANSFER: FailureReason.TRANSFER,
+    session_pb2.FAILURE_REASON_NONFINITE: FailureReason.NONFINITE,
+    session_pb2.FAILURE_REASON_DEADLINE: FailureReason.DEADLINE,
+    session_pb2.FAILURE_REASON_DRAINING: FailureReason.DRAINING,
+    session_pb2.FAILURE_REASON_NO_ROOM: FailureReason.NO_ROOM,
+    session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT: FailureReason.UNKNOWN_ATTEMPT,
+    session_pb2.FAILURE_REASON_ADOPTED: FailureReason.ADOPTED,
+    session_pb2.FAILURE_REASON_CORRUPT: FailureReason.CORRUPT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What is sent to an attempt's workers beside the request itself."""
+
+    attempt_id: int
+    transfer_id: bytes  # 16 random bytes
+    fetch_id: bytes  # 16 others, for blocks that prefill may fetch
+    time_left_ms: int
+    traceparent: str
+
+
+def hello(router_id: bytes, received: int, resumes_epoch: int) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(
+        hello=session_pb2.Hello(router_id=router_id, received=received, resumes_epoch=resumes_epoch)
+    )
+
+
+def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(
+        prefill=session_pb2.Prefill(
+            attempt_id=tag.attempt_id,
+            transfer_id=tag.transfer_id,
+            token_ids=request.token_ids,
+            sampling=sampling_message(request.sampling, computes_prompt=True),
+            block_hashes=request.block_hashes,
+            time_left_ms=tag.time_left_ms,
+            traceparent=tag.traceparent,
+            fetch=_fetch(tag, request, placement),
+            adapter=_adapter(request),
+            answered_tokens=request.answered_tokens,
+            first_choice=request.first_choice,
+        )
+    )
+
+
+def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:
+    if placement.fetch_from is None:
+        return None
+    blocks = placement.fetch_tokens // request.block_tokens
+    return session_pb2.Fetch(endpoint=placement.fetch_from, transfer_id=tag.fetch_id, blocks=blocks)
+
+
+def _adapter(request: PreparedRequest) -> str:
+    return request.adapter.name if request.adapter is not None else ""
+
+
+def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> session_pb2.ConnectRequest:
+    """`prefill_endpoint` None: the decode worker computes the prompt itself."""
+    return session_pb2.ConnectRequest(
+        start=session_pb2.Start(
+            attempt_id=tag.attempt_id,
+            transfer_id=tag.transfer_id,
+            prefill_endpoint=prefill_endpoint or "",
+            cache_root=request.cache_root,
+            adapter=_adapter(request),
+            token_ids=request.token_ids,
+            sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
+            block_hashes=request.block_hashes,
+            time_left_ms=tag.time_left_ms,
+            traceparent=tag.traceparent,
+            answered_tokens=request.answered_tokens,
+            first_choice=request.first_choice,
+        )
+    )
+
+
+def want(blocks: int, slots: int) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(want=session_pb2.Want(blocks=blocks, slots=slots))
+
+
+def cancel(attempt_id: int, keep_landed: bool = False) -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id, keep_landed=keep_landed))
+
+
+def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectRequest:
+    """An answer that another router, or this one before, had begun as `attempt_id` continues as the tag's attempt."""
+    return session_pb2.ConnectRequest(
+        adopt=session_pb2.Adopt(
+            router_id=router_id, attempt_id=attempt_id, as_attempt_id=tag.attempt_id, time_left_ms=tag.time_left_ms
+        )
+    )
+
+
+def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
+    wanted = next(number for number, known in _ROLES.items() if known is role)
+    return session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted))
+
+
+def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
+    """The attempt events of a numbered message; none for kinds that a newer worker may have."""
+    match message.WhichOneof("event"):
+        case "prompt_scores":
+            scores = message.prompt_scores
+            return (PromptScores(scores.attempt_id, scores.offset, _logprobs(scores)),)
+        case "first_step":
+            return (_first_step(message.first_step),)
+        case "step_outputs":
+            return tuple(_output(output) for output in message.step_outputs.outputs)
+        case "landed":
+            return (_landed(message.landed),)
+        case "failed":
+            failed = message.failed
+            reason = _FAILURES.get(failed.reason, FailureReason.UNKNOWN)
+            return (Failed(failed.attempt_id, endpoint, reason, failed.message),)
+        case _:
+            return ()
+
+
+def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
+    """Raises ValueError for a role that this router does not know."""
+    if info.role not in _ROLES:
+        raise ValueError(f"{info.worker_id} has the unknown role {info.role}")
+    return WorkerDescription(
+        worker_id=info.worker_id,
+        role=_ROLES[info.role],
+        pid=info.pid,
+        fingerprint=info.fingerprint,
+        model=ModelDescription(
+            name=info.model.name,
+            path=info.model.path,
+            max_model_len=info.model.max_model_len,
+            vocab_size=info.model.vocab_size,
+            dtype=info.model.dtype,
+            block_tokens=info.model.block_size,
+        ),
+        total_blocks=info.total_blocks,
+        total_slots=info.total_slots,
+        adapters=tuple(Adapter(each.name, each.digest) for each in info.adapters),
+        roles=tuple(_ROLES[role] for role in info.roles if role in _ROLES),
+        pool_id=info.pool_id,
+    )
+
+
+def worker_report(report: report_pb2.Report) -> WorkerReport:
+    pages = report.pages
+    return WorkerReport(
+        limit_blocks=report.limit_blocks,
+        limit_slots=report.limit_slots,
+        pages=PageCounts(
+            pages.total, pages.free, pages.cached, pages.held, pages.held_by_sequences, pages.held_by_transfers
+        ),
+        waiting_requests=report.waiting_requests,
+        running_sequences=report.running_sequences,
+        pending_tokens=report.pending_tokens,
+        draining=report.draining,
+        steps=report.steps,
+        cache_query_tokens=report.cache_query_tokens,
+        cache_hit_tokens=report.cache_hit_tokens,
+        preemptions=report.preemptions,
+        unfilled_slots=report.unfilled_slots,
+        links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
+        cache=cache_wire.cache_sum(report.cache) if report.HasField("cache") else None,
+        checked_blocks=report.checked_blocks,
+        checksum_mismatches=report.checksum_mismatches,
+        alone_tokens_per_s=report.alone_tokens_per_s or None,
+        beside_tokens_per_s=report.beside_tokens_per_s or None,
+    )
+
+
+def sampling_message(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Sampling:
+    rules, beams = sampling.rules, sampling.beams
+    return sampling_pb2.Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        n=sampling.n,
+        typical_p=sampling.typical_p,
+        repetition_penalty=rules.repetition_penalty,
+        presence_penalty=rules.presence_penalty,
+        frequency_penalty=rules.frequency_penalty,
+        logit_bias=rules.logit_bias,
+        min_tokens=rules.min_tokens,
+        allowed_token_ids=rules.allowed_token_ids,
+        bad_words=[sampling_pb2.BadWord(token_ids=word) for word in rules.bad_words],
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs if computes_prompt else None,
+        beam_width=beams.width if beams is not None else 0,
+        length_penalty=beams.length_penalty if beams is not None else 0.0,
+        beam_stop=BEAM_STOPS[beams.stop] if beams is not None else sampling_pb2.BEAM_STOP_UNSPECIFIED,
+        structured=_structured(sampling.structured),
+    )
+
+
+def _structured(asked: StructuredOutput | None) -> sampling_pb2.StructuredOutput | None:
+    if asked is None:
+        return None
+    return sampling_pb2.StructuredOutput(kind=STRUCTURED_KINDS[asked.kind], text=asked.text)
+
+
+def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:
+    logprobs = _logprobs(output) if output.logprobs else ()
+    return SequenceOutput(
+        output.attempt_id, output.choice, output.offset, tuple(output.token_ids), _ENDS.get(output.end), logprobs
+    )
+
+
+def _logprobs(output: session_pb2.SequenceOutput | session_pb2.PromptScores) -> tuple[TokenLogprob, ...]:
+    if not output.logprobs:
+        return ()
+    top = [Alternative(*pair) for pair in zip(output.top_token_ids, output.top_logprobs, strict=False)]
+    width = len(top) // len(output.logprobs)
+    return tuple(
+        TokenLogprob(logprob, tuple(top[index * width : (index + 1) * width]))
+        for index, logprob in enumerate(output.logprobs)
+    )
+
+
+def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
+    timings = first_step.timings
+    return FirstStep(
+        attempt_id=first_step.attempt_id,
+        outputs=tuple(_output(output) for output in first_step.outputs),
+        timings=PrefillTimings(
+            timings.queue_ms,
+            tuple(timings.chunk_ms),
+            timings.total_ms,
+            timings.cached_tokens,
+            timings.fetch_ms,
+            timings.fetched_tokens,
+            timings.fetch_bytes,
+            timings.fetch_transport,
+        ),
+    )
+
+
+def _landed(landed: session_pb2.Landed) -> Landed:
+    return Landed(
+        attempt_id=landed.attempt_id,
+        transferred_bytes=landed.bytes,
+        copy_ms=landed.copy_ms,
+        exposed_ms=landed.exposed_ms,
+        admission_ms=landed.admission_ms,
+        first_step_ms=landed.first_step_ms,
+        transport=landed.transport,
+        cached_tokens=landed.cached_tokens,
+    )

@@ -1,0 +1,1 @@
+"""Which workers serve a request. Pure; `now` is in monotonic seconds."""

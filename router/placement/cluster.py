@@ -1,0 +1,566 @@
+"""The router's view of its workers: which are connected, their reports, this router's charges on them. Pure state.
+
+Those that have much of the prompt, and some of the others, the next ones each time: of a few dozen in turn the least
+busy one is nearly the least busy of all (Mitzenmacher, The Power of Two Choices, 2001).
+
+Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Generic, Protocol, TypeVar
+
+from baton.router.cache.index import Branching, Hits
+from baton.router.cache.replica import Caches
+from baton.router.placement.decide import Placement
+from baton.router.placement.pairs import PairHealth
+from baton.router.placement.peer_load import NOTHING, ElsewhereLoad
+from baton.router.placement.rates import RateLedger
+from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.router.types.worker import WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
+
+ALL_UP_TO = 64
+HOLDERS, OTHERS = 16, 32
+
+
+def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
+    """All of `workers` where they are few. `found`: how many blocks of the prompt those of them have that have any."""
+    if len(workers) <= ALL_UP_TO:
+        return workers
+    listed = _in_turn(workers, OTHERS, turn)
+    if found:
+        half = max(found.values()) / 2
+        listed += _in_turn([worker for worker, blocks in found.items() if blocks > half], HOLDERS, turn)
+    return tuple(dict.fromkeys(listed))
+
+
+def _in_turn(workers: Sequence[str], count: int, turn: int) -> list[str]:
+    first = turn * count % len(workers)
+    return [*workers[first : first + count], *workers[: max(0, first + count - len(workers))]][: len(workers)]
+
+
+class Named(Protocol):
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def role(self) -> WorkerRole: ...
+
+
+Known = TypeVar("Known", bound=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Able(Generic[Known]):
+    """The workers that take work now; found out again when one comes, goes, or begins to drain."""
+
+    workers: tuple[Known, ...]
+    roles: Mapping[str, WorkerRole]
+    alike: Mapping[WorkerRole, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, workers: Iterable[Known]) -> "Able[Known]":
+        able = tuple(workers)
+        roles = {worker.endpoint: worker.role for worker in able}
+        return cls(
+            able, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
+        )
+
+    def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
+        known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}
+        return shortlist(self.alike[role], known, turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The resources that one attempt takes on one worker."""
+
+    tokens: int
+    blocks: int = 0
+    slots: int = 0
+    prompt_tokens: int = 0  # of a decode worker: tokens of the prompt that it still has to compute
+
+
+class Charges:
+    """By attempt id."""
+
+    __slots__ = ("_charges", "blocks", "prompt_tokens", "slots", "tokens")
+
+    def __init__(self) -> None:
+        self._charges: dict[int, Charge] = {}
+        self.tokens = self.blocks = self.slots = self.prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._charges)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._charges)
+
+    def add(self, attempt_id: int, charge: Charge) -> None:
+        """Replaces its earlier charge."""
+        self.give_back(attempt_id)
+        self._charges[attempt_id] = charge
+        self.tokens += charge.tokens
+        self.blocks += charge.blocks
+        self.slots += charge.slots
+        self.prompt_tokens += charge.prompt_tokens
+
+    def prompt_computed(self, attempt_id: int) -> None:
+        """The rest of its charge stays, if it has not been given back."""
+        charge = self._charges.get(attempt_id)
+        if charge is not None:
+            self._charges[attempt_id] = replace(charge, prompt_tokens=0)
+            self.prompt_tokens -= charge.prompt_tokens
+
+    def give_back(self, attempt_id: int) -> None:
+        """It may have been given back before."""
+        charge = self._charges.pop(attempt_id, None)
+        if charge is not None:
+            self.tokens -= charge.tokens
+            self.blocks -= charge.blocks
+            self.slots -= charge.slots
+            self.prompt_tokens -= charge.prompt_tokens
+
+    def clear(self) -> None:
+        for attempt_id in tuple(self._charges):
+            self.give_back(attempt_id)
+
+
+class End(Enum):
+    """What is known of the process at the other end of a session that was lost."""
+
+    NONE = auto()  # none was lost
+    ANNOUNCED = auto()  # it ends after a drain, or changes its role
+    CUT = auto()  # it may live
+    GONE = auto()
+
+
+@dataclass(slots=True)
+class Departures:
+    """Counts since the router's start."""
+
+    deaths: int = 0  # processes that were gone and had not drained, or had something open
+    drains: int = 0  # processes that ended after they had drained
+    role_changes: int = 0
+    lost_sessions: int = 0  # of processes that may live: silence, or a connection that did not come back in time
+
+    def lost(self, end: End, drained: bool) -> End:
+        """A session was lost. Returns how its process ended, given that the worker had `drained`, or not."""
+        if end is End.GONE:
+            self._gone(drained)
+        elif drained:
+            return End.ANNOUNCED
+        elif end is End.CUT:
+            self.lost_sessions += 1
+        return end
+
+    def follow(self, end: End, before: WorkerDescription, now: WorkerDescription) -> None:
+        """Another session begins, with a later epoch, after the last one came to this end."""
+        if before.is_same_process(now):
+            self.role_changes += before.role is not now.role
+        elif end is not End.GONE:
+            self._gone(end is End.ANNOUNCED)
+
+    def _gone(self, drained: bool) -> None:
+        if drained:
+            self.drains += 1
+        else:
+            self.deaths += 1
+
+
+WINDOW_S = 15.0
+"""So much of every worker's time is the newest work: older work has faded by 1/e when as much has been given out."""
+
+
+@dataclass(slots=True)
+class _Share:
+    tokens: float = 0.0
+    age: float = 0.0  # when it was brought up to date
+
+
+class RecentWork:
+    """Workers are named by endpoint."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, _Share] = {}
+        self.age = 0.0  # in windows, ever growing
+
+    def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
+        """It was given so many tokens to compute. `tokens_per_s`: the rate of all workers together."""
+        self.age += tokens / (WINDOW_S * tokens_per_s)
+        share = self._shares.setdefault(worker, _Share(age=self.age))
+        share.tokens = share.tokens * math.exp(share.age - self.age) + tokens
+        share.age = self.age
+
+    def of(self, worker: str) -> float:
+        share = self._shares.get(worker)
+        return share.tokens * math.exp(share.age - self.age) if share is not None else 0.0
+
+    def forget(self, worker: str) -> None:
+        self._shares.pop(worker, None)
+
+
+STALLED_S = 15.0
+"""Longer than any step, and less than a worker's own watchdog waits (30 s), which ends its process."""
+
+
+class ForwardProgress:
+    """Of one worker, by its reports."""
+
+    __slots__ = ("_since_s", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: int | None = None
+        self._since_s = 0.0
+
+    def stalls(self, report: WorkerReport, now: float) -> bool:
+        """Whether it has had work since `STALLED_S` and taken no step. The next step takes that back."""
+        has_work = report.running_sequences or report.pending_tokens or report.waiting_requests
+        if not has_work or report.steps != self._steps:
+            self._steps, self._since_s = report.steps, now
+        return now - self._since_s > STALLED_S
+
+
+@dataclass(slots=True)
+class Worker:
+    """One endpoint. `description` and `epoch` stay as last seen while it is not connected."""
+
+    endpoint: str
+    role: WorkerRole
+    connected: bool = False
+    held: bool = False  # a session is up, or in its grace: requests on it may continue
+    description: WorkerDescription | None = None
+    epoch: int = 0
+    report: WorkerReport | None = None
+    charges: Charges = field(default_factory=Charges)
+    end: End = End.NONE  # of its last session
+    died_s: float | None = None  # when its process was last noticed to be gone, monotonic
+    progress: ForwardProgress = field(default_factory=ForwardProgress)
+    stalled: bool = False  # it has work and takes no steps
+    view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
+    hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
+
+    @property
+    def able(self) -> bool:
+        """It takes work now."""
+        known = self.description is not None and self.report is not None and not self.report.draining
+        return known and self.connected and not self.stalled
+
+    def changed(self) -> None:
+        """The views that placements used of it are outdated."""
+        self.view = self.hit_view = None
+
+    def seen(
+        self,
+        elsewhere: ElsewhereLoad,
+        recent_tokens: float,
+        rates: WorkerRates,
+        hit_blocks: int,
+        ready_blocks: int,
+        branches: int,
+    ) -> WorkerView:
+        """As a placement sees it, for a prompt of which it has so much."""
+        description, report = self.description, self.report
+        if description is None or report is None:
+            raise RuntimeError(f"{self.endpoint} has not said what it is")
+        return WorkerView(
+            endpoint=self.endpoint,
+            role=self.role,
+            fingerprint=description.fingerprint,
+            total_blocks=description.total_blocks,
+            total_slots=description.total_slots,
+            limit_blocks=report.limit_blocks,
+            limit_slots=report.limit_slots,
+            used_blocks=self.charges.blocks,
+            used_slots=self.charges.slots,
+            tokens_in_flight=self.charges.tokens + elsewhere.tokens,
+            hit_blocks=hit_blocks,
+            adapters=description.adapters,
+            ready_blocks=ready_blocks,
+            elsewhere_slots=elsewhere.slots,
+            elsewhere_blocks=elsewhere.blocks,
+            # Prompts just sent there are in no report yet; prompts of other routers are known from reports alone.
+            pending_prompt_tokens=max(report.pending_tokens, self.charges.prompt_tokens),
+            recent_tokens=recent_tokens,
+            rates=rates,
+            branches=branches,
+        )
+
+
+__all__ = ["Cluster", "Worker"]
+
+LATEST_AGE = 0.05
+"""A view may be so old, in windows of the newest work: by then a worker's share of that has faded by as much."""
+
+KEPT_NAMES = 1024
+"""A failed attempt is explained when its worker is gone, or has come back at another endpoint."""
+
+
+class Cluster:
+    """All workers that membership names. Every change of it goes through a method."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._roles_seen: set[WorkerRole] = set()
+        self.caches = Caches()
+        self.pairs = PairHealth()
+        self.departures: defaultdict[str, Departures] = defaultdict(Departures)
+        """By worker's name, as this router noticed them."""
+        self._elsewhere: Mapping[str, ElsewhereLoad] = {}
+        self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
+        self.rates = RateLedger()
+        """All measurements of the workers are kept here."""
+        self._able: Able[Worker] | None = None  # None: to be found out
+        self._recent, self._branching = RecentWork(), Branching()
+        self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
+        self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
+        """Called with the worker, the blocks of a prompt placed there, and how many of its tokens are computed."""
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return tuple(self._workers.values())
+
+    @property
+    def roles_seen(self) -> frozenset[WorkerRole]:
+        """The roles that membership ever named."""
+        return frozenset(self._roles_seen)
+
+    def add(self, endpoint: str, role: WorkerRole) -> None:
+        self._roles_seen.add(role)
+        self._able = None
+        self._workers[endpoint] = Worker(endpoint, role)
+
+    def remove(self, endpoint: str) -> None:
+        self._able = None
+        self._workers.pop(endpoint, None)
+        self._forget(endpoint)
+
+    def connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None:
+        worker = self._workers[endpoint]
+        if epoch != worker.epoch:
+            self._forget(endpoint)
+            worker.report = None
+            if worker.description is not None:
+                self.departures[worker.description.worker_id].follow(worker.end, worker.description, description)
+        worker.end = End.NONE
+        self.caches.connected(endpoint)
+        worker.connected = worker.held = True
+        worker.description, worker.epoch = description, epoch
+        worker.role = description.role
+        self._able = None
+        worker.changed()
+        self._names.pop(endpoint, None)
+        self._names[endpoint] = description.worker_id
+        if len(self._names) > KEPT_NAMES:
+            del self._names[next(iter(self._names))]
+
+    def disconnected(self, endpoint: str) -> None:
+        """The connection broke; the worker takes no new work until it is back."""
+        if endpoint in self._workers:
+            self._workers[endpoint].connected = False
+            self._able = None
+            self.caches.disconnected(endpoint)
+
+    def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
+        """Nothing that was sent there will be answered. `now`: monotonic seconds."""
+        worker = self._workers.get(endpoint)
+        if worker is not None:
+            worker.died_s = now if end is End.GONE else worker.died_s
+            drained = worker.report is not None and worker.report.draining and not worker.charges
+            worker.end = self.departures[self.name_of(endpoint)].lost(end, drained)
+            self._able = None
+            worker.connected = worker.held = False
+            worker.report = None
+            worker.changed()
+            worker.charges.clear()
+
+    def reported(self, endpoint: str, report: WorkerReport) -> None:
+        worker = self._workers[endpoint]
+        if worker.report is None or worker.report.draining != report.draining:
+            self._able = None
+        if worker.report != report:
+            worker.changed()
+        worker.report = report
+
+    def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
+        """Takes in the worker's speed from a report; `now` is when it came."""
+        worker = self._workers[endpoint]
+        stalled = worker.progress.stalls(report, now)
+        if stalled != worker.stalled:
+            worker.stalled, self._able = stalled, None
+        self.rates.linked(endpoint, {link.endpoint: link.gb_per_s for link in report.links})
+        if worker.role is WorkerRole.DECODE:
+            tokens = worker.charges.tokens
+            self.rates.told(endpoint, report.alone_tokens_per_s, report.beside_tokens_per_s)
+            self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
+
+    def name_of(self, endpoint: str) -> str:
+        """The worker's id, also of one that is gone; its endpoint where the id is unknown, or was forgotten."""
+        worker = self._workers.get(endpoint)
+        if worker is not None and worker.description is not None:
+            return worker.description.worker_id
+        return self._names.get(endpoint, endpoint)
+
+    def find(self, endpoint: str) -> Worker | None:
+        return self._workers.get(endpoint)
+
+    def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
+        """The workers that take work now, with the blocks of this prompt that they hold, or will when it comes.
+
+        With a `turn`, which counts requests, only a shortlist (router/placement/cluster.py): all of a small cluster.
+        """
+        hits, able = self.caches.hits(block_hashes), self._find_able()
+        self._forget_old_views()
+        workers, found = able.workers, hits.found
+        if turn is not None and len(workers) > ALL_UP_TO:
+            names = [name for role in WorkerRole for name in able.shortlist(role, found, turn)]
+            workers = tuple([self._workers[name] for name in names])
+        views = [worker.view or self._view(worker) for worker in workers]
+        if found:
+            for place, worker in enumerate(workers):
+                if worker.endpoint in found:
+                    views[place] = self._view_with_hits(worker, hits, block_hashes)
+        return tuple(views)
+
+    @property
+    def able(self) -> int:
+        """How many workers take work now."""
+        return len(self._find_able().roles)
+
+    def charge(
+        self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
+    ) -> None:
+        """The attempt is dispatched: it counts from now on."""
+        known_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
+        self._branching.placed(block_hashes, known_tokens // request.block_tokens)
+        if placement.prefill is not None:
+            uncached = request.prompt_tokens - placement.prefill_hit_tokens
+            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached))
+            self._computes(placement.prefill, uncached)
+            self._expect(placement.prefill, attempt_id, block_hashes, uncached)
+        else:
+            uncached = request.prompt_tokens - placement.decode_hit_tokens
+            self._computes(placement.decode, uncached)
+            self._expect(placement.decode, attempt_id, block_hashes, uncached)
+        tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
+        own_tokens = 0 if placement.prefill is not None else request.prompt_tokens - placement.decode_hit_tokens
+        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens)
+        self._charge(placement.decode, attempt_id, decode)
+
+    def own_loads(self) -> dict[str, ElsewhereLoad]:
+        """This router's charges by worker, as they are sent to the other routers."""
+        return {
+            worker.endpoint: ElsewhereLoad(
+                requests=len(worker.charges),
+                tokens=worker.charges.tokens,
+                blocks=worker.charges.blocks,
+                slots=worker.charges.slots,
+            )
+            for worker in self._workers.values()
+            if worker.charges
+        }
+
+    def others_have(self, loads: Mapping[str, ElsewhereLoad]) -> None:
+        """The other routers' charges by worker; replaces the earlier ones."""
+        if loads != self._elsewhere:
+            self._elsewhere = loads
+            self._forget_views()
+
+    def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+        """Another router has placed a prompt of these blocks there. The worker may not be known here."""
+        worker = self._workers.get(endpoint)
+        if worker is not None and worker.held and worker.description is not None:
+            self._computes(endpoint, computed_tokens)
+            self.caches.expect_elsewhere(endpoint, block_hashes)
+
+    def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
+        """A decode worker made these blocks, those of the prompt included. It may be gone since.
+
+        Used only where the worker does not report its cache itself.
+        """
+        worker = self._workers.get(endpoint)
+        if worker is not None and worker.held and worker.description is not None:
+            self.caches.assume(endpoint, block_hashes, worker.description.total_blocks)
+            self._branching.ended(block_hashes)
+
+    def prompt_computed(self, attempt_id: int, endpoint: str) -> None:
+        """A decode worker has computed the attempt's prompt itself, and continues with the answer."""
+        worker = self._workers.get(endpoint)
+        if worker is not None:
+            worker.charges.prompt_computed(attempt_id)
+            worker.changed()
+
+    def release(self, attempt_id: int, endpoint: str) -> None:
+        """The attempt takes up nothing more on this worker. The worker may be gone, or the charge returned before."""
+        worker = self._workers.get(endpoint)
+        if worker is None:
+            return
+        worker.charges.give_back(attempt_id)
+        worker.changed()
+        missing = self.caches.settle(endpoint, attempt_id)
+        if missing and worker.held and worker.description is not None:
+            self.caches.assume(endpoint, missing, worker.description.total_blocks)
+
+    def _forget(self, endpoint: str) -> None:
+        """Its process is gone, and all that was known of it."""
+        self.caches.forget(endpoint)
+        self.rates.forget(endpoint)
+        self.pairs.forget(endpoint)
+        self._recent.forget(endpoint)
+
+    def _computes(self, endpoint: str, tokens: int) -> None:
+        alike = self._find_able().alike[self._workers[endpoint].role]
+        self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
+        self._workers[endpoint].changed()
+
+    def _charge(self, endpoint: str, attempt_id: int, charge: Charge) -> None:
+        worker = self._workers[endpoint]
+        worker.charges.add(attempt_id, charge)
+        worker.changed()
+
+    def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+        """The worker that computes the prompt will have its blocks: requests that come meanwhile wait for them."""
+        self.caches.expect(endpoint, attempt_id, block_hashes)
+        self.on_predicted(endpoint, block_hashes, computed_tokens)
+
+    def _find_able(self) -> Able[Worker]:
+        if self._able is None:
+            self._able = Able.of(worker for worker in self._workers.values() if worker.able)
+        return self._able
+
+    def _forget_old_views(self) -> None:
+        """Those made with other rates, or when a good deal less work had been given out."""
+        if self.rates.version != self._seen_rates or self._recent.age - self._seen_age > LATEST_AGE:
+            self._seen_rates, self._seen_age = self.rates.version, self._recent.age
+            self._forget_views()
+
+    def _forget_views(self) -> None:
+        for worker in self._workers.values():
+            worker.changed()
+
+    def _view(self, worker: Worker) -> WorkerView:
+        worker.view = self._make_view(worker)
+        return worker.view
+
+    def _view_with_hits(self, worker: Worker, hits: Hits, block_hashes: Sequence[bytes]) -> WorkerView:
+        """The last one if it is still right: prompts of one conversation or document come one after another."""
+        endpoint, view = worker.endpoint, worker.hit_view
+        hit_blocks, ready_blocks = hits.found[endpoint], hits.ready.get(endpoint, 0)
+        branches = self._branching.behind(block_hashes, hit_blocks)
+        seen = view is not None and (view.hit_blocks, view.ready_blocks, view.branches)
+        if view is None or seen != (hit_blocks, ready_blocks, branches):
+            view = worker.hit_view = self._make_view(worker, hit_blocks, ready_blocks, branches)
+        return view
+
+    def _make_view(self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0) -> WorkerView:
+        elsewhere = self._elsewhere.get(worker.endpoint, NOTHING)
+        recent_tokens, rates = self._recent.of(worker.endpoint), self.rates.of(worker.endpoint)
+        return worker.seen(elsewhere, recent_tokens, rates, hit_blocks, ready_blocks, branches)
+
+
+def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+    """There are no other routers."""

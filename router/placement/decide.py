@@ -1,0 +1,368 @@
+"""Which workers serve a request: a pure function of the request and a snapshot of the cluster.
+
+A policy computes the cost of each candidate (router/policies/). Only decode workers with credit are candidates, so that
+no prompt is computed without room for its answer. A decode worker computes the prompt itself if there is no prefill
+worker for it, if so little of it is uncached there that the way over a prefill worker would take longer, or, with
+`cache_aware`, if prefill workers are too busy. Beside answers it computes at the rate that they leave.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
+from typing import NamedTuple
+
+from baton.router.placement.policies import CacheAware, Costs, LeastTokens, Policy, PrefixHash, RoundRobin, cheapest
+from baton.router.placement.rates import expected_here, expected_ttft_ms, has_answers, token_gap_ms
+from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.service.registry.worker_record import WorkerRole
+
+
+class LocalPrefill(StrEnum):
+    """Why a decode worker computes the prompt itself."""
+
+    NO_PREFILL_WORKER = auto()
+    PREFILL_WORKERS_FAILED = auto()  # each of them failed this request before
+    SHORT_SUFFIX = auto()  # next to nothing of the prompt is not cached there
+    PREFILL_WORKERS_BUSY = auto()  # the way over them would take much longer
+
+
+@dataclass(slots=True)  # not frozen: made for every request, as the views are
+class Weighed:
+    """The candidates for one part of the work, the cost of each, and the one that was taken: the cheapest."""
+
+    workers: Sequence[WorkerView]
+    costs: Costs
+    worker: WorkerView
+
+    def terms(self) -> Mapping[str, Mapping[str, float]]:
+        """By endpoint: the terms of its cost, by name."""
+        columns = self.costs.terms.items()
+        return {
+            worker.endpoint: {name: column[place] for name, column in columns}
+            for place, worker in enumerate(self.workers)
+        }
+
+    def totals(self) -> Mapping[str, float]:
+        """By endpoint."""
+        return {worker.endpoint: total for worker, total in zip(self.workers, self.costs.totals, strict=True)}
+
+    def only(self, endpoints: Set[str]) -> "Weighed":
+        places = [place for place, worker in enumerate(self.workers) if worker.endpoint in endpoints]
+
+        def at(column: Sequence[float]) -> Sequence[float]:
+            return [column[place] for place in places]
+
+        costs = Costs(at(self.costs.totals), {name: at(column) for name, column in self.costs.terms.items()})
+        return Weighed([self.workers[place] for place in places], costs, self.worker)
+
+
+@dataclass(slots=True)
+class Decision:
+    """Which workers were taken. `prefill` is weighed also where `local` then says that it is not used: but where the
+    prefill workers were too busy, `decode` was weighed with one of them to compute the prompt.
+    """
+
+    workers: Sequence[WorkerView]  # all that were looked at
+    suited: Sequence[WorkerView]  # those of them that have the model
+    prefill: Weighed | None
+    decode: Weighed
+    local: LocalPrefill | None
+    soonest_prefill_ms: float = 0.0  # to the first token over a prefill worker, where `local` depended on that
+
+    def kept(self, most: int) -> "Decision":
+        """With at most so many workers: those that were taken and the first of the others."""
+        if len(self.workers) <= most:
+            return self
+        taken = [each.worker for each in (self.prefill, self.decode) if each is not None]
+        workers = [*taken, *(worker for worker in self.workers if worker not in taken)][:most]
+        endpoints = {worker.endpoint for worker in workers}
+        prefill = self.prefill.only(endpoints) if self.prefill is not None else None
+        return replace(self, workers=workers, suited=(), prefill=prefill, decode=self.decode.only(endpoints))
+
+
+__all__ = [
+    "POLICIES",
+    "Decision",
+    "LocalPrefill",
+    "NoPrefillWorker",
+    "NoRoom",
+    "Placement",
+    "PlacementPolicy",
+    "PlacementRequest",
+    "Strategy",
+    "WorkerRates",
+    "WorkerView",
+    "decide",
+    "place",
+    "placement_of",
+    "those_with_credit",
+]
+
+
+class NoPrefillWorker(StrEnum):
+    """How a prompt is handled that no prefill worker can compute."""
+
+    QUEUE = auto()  # it waits for one, bounded
+    LOCAL = auto()  # the decode worker computes it
+    REJECT = auto()  # UNAVAILABLE at once
+
+
+_LOCAL, _DECODE = NoPrefillWorker.LOCAL, WorkerRole.DECODE  # looked up for every worker and request
+
+
+class Strategy(StrEnum):
+    ROUND_ROBIN = auto()
+    LEAST_TOKENS = auto()
+    PREFIX_HASH = auto()
+    CACHE_AWARE = auto()
+
+
+POLICIES: Mapping[Strategy, Policy] = MappingProxyType(
+    {
+        Strategy.ROUND_ROBIN: RoundRobin(),
+        Strategy.LEAST_TOKENS: LeastTokens(),
+        Strategy.PREFIX_HASH: PrefixHash(),
+        Strategy.CACHE_AWARE: CacheAware(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    no_prefill_worker: NoPrefillWorker = NoPrefillWorker.LOCAL
+    local_prefill_tokens: int = 0  # a decode worker that has the rest of a prompt computes so many tokens itself
+    strategy: Strategy = Strategy.LEAST_TOKENS
+    weighing: Policy = field(init=False, repr=False, compare=False)
+    name: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Looked up once, and not for every request."""
+        object.__setattr__(self, "weighing", POLICIES[self.strategy])
+        object.__setattr__(self, "name", self.strategy.value)
+
+
+class Placement(NamedTuple):
+    """Where to, and why. Workers are named by endpoint; the counts are of tokens unless named otherwise."""
+
+    prefill: str | None  # None: the decode worker computes the prompt
+    decode: str
+    prefill_hit_tokens: int
+    decode_hit_tokens: int
+    prefill_tokens_in_flight: int
+    decode_tokens_in_flight: int
+    prefill_candidates: int
+    decode_candidates: int
+    local_prefill: LocalPrefill | None = None  # given where there is no prefill worker
+    fetch_from: str | None = None  # the worker that has more of the prompt than the prefill worker, if any
+    fetch_tokens: int = 0  # how much of the prompt, from its beginning, that is
+    expected_ttft_ms: float = 0.0  # from the dispatch to the first token, as far as rates are known
+    expected_token_gap_ms: float = 0.0
+    policy: str = ""
+    prefill_ready_tokens: int = 0  # of prefill_hit_tokens: present ones, not those expected of prompts in flight
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return (self.decode,) if self.prefill is None else (self.decode, self.prefill)
+
+
+class NoRoom(Enum):
+    """Why there is no placement now."""
+
+    NO_PREFILL_WORKER = auto()
+    NO_DECODE_WORKER = auto()
+    NO_CREDIT = auto()  # wait
+    TOO_LONG = auto()  # one choice at its longest is more than the pool of any decode worker
+    TOO_MANY_CHOICES = auto()  # more sequences than any decode worker runs at once
+
+
+def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
+    """`workers` are those that take work now: connected, not draining."""
+    decision = decide(request, workers, policy)
+    return decision if isinstance(decision, NoRoom) else placement_of(request, decision, policy)
+
+
+def placement_of(request: PlacementRequest, decision: Decision, policy: PlacementPolicy) -> Placement:
+    computing, decode, local = decision.prefill, decision.decode.worker, decision.local
+    prefill = computing.worker if computing is not None and local is None else None
+    first = prefill or decode  # which makes the first token
+    expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
+    source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
+    return Placement(
+        prefill=prefill.endpoint if prefill else None,
+        decode=decode.endpoint,
+        prefill_hit_tokens=hit_tokens(prefill) if prefill else 0,
+        # a prompt that lands is looked up at once, one that is computed there waits for those that compute the same
+        decode_hit_tokens=ready_tokens(decode) if prefill else hit_tokens(decode),
+        prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
+        decode_tokens_in_flight=decode.tokens_in_flight,
+        prefill_candidates=len(computing.workers) if computing else 0,
+        decode_candidates=len(decision.decode.workers),
+        local_prefill=local,
+        fetch_from=source.endpoint if source else None,
+        fetch_tokens=ready_tokens(source) if source else 0,
+        expected_ttft_ms=round(expected.ttft_ms, 3),
+        expected_token_gap_ms=round(token_gap_ms(request, decode), 3),
+        policy=policy.name,
+        prefill_ready_tokens=ready_tokens(prefill) if prefill else 0,
+    )
+
+
+def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Decision | NoRoom:
+    """Which workers, with all that was weighed for that. `workers`: as in `place`."""
+    suited = _suited(request, workers)
+    decode = [worker for worker in suited if worker.role is _DECODE]
+    prefill = [worker for worker in suited if worker.role is not _DECODE]
+    may_compute_locally = policy.no_prefill_worker is _LOCAL
+    if not prefill and not may_compute_locally:
+        return NoRoom.NO_PREFILL_WORKER
+    if not decode:
+        return NoRoom.NO_DECODE_WORKER
+    with_credit = those_with_credit(decode, request)
+    if not with_credit:
+        return _why_no_credit(decode, request)
+    avoided = request.avoided_prefill
+    untried = [worker for worker in prefill if worker.endpoint not in avoided] if avoided else prefill
+    if request.apart:
+        untried = [worker for worker in untried if _together(request, worker, with_credit)]
+    weighing = policy.weighing
+    computing = _weigh_prefill(request, untried or prefill, weighing) if prefill else None
+    reachable = _together(request, computing.worker, with_credit) if computing and request.apart else with_credit
+    if request.preferred_decode is not None:
+        reachable = [worker for worker in reachable if worker.endpoint == request.preferred_decode] or reachable
+    answering = _weigh_decode(request, reachable or with_credit, computing, weighing)
+    if computing is None:
+        return Decision(workers, suited, None, answering, LocalPrefill.NO_PREFILL_WORKER)
+    if not untried and may_compute_locally:
+        return Decision(workers, suited, computing, answering, LocalPrefill.PREFILL_WORKERS_FAILED)
+    if _is_short(request, answering.worker, computing.workers, policy):
+        return Decision(workers, suited, computing, answering, LocalPrefill.SHORT_SUFFIX)
+    if may_compute_locally and weighing.local_limit_ms(expected_ttft_ms(request, computing.worker)) is not None:
+        soonest_ms = _soonest_ms(request, computing.workers)
+        limit_ms = weighing.local_limit_ms(soonest_ms)
+        if limit_ms is not None:
+            itself = _weigh_decode(request, with_credit, None, weighing)
+            if expected_ttft_ms(request, itself.worker) < limit_ms:
+                busy = LocalPrefill.PREFILL_WORKERS_BUSY
+                return Decision(workers, suited, computing, itself, busy, soonest_ms)
+    return Decision(workers, suited, computing, answering, None)
+
+
+def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """As PlacementRequest.suits, of all at once."""
+    fingerprint, adapter = request.fingerprint, request.adapter
+    alike = [worker for worker in workers if worker.fingerprint == fingerprint]
+    return alike if adapter is None else [worker for worker in alike if adapter in worker.adapters]
+
+
+def _together(request: PlacementRequest, prefill: WorkerView, decode: Sequence[WorkerView]) -> list[WorkerView]:
+    """The decode workers that it is not set aside with."""
+    return [worker for worker in decode if (prefill.endpoint, worker.endpoint) not in request.apart]
+
+
+def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
+    costs = policy.prefill_costs(request, workers)
+    return Weighed(workers, costs, workers[cheapest(costs.totals, request.turn)])
+
+
+def _weigh_decode(
+    request: PlacementRequest, workers: Sequence[WorkerView], computing: Weighed | None, policy: Policy
+) -> Weighed:
+    costs = policy.decode_costs(request, workers, computing.worker if computing else None)
+    return Weighed(workers, costs, workers[cheapest(costs.totals, request.turn)])
+
+
+def _fetch_source(
+    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
+) -> WorkerView | None:
+    """The worker with most of the prompt ready, if it has more than the prefill worker, which may fetch from it."""
+    reusable = request.reusable_blocks
+    known = min(prefill.hit_blocks, reusable)
+    if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:
+        return None
+    others = [worker for worker in suited if worker is not prefill]
+    ready = [min(worker.ready_blocks, reusable) for worker in others]
+    most = max(ready)
+    if most <= known:
+        return None
+    best = [worker for worker, blocks in zip(others, ready, strict=True) if blocks == most]
+    return decode if decode in best else best[0]
+
+
+def _is_short(
+    request: PlacementRequest, decode: WorkerView, prefill: Sequence[WorkerView], policy: PlacementPolicy
+) -> bool:
+    """Whether the decode worker has nearly all of it; and, where it has answers, the rest no later than others."""
+    hit_tokens = request.hit_tokens(decode)
+    if not hit_tokens or request.prompt_tokens - hit_tokens > policy.local_prefill_tokens:
+        return False
+    return not has_answers(decode) or expected_ttft_ms(request, decode) <= _soonest_ms(request, prefill)
+
+
+def _soonest_ms(request: PlacementRequest, workers: Sequence[WorkerView]) -> float:
+    return min([expected_ttft_ms(request, worker) for worker in workers])
+
+
+def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) -> list[WorkerView]:
+    """A request that is charged more than a whole worker has gets one that is all ours, with nothing else on it.
+
+    One that is charged more than our share is lent it (router/admission/queue.py).
+    """
+    longest, charged, choices = request.longest_blocks, request.charged_blocks, request.choices
+    return [
+        worker
+        for worker in workers
+        if longest <= worker.total_blocks
+        and choices <= worker.total_slots
+        and worker.used_slots + choices <= worker.limit_slots
+        and (
+            worker.used_blocks + charged <= worker.limit_blocks
+            or (worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks)
+        )
+    ]
+
+
+def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
+    return request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
+
+
+def _why_no_credit(decode: Sequence[WorkerView], request: PlacementRequest) -> NoRoom:
+    if any(_could_hold(worker, request) for worker in decode):
+        return NoRoom.NO_CREDIT
+    if any(request.choices <= worker.total_slots for worker in decode):
+        return NoRoom.TOO_LONG
+    return NoRoom.TOO_MANY_CHOICES
+
+
+def excluded(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
+    """Empty for a candidate."""
+    weighed = decision.decode if view.role is WorkerRole.DECODE else decision.prefill
+    if weighed is not None and any(view is each for each in weighed.workers):
+        return ""
+    if not request.suits(view):
+        return "it has another model, or not this adapter"
+    if view.role is WorkerRole.PREFILL:
+        failed = view.endpoint in request.avoided_prefill
+        return "it failed this request before" if failed else "transfers from it to each decode worker with credit fail"
+    return _without_credit(request, view) or _with_credit(request, decision, view)
+
+
+def _without_credit(request: PlacementRequest, view: WorkerView) -> str:
+    """As `router.placement.those_with_credit`."""
+    if request.longest_blocks > view.total_blocks:
+        return "its pool is smaller than the longest answer"
+    if request.choices > view.total_slots:
+        return "its batch has fewer slots than the request has choices"
+    if view.used_slots + request.choices > view.limit_slots:
+        return "no slot is free in its batch"
+    is_whole = view.used_blocks == 0 and view.limit_blocks >= view.total_blocks
+    if view.used_blocks + request.charged_blocks > view.limit_blocks and not is_whole:
+        return "no credit for its blocks"
+    return ""
+
+
+def _with_credit(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
+    computing = decision.prefill
+    if computing is not None and (computing.worker.endpoint, view.endpoint) in request.apart:
+        return "transfers to it from the prefill worker that was taken fail"
+    return "the request stays with the decode worker that it had"

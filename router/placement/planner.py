@@ -1,0 +1,144 @@
+"""Whether a worker should serve in the other role, by load against SLOs; and whether it may. Pure.
+
+A pressure of 1 is as much as the SLOs allow. Moving one worker divides the load of its old role by fewer workers, and
+that of its new role by more; a part that no further worker would shorten (a prompt's own computation, a step of one
+sequence) stays. A change is worth it where the higher of both pressures is beyond 1, would fall, and is at least
+GAIN above the pressure that the worker's old role would have: under the same load the way back is then never worth it,
+so that roles do not oscillate. This must hold for `hold_s`, and after a change there is none for `cool_down_s`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.router.placement.cluster import Worker
+from baton.service.errors import FailedPrecondition, NotFound
+from baton.service.registry.worker_record import WorkerRole
+
+
+def serves(worker: Worker) -> bool:
+    """It takes work in its role now."""
+    return worker.connected and worker.report is not None and not worker.report.draining
+
+
+def endpoint_to_change(workers: Sequence[Worker], worker_id: str, role: WorkerRole) -> str | None:
+    """The worker's endpoint; None where it has that role already. Raises: NotFound, FailedPrecondition."""
+    worker = next((each for each in workers if each.description and each.description.worker_id == worker_id), None)
+    if worker is None or worker.description is None:
+        raise NotFound("worker", worker_id)
+    if worker.role is role:
+        return None
+    if role not in worker.description.roles:
+        raise FailedPrecondition("role", f"{worker_id} cannot change its role")
+    if not serves(worker):
+        raise FailedPrecondition("worker_id", f"{worker_id} is not connected, or is draining already")
+    if not _others_of_its_role(workers, worker):
+        raise FailedPrecondition("role", f"{worker_id} is the only {worker.role} worker")
+    return worker.endpoint
+
+
+def _others_of_its_role(workers: Sequence[Worker], worker: Worker) -> bool:
+    model = worker.description.fingerprint if worker.description else None
+    return any(
+        other is not worker
+        and other.role is worker.role
+        and serves(other)
+        and other.description is not None
+        # those of another model are no help
+        and other.description.fingerprint == model
+        for other in workers
+    )
+
+
+GAIN = 0.15
+LEAST_HELP = 0.5
+"""Share of the help that one more worker would give if all load of a role could be divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """`level` of a role now; `floor` is the part of it that more workers would not change."""
+
+    level: float
+    floor: float = 0.0
+
+    def over(self, workers: int, instead_of: int) -> float:
+        """The level if so many shared what others share now."""
+        fixed = min(self.floor, self.level)
+        return fixed + (self.level - fixed) * instead_of / workers
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    prefill_workers: int  # that serve now
+    decode_workers: int
+    prefill: Pressure
+    decode: Pressure
+    moving: bool = False  # a worker is draining: present measurements will not last
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerTiming:
+    hold_s: float = 5.0  # how long a change must seem worth it
+    cool_down_s: float = 30.0  # after a change
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`to`: the role that one worker of the other had better take; None: leave them."""
+
+    to: WorkerRole | None
+    why: str
+    prefill_pressure: float
+    decode_pressure: float
+
+
+class Planner:
+    """Looks at one situation after another; call `changed` when one of its verdicts was carried out."""
+
+    def __init__(self, timing: PlannerTiming = PlannerTiming()) -> None:
+        self._timing = timing
+        self._wanted: WorkerRole | None = None
+        self._wanted_since_s = 0.0
+        self._changed_s: float | None = None
+
+    def look(self, situation: Situation, now: float) -> Verdict:
+        wanted, why = _worth_it(situation)
+        if wanted is not self._wanted:
+            self._wanted, self._wanted_since_s = wanted, now
+        if wanted is not None and now - self._wanted_since_s < self._timing.hold_s:
+            wanted, why = None, f"{why}; for {now - self._wanted_since_s:.0f} s so far"
+        elif wanted is not None and self._cooling(now):
+            wanted, why = None, f"{why}; the last change is less than {self._timing.cool_down_s:g} s ago"
+        return Verdict(wanted, why, situation.prefill.level, situation.decode.level)
+
+    def changed(self, now: float) -> None:
+        """A worker was asked to change its role."""
+        self._changed_s, self._wanted = now, None
+
+    def _cooling(self, now: float) -> bool:
+        return self._changed_s is not None and now - self._changed_s < self._timing.cool_down_s
+
+
+def _worth_it(situation: Situation) -> tuple[WorkerRole | None, str]:
+    """The role to strengthen, and why; None and why not."""
+    if situation.moving:
+        return None, "a worker is draining"
+    prefill, decode = situation.prefill, situation.decode
+    worst = max(prefill.level, decode.level)
+    if worst <= 1.0:
+        return None, "both roles are within their SLOs"
+    to = WorkerRole.PREFILL if prefill.level > decode.level else WorkerRole.DECODE
+    more = 1 if to is WorkerRole.PREFILL else -1
+    prefill_workers, decode_workers = situation.prefill_workers + more, situation.decode_workers - more
+    if prefill_workers < 1 or decode_workers < 1:
+        return None, f"{to} is overloaded, and the other role cannot give up a worker"
+    prefill_then = prefill.over(prefill_workers, situation.prefill_workers)
+    decode_then = decode.over(decode_workers, situation.decode_workers)
+    numbers = f"prefill {prefill.level:.2f} -> {prefill_then:.2f}, decode {decode.level:.2f} -> {decode_then:.2f}"
+    helped, given = (prefill_then, decode_then) if to is WorkerRole.PREFILL else (decode_then, prefill_then)
+    workers = prefill_workers if to is WorkerRole.PREFILL else decode_workers
+    if worst - helped < worst * LEAST_HELP / workers:
+        return None, f"one more {to} worker would help too little: {numbers}"
+    if given > worst * (1 - GAIN):
+        return None, f"one more {to} worker would cost the other role too much: {numbers}"
+    return to, f"one more {to} worker: {numbers}"

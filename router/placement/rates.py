@@ -1,0 +1,245 @@
+"""How fast each worker is, learned from its reports, and the latency that a request may expect. Pure, no clock.
+
+Newer measurements count for more: each new one reduces the weight of all before it by a tenth. A worker that was not
+measured yet is taken to be as the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from baton.router.placement.views import UNMEASURED, PlacementRequest, WorkerRates, WorkerView
+from baton.service.registry.worker_record import WorkerRole
+
+FADING = 0.9
+LEAST_SPREAD = 0.2
+"""A slope over tokens in flight is believed where those varied by at least this share of their mean."""
+
+
+NEWS = 0.05
+"""A reported rate counts as changed where it differs by this share."""
+
+
+LEAST_APART_S = 0.1
+"""Between two reports that a gap is taken from: of a few steps it would be a matter of chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    steps: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Of a decode worker's prompts, tokens per second."""
+
+    alone: float | None = None
+    beside: float | None = None
+
+    def is_like(self, other: "_Told") -> bool:
+        return _alike(self.alone, other.alone) and _alike(self.beside, other.beside)
+
+
+@dataclass(slots=True)
+class Ratio:
+    """A sum over another one, both fading."""
+
+    above: float = 0.0
+    below: float = 0.0
+
+    def add(self, above: float, below: float) -> None:
+        self.above = self.above * FADING + above
+        self.below = self.below * FADING + below
+
+    def value(self, unknown: float) -> float:
+        return self.above / self.below if self.above > 0 and self.below > 0 else unknown
+
+
+@dataclass(slots=True)
+class FadingLine:
+    """y = base + slope * x by least squares over measurements that fade; neither is ever negative."""
+
+    count: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.count = self.count * FADING + 1
+        self.x, self.y = self.x * FADING + x, self.y * FADING + y
+        self.xx, self.xy = self.xx * FADING + x * x, self.xy * FADING + x * y
+
+    def fit(self, base: float, slope: float) -> tuple[float, float]:
+        """(base, slope); the given ones where nothing was measured, the given slope where x hardly varied."""
+        if self.count == 0:
+            return base, slope
+        mean_x, mean_y = self.x / self.count, self.y / self.count
+        variance = self.xx / self.count - mean_x * mean_x
+        if variance > (LEAST_SPREAD * mean_x) ** 2:
+            slope = max(0.0, (self.xy / self.count - mean_x * mean_y) / variance)
+        slope = min(slope, mean_y / mean_x) if mean_x > 0 else slope
+        return mean_y - slope * mean_x, slope
+
+
+class RateLedger:
+    """Workers are named by endpoint."""
+
+    def __init__(self) -> None:
+        self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds
+        self._gaps: dict[str, FadingLine] = {}  # milliseconds over tokens in flight
+        self._steps: dict[str, _Steps] = {}
+        self._told: dict[str, _Told] = {}
+        self._links: dict[str, Mapping[str, float]] = {}
+        self._any_prefill, self._any_gap = Ratio(), FadingLine()
+        self._kv = Ratio()  # bytes over tokens: all workers that talk to each other have the same
+        self._known: dict[str, WorkerRates] = {}
+        self._typical = UNMEASURED
+        self.version = 0
+        """Changes whenever a result of `of` may have changed."""
+
+    def of(self, worker: str) -> WorkerRates:
+        return self._known.get(worker, self._typical)
+
+    def computed(self, worker: str, tokens: int, chunks_ms: float) -> None:
+        """It computed so many tokens of a prompt in so much time."""
+        if tokens > 0 and chunks_ms > 0:
+            for ratio in (self._prefill.setdefault(worker, Ratio()), self._any_prefill):
+                ratio.add(tokens, chunks_ms)
+            self._renew(worker)
+
+    def told(self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None) -> None:
+        """A decode worker reports how fast it computes prompts: while no answer runs, and while answers run."""
+        told = _Told(alone_tokens_per_s, beside_tokens_per_s)
+        if not told.is_like(self._told.get(worker, _Told())):
+            self._told[worker] = told
+            self._renew(worker)
+
+    def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
+        """With so many tokens in flight there, its answers had such a time between their tokens."""
+        if gap_ms > 0:
+            for line in (self._gaps.setdefault(worker, FadingLine()), self._any_gap):
+                line.add(tokens_in_flight, gap_ms)
+            self._renew(worker)
+
+    def reported(self, worker: str, steps: int, is_running: bool, tokens_in_flight: int, now: float) -> None:
+        """A decode worker has done so many steps since it started; from one report to the next, they took so long."""
+        before = self._steps.get(worker)
+        if not is_running:
+            self._steps.pop(worker, None)
+        elif before is None or now - before.at_s >= LEAST_APART_S:
+            self._steps[worker] = _Steps(steps, now)
+            if before is not None and steps > before.steps:
+                self.stepped(worker, tokens_in_flight, 1e3 * (now - before.at_s) / (steps - before.steps))
+
+    def transferred(self, tokens: int, kv_bytes: int) -> None:
+        if tokens > 0 and kv_bytes > 0:
+            self._kv.add(kv_bytes, tokens)
+            self._renew(None)
+
+    def linked(self, worker: str, links_gb_per_s: Mapping[str, float]) -> None:
+        """How fast it reads from others, by their endpoints."""
+        if links_gb_per_s != self._links.get(worker, {}):
+            self._links[worker] = dict(links_gb_per_s)
+            self._renew(worker)
+
+    def forget(self, worker: str) -> None:
+        self.version += 1
+        of_workers: tuple[dict[str, Any], ...]
+        of_workers = (self._prefill, self._gaps, self._steps, self._told, self._links, self._known)
+        for each in of_workers:
+            each.pop(worker, None)
+
+    def _renew(self, worker: str | None) -> None:
+        self.version += 1
+        self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED)
+        if worker is not None:
+            prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())
+            rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
+            told = self._told.get(worker, _Told())
+            alone = told.alone or rates.prefill_tokens_per_s
+            self._known[worker] = replace(rates, prefill_tokens_per_s=alone, beside_tokens_per_s=told.beside)
+        elif self._known:
+            kv_bytes = self._typical.kv_bytes_per_token
+            self._known = {name: replace(each, kv_bytes_per_token=kv_bytes) for name, each in self._known.items()}
+
+    def _rates(
+        self, prefill: Ratio, gaps: FadingLine, links_gb_per_s: Mapping[str, float], unknown: WorkerRates
+    ) -> WorkerRates:
+        base_ms, slope_ms = gaps.fit(unknown.token_gap_ms, unknown.token_gap_ms_per_token)
+        known = [rate for rate in links_gb_per_s.values() if rate > 0]
+        return WorkerRates(
+            prefill_tokens_per_s=1e3 * prefill.value(unknown.prefill_tokens_per_s / 1e3),
+            token_gap_ms=base_ms,
+            token_gap_ms_per_token=slope_ms,
+            kv_bytes_per_token=self._kv.value(unknown.kv_bytes_per_token),
+            link_gb_per_s=sum(known) / len(known) if known else unknown.link_gb_per_s,
+            links_gb_per_s={name: rate for name, rate in links_gb_per_s.items() if rate > 0},
+        )
+
+
+def _alike(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= NEWS * max(one, other)
+
+
+CAUTION = 0.1
+"""Share of the rate at prompts alone, assumed beside answers until a decode worker reports its own: not to flood it."""
+
+_PREFILL = WorkerRole.PREFILL  # looked up for every decision
+
+
+class Expected(NamedTuple):
+    """Of a prompt that this worker computes."""
+
+    wait_ms: float  # for the prompts before it
+    compute_ms: float  # the part of it that is not cached there
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.wait_ms + self.compute_ms
+
+
+def prompt_tokens_per_s(worker: WorkerView) -> float:
+    """Of prompts, there and now. Where a decode worker has answers, or prompts that will be answers, they bound it."""
+    rates = worker.rates
+    if worker.role is _PREFILL or not has_answers(worker):
+        return rates.prefill_tokens_per_s
+    beside = rates.beside_tokens_per_s
+    return CAUTION * rates.prefill_tokens_per_s if beside is None else beside
+
+
+def has_answers(worker: WorkerView) -> bool:
+    """Of a decode worker: whether anything runs there or is on its way. Each prompt will be an answer."""
+    return bool(worker.tokens_in_flight or worker.used_slots or worker.elsewhere_slots or worker.pending_prompt_tokens)
+
+
+def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
+    """A decode worker puts tokens of answers before those of prompts."""
+    blocks, reusable = worker.hit_blocks, request.reusable_blocks
+    own_tokens = request.prompt_tokens - request.block_tokens * (blocks if blocks < reusable else reusable)
+    if worker.role is _PREFILL:
+        before_tokens, per_token_ms = worker.tokens_in_flight, 1e3 / worker.rates.prefill_tokens_per_s
+    else:
+        before_tokens, per_token_ms = worker.pending_prompt_tokens, 1e3 / prompt_tokens_per_s(worker)
+    return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms)
+
+
+def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:
+    return sum(expected_here(request, worker))
+
+
+def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
+    """Between two tokens of an answer made here, with this request among the others."""
+    tokens = worker.tokens_in_flight + request.prompt_tokens
+    return worker.rates.token_gap_ms + worker.rates.token_gap_ms_per_token * tokens
+
+
+def transfer_ms(request: PlacementRequest, decode: WorkerView, prefill: WorkerView) -> float:
+    """Of the part of the prompt's KV that the decode worker lacks, over the link between the two."""
+    rates = decode.rates
+    gb_per_s = rates.links_gb_per_s.get(prefill.endpoint, rates.link_gb_per_s)
+    missing_tokens = request.prompt_tokens - request.hit_tokens(decode)
+    return missing_tokens * rates.kv_bytes_per_token / (1e6 * gb_per_s)

@@ -1,0 +1,98 @@
+"""Which caller may call which method, for gRPC and HTTP; callers with the same API key are one tenant. Pure."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from baton.router.request.resume import ResumeRequest
+from baton.router.types.request import GenerationRequest
+from baton.service.errors import PermissionDenied, Unauthenticated
+from baton.service.security.api_keys import UNLIMITED, KeyLimits, KeyRing
+
+_SCHEME = "bearer"
+_DIGITS = 32
+
+
+def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """From `authorization: Bearer KEY`, a digest of the key; "" without one."""
+    key = bearer_of(metadata)
+    return tenant_of_key(key) if key else ""
+
+
+def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The key itself; "" without one."""
+    for name, value in metadata:
+        if name == "authorization" and isinstance(value, str):
+            scheme, _, key = value.partition(" ")
+            if scheme.lower() == _SCHEME and key.strip():
+                return key.strip()
+    return ""
+
+
+def tenant_of_key(api_key: str) -> str:
+    """The tenant that a key stands for, whichever way it came."""
+    return hashlib.sha256(api_key.encode()).hexdigest()[:_DIGITS]
+
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+_HEALTH = "/grpc.health.v1.Health/"
+
+
+class Need(Enum):
+    """What a route or method requires of its caller. One that is not listed needs a key."""
+
+    NOTHING = "nothing"
+    KEY = "key"
+    ADMIN = "admin"  # a key that may see what all others do
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a call. `tenant` is the name of the key; without keys, a digest of whatever was shown for one."""
+
+    tenant: str = ""
+    limits: KeyLimits = UNLIMITED
+    cache_salt: bytes = b""  # empty: shares cached prompts with all others without one
+
+    def asks(self, request: GenerationRequest) -> GenerationRequest:
+        """The same request, as this caller's."""
+        return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.cache_salt)
+
+    def resumes(self, asked: ResumeRequest) -> ResumeRequest:
+        """The same, as this caller's, and so the request in it."""
+        request = self.asks(asked.request) if asked.request is not None else None
+        return replace(asked, tenant=self.tenant, request=request)
+
+
+class Access:
+    """Decides by the keys as they are at the moment. `ring` None: without keys every caller may do everything."""
+
+    def __init__(self, ring: Callable[[], KeyRing] | None = None) -> None:
+        self._ring = ring
+
+    @property
+    def is_guarded(self) -> bool:
+        return self._ring is not None
+
+    def caller(self, need: Need, metadata: Metadata) -> Caller:
+        """From `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""
+        if self._ring is None:
+            secret = bearer_of(metadata)
+            return Caller(tenant_of_key(secret) if secret else "")
+        if need is Need.NOTHING:
+            return Caller()
+        secret = bearer_of(metadata)
+        if not secret:
+            raise Unauthenticated("an API key is needed: authorization: Bearer KEY", "MISSING_API_KEY")
+        key = self._ring().find(secret)
+        if key is None:
+            raise Unauthenticated("the API key is unknown", "INVALID_API_KEY")
+        if need is Need.ADMIN and not key.is_admin:
+            raise PermissionDenied("this call needs an admin API key", "NOT_ADMIN")
+        return Caller(key.name, key.limits, key.cache_salt)
+
+    def authorise(self, method: str, metadata: Metadata) -> Caller:
+        """For a gRPC method. Raises: Unauthenticated."""
+        return self.caller(Need.NOTHING if method.startswith(_HEALTH) else Need.KEY, metadata)

@@ -1,0 +1,1 @@
+"""One request: its attempts, its tokens, its answer, and how it continues."""

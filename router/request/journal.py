@@ -1,0 +1,410 @@
+"""The journal: the record by which another router continues a stream when this one is gone.
+
+runs; no output, no API key.
+
+No request waits for it: a change is noted, and one task writes all changes noted meanwhile. A store that does not
+answer costs nothing but resuming: a client whose stream then breaks must send its request again.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from baton.generation.block_hash import HASH_BYTES, block_hashes
+from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.protos import journal_pb2, sampling_pb2
+from baton.router.fleet import wire as session_wire
+from baton.router.fleet.peers import is_cancelled
+from baton.router.types.request import (
+    BeamSearch,
+    BeamStop,
+    LogitRules,
+    Operation,
+    PreparedRequest,
+    Sampling,
+    TokenPrompt,
+    ValidRequest,
+)
+from baton.router.types.worker import Adapter
+from baton.service.registry.redis_registry import RegistryUnavailable
+
+logger = logging.getLogger(__name__)
+GRACE_S = 10.0
+"""How long a record outlives its stream: the end may not have reached the client."""
+MAX_RECORD_BYTES = 1 << 20
+MAX_NOTED = 4096  # changes that wait to be written; further ones are dropped
+# Of one call: making them holds the event loop up for less than a millisecond.
+BATCH = 16
+BATCH_BYTES = 1 << 15
+ENDS_WAIT_S = 1.0
+GATHER_S = 0.2  # streams that begin at about the same time are written together: a call costs as much as ten records
+_KEY_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
+    `answered_tokens`."""
+
+    endpoint: str
+    attempt_id: int
+    first_choice: int = 0
+    choices: int = 1
+    answered_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`router_id` is of the router that serves it, `stream` its number there; `model` the name that the client knows
+    the model or adapter by."""
+
+    router_id: bytes
+    stream: int
+    request: PreparedRequest
+    model: str
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
+
+    key: str
+    ttl_ms: int
+    value: bytes | None
+    seize: bool = False
+
+
+class JournalStore(Protocol):
+    async def write(self, changes: Sequence[Change]) -> tuple[str, ...]:
+        """Returns the keys of records that another router has seized. Raises: RegistryUnavailable."""
+
+    async def read(self, key: str) -> bytes | None:
+        """Raises: RegistryUnavailable."""
+
+    async def close(self) -> None: ...
+
+
+def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
+    """The name contains the tenant that may resume the stream: another tenant's is not found."""
+    digest = hashlib.sha256(b"baton.journal.v1")
+    for part in (tenant.encode(), request_id.encode(), resume_token.encode()):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:_KEY_DIGITS]
+
+
+class Entry:
+    """One stream's record: changed as it goes, left once."""
+
+    def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
+        self.key = key
+        self._record = record  # without its places, which change
+        self._places: dict[int, Place] = {}  # by attempt
+        self.deadline_s = deadline_s
+        self.seize = seize  # until it was written once
+        self._journal = journal
+
+    @property
+    def record(self) -> Record:
+        return replace(self._record, places=tuple(self._places.values()))
+
+    def placed(self, place: Place) -> None:
+        self._places[place.attempt_id] = place
+        self._journal.note(self)
+
+    def left(self, attempt_id: int) -> None:
+        """That attempt is over; the next call of `placed` says where the stream continues."""
+        self._places.pop(attempt_id, None)
+
+    def end(self) -> None:
+        """The stream is over: its record lives on for a little while."""
+        self._journal.ended(self)
+
+
+@contextmanager
+def journaled(entry: Entry | None, place: Place) -> Iterator[None]:
+    """While an attempt is there, where the stream is to be found, if that is written down at all."""
+    if entry is None:
+        yield
+        return
+    entry.placed(place)
+    try:
+        yield
+    finally:
+        entry.left(place.attempt_id)
+
+
+@dataclass(slots=True)
+class JournalCounts:
+    """Since the start. `dropped`: for a full queue; `failed`: the store did not answer; `too_large`: not written."""
+
+    written: int = 0
+    dropped: int = 0
+    failed: int = 0
+    too_large: int = 0
+
+
+class Journal:
+    """The records of this router's streams. `on_seized` is called with one that another router continues."""
+
+    def __init__(
+        self,
+        store: JournalStore,
+        router_id: bytes,
+        to_bytes: Callable[[Record], bytes],
+        on_seized: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.router_id = router_id
+        self.counts = JournalCounts()
+        self._store = store
+        self._to_bytes = to_bytes
+        self._on_seized = on_seized
+        self._clock = clock
+        self._live: dict[str, Entry] = {}
+        self._noted: dict[str, Entry] = {}  # to be written; an entry that is not live any more has ended
+        self._changed = asyncio.Event()
+        self._connected = True
+
+    def open(
+        self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
+    ) -> Entry:
+        """Nothing is written before the first `placed`. `seize`: the record may be another router's until now."""
+        entry = Entry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
+        self._live[key] = entry
+        return entry
+
+    def find(self, key: str) -> Record | None:
+        """Of a stream that this router serves itself."""
+        entry = self._live.get(key)
+        return entry.record if entry is not None else None
+
+    def note(self, entry: Entry) -> None:
+        if self._live.get(entry.key) is not entry:
+            return  # its stream was resumed here since
+        self._put(entry)
+
+    def ended(self, entry: Entry) -> None:
+        if self._live.get(entry.key) is entry:
+            del self._live[entry.key]
+            self._put(entry, urgent=False)
+
+    def _put(self, entry: Entry, urgent: bool = True) -> None:
+        """Changes that are not urgent wait for the next urgent one, ENDS_WAIT_S at most, to spare calls to Redis."""
+        if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
+            self.counts.dropped += 1
+            return
+        self._noted[entry.key] = entry
+        if urgent:
+            self._changed.set()
+
+    async def read(self, key: str) -> bytes | None:
+        """Raises: RegistryUnavailable."""
+        return await self._store.read(key)
+
+    async def run(self) -> None:
+        while not is_cancelled():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENDS_WAIT_S):
+                    await self._changed.wait()
+            await asyncio.sleep(GATHER_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """All that is noted."""
+        self._changed.clear()
+        while self._noted and not is_cancelled():
+            await self._write(self._batch())
+
+    def _batch(self) -> list[Change]:
+        """The oldest that are noted, a call's worth."""
+        changes: list[Change] = []
+        size = 0
+        while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
+            key = next(iter(self._noted))
+            change = self._change(self._noted.pop(key))
+            if change is not None:
+                changes.append(change)
+                size += len(change.value or b"")
+        return changes
+
+    def _change(self, entry: Entry) -> Change | None:
+        live = self._live.get(entry.key) is entry
+        left_s = entry.deadline_s - self._clock() if live else GRACE_S
+        record = entry.record
+        value = self._to_bytes(record) if live and record.places else None
+        if value is not None and len(value) > MAX_RECORD_BYTES:
+            self.counts.too_large += 1
+            return None
+        return Change(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
+
+    async def _write(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        try:
+            seized = await self._store.write(changes)
+        except RegistryUnavailable as error:
+            self.counts.failed += len(changes)
+            if self._connected:
+                logger.warning("the journal is unavailable, new streams cannot resume at another router: %s", error)
+            self._connected = False
+            return
+        self.counts.written += len(changes)
+        if not self._connected:
+            logger.info("the journal is available again")
+            self._connected = True
+            for live in tuple(self._live.values()):
+                if live.record.places:
+                    self._put(live)
+        for change in changes:
+            entry = self._live.get(change.key)
+            if entry is None:
+                continue
+            if change.value is not None:
+                entry.seize = False  # with nothing to write, the record is still the other router's
+            if change.key in seized:
+                self._on_seized(entry.record.stream)
+
+
+VERSION = 1
+_BEAM_STOPS = {number: stop for stop, number in session_wire.BEAM_STOPS.items()}
+_KINDS: dict[int, StructuredKind] = {number: kind for kind, number in session_wire.STRUCTURED_KINDS.items()}
+
+
+def to_bytes(record: Record) -> bytes:
+    """Holds no API key, and nothing of the answer."""
+    request, valid = record.request, record.request.valid
+    return journal_pb2.JournalRecord(
+        version=VERSION,
+        router_id=record.router_id,
+        places=[
+            journal_pb2.JournalPlace(
+                endpoint=place.endpoint,
+                attempt_id=place.attempt_id,
+                first_choice=place.first_choice,
+                choices=place.choices,
+                answered_tokens=place.answered_tokens,
+            )
+            for place in record.places
+        ],
+        request_id=valid.request_id,
+        operation=valid.operation.value,
+        model=record.model,
+        fingerprint=request.fingerprint,
+        adapter_digest=request.adapter.digest if request.adapter is not None else "",
+        token_ids=request.token_ids,
+        sampling=session_wire.sampling_message(request.sampling, computes_prompt=True),
+        cache_root=request.cache_root,
+        stop=valid.stop,
+        n=valid.n,
+        tells_logprobs=valid.logprobs is not None,
+        echo=valid.echo,
+        echo_text=request.echo_text,
+        priority=valid.priority,
+        session=valid.session,
+        stream=record.stream,
+    ).SerializeToString()
+
+
+def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
+    """For the caller `tenant`, whose record it is; None for one that this version does not understand."""
+    try:
+        record = journal_pb2.JournalRecord.FromString(data)
+        if record.version != VERSION or len(record.cache_root) != HASH_BYTES:
+            return None
+        request = _request(record, tenant, block_tokens)
+    except (DecodeError, KeyError, ValueError):
+        return None
+    places = tuple(
+        Place(place.endpoint, place.attempt_id, place.first_choice, place.choices, place.answered_tokens)
+        for place in record.places
+    )
+    return Record(record.router_id, record.stream, request, record.model, places)
+
+
+def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) -> PreparedRequest:
+    sampling, token_ids = _sampling(record.sampling), tuple(record.token_ids)
+    return PreparedRequest(
+        valid=_valid(record, sampling, tenant),
+        token_ids=token_ids,
+        cache_root=record.cache_root,
+        block_hashes=block_hashes(record.cache_root, token_ids, block_tokens),
+        sampling=sampling,
+        fingerprint=record.fingerprint,
+        block_tokens=block_tokens,
+        echo_text=record.echo_text,
+        adapter=Adapter(record.model, record.adapter_digest) if record.adapter_digest else None,
+    )
+
+
+def _valid(record: journal_pb2.JournalRecord, sampling: Sampling, tenant: str) -> ValidRequest:
+    return ValidRequest(
+        operation=Operation(record.operation),
+        prompt=TokenPrompt(tuple(record.token_ids)),
+        request_id=record.request_id,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop=tuple(record.stop),
+        stop_token_ids=sampling.stop_token_ids,
+        n=record.n,
+        cache_salt="",  # it is in the root of the hashes
+        typical_p=sampling.typical_p,
+        rules=sampling.rules,
+        logprobs=sampling.logprobs if record.tells_logprobs else None,
+        prompt_logprobs=sampling.prompt_logprobs,
+        best_of=sampling.n,
+        beams=sampling.beams,
+        structured=sampling.structured,
+        echo=record.echo,
+        priority=record.priority,
+        tenant=tenant,
+        session=record.session,
+    )
+
+
+def _sampling(message: sampling_pb2.Sampling) -> Sampling:
+    """The inverse of session_wire's. Raises: KeyError for a name that is not known."""
+    form = message.structured
+    return Sampling(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        stop_token_ids=tuple(message.stop_token_ids),
+        n=message.n,
+        typical_p=message.typical_p,
+        rules=LogitRules(
+            repetition_penalty=message.repetition_penalty,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=dict(message.logit_bias),
+            min_tokens=message.min_tokens,
+            allowed_token_ids=tuple(message.allowed_token_ids),
+            bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        ),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        beams=_beams(message),
+        structured=StructuredOutput(_KINDS[form.kind], form.text) if message.HasField("structured") else None,
+    )
+
+
+def _beams(message: sampling_pb2.Sampling) -> BeamSearch | None:
+    if not message.beam_width:
+        return None
+    stop: BeamStop = _BEAM_STOPS[message.beam_stop]
+    return BeamSearch(message.beam_width, message.length_penalty, stop)

@@ -1,0 +1,337 @@
+"""Streams that clients resume: a client's report of a broken stream, and the answer without the part it has.
+
+Pure.
+
+Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete character,
+or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts
+define where to continue.
+
+A stream is resumed from its record in the journal where there is one: its answer may still be made by a decode worker,
+and is adopted. Otherwise from the request, if the client sends it again. Either way the client's tokens do not change.
+
+another router, is ended.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from baton.router.model.served_model import ChosenModel
+from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, check_token_ids
+from baton.router.request import journal as journal_wire
+from baton.router.request.journal import Entry, Journal, Place, Record, journal_key
+from baton.router.request.tokens import NotRepeated
+from baton.router.trace.record import Making
+from baton.router.types.events import Released
+from baton.router.types.request import GenerationRequest, PreparedRequest
+from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
+from baton.service.errors import InvalidArgument
+from baton.service.registry.redis_registry import RegistryUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedChoice:
+    """`text_bytes` is the length of its text in UTF-8; `finished`: its end has come."""
+
+    token_ids: tuple[int, ...] = ()
+    text_bytes: int = 0
+    finished: bool = False
+
+
+NOTHING = ReceivedChoice()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """By choice; of one that is left out, nothing came. `prompt_tokens`: of the prompt, where it is echoed."""
+
+    choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
+    prompt_tokens: int = 0
+
+    def of(self, choice: int) -> ReceivedChoice:
+        return self.choices.get(choice, NOTHING)
+
+    @property
+    def finished(self) -> frozenset[int]:
+        return frozenset(index for index, choice in self.choices.items() if choice.finished)
+
+
+class ResumedAnswer:
+    """`made` makes the whole answer of `n` choices anew; only the part that the client lacks goes out.
+
+    The last end goes out last of all, since usage goes with it.
+    """
+
+    def __init__(self, made: Making, n: int, received: Received) -> None:
+        self._made = made
+        self._cuts = {index: _Cut(choice) for index, choice in received.choices.items()}
+        self._finished = received.finished
+        self._ends_left = n - len(self._finished)
+        self._last_end: ChoiceFinished | None = None  # held while choices that the client has continue
+
+    @property
+    def done(self) -> bool:
+        return self._made.done
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of the whole answer, the client's earlier tokens included."""
+        return self._made.completion_tokens
+
+    def has_finished(self, index: int) -> bool:
+        return self._made.has_finished(index)
+
+    def take(self, released: Released) -> Sequence[AnswerEvent]:
+        """Raises: NotRepeated where the answer differs from the client's part."""
+        events = [kept for event in self._made.take(released) for kept in self._kept(event)]
+        if self._last_end is not None and self.done:
+            events.append(self._last_end)
+            self._last_end = None
+        return events
+
+    def _kept(self, event: AnswerEvent) -> Iterator[AnswerEvent]:
+        cut = self._cuts.get(event.index)
+        if isinstance(event, Delta):
+            kept = event if cut is None or cut.is_over else cut.of(event)
+            if kept is not None:
+                yield kept
+            return
+        if cut is not None and not cut.is_over:
+            raise NotRepeated(f"choice {event.index} ended before the tokens that the client has")
+        if event.index in self._finished:
+            return
+        self._ends_left -= 1
+        if self._ends_left:
+            yield event
+        else:
+            self._last_end = event
+
+
+class _Cut:
+    """The part that is still to be left out of one choice."""
+
+    def __init__(self, received: ReceivedChoice) -> None:
+        self._token_ids = received.token_ids
+        self._passed_tokens = 0
+        self._text_bytes = received.text_bytes
+
+    @property
+    def is_over(self) -> bool:
+        return self._passed_tokens == len(self._token_ids) and not self._text_bytes
+
+    def of(self, delta: Delta) -> Delta | None:
+        """The rest of it, if any."""
+        had = self._token_ids[self._passed_tokens : self._passed_tokens + len(delta.token_ids)]
+        if delta.token_ids[: len(had)] != had:
+            raise NotRepeated(f"choice {delta.index} differs from the client's tokens from {delta.offset} on")
+        self._passed_tokens += len(had)
+        text = delta.text
+        if self._text_bytes:
+            encoded = text.encode()
+            left_out = min(len(encoded), self._text_bytes)
+            self._text_bytes -= left_out
+            text = encoded[left_out:].decode(errors="replace")
+        begin = len(had)
+        if begin == len(delta.token_ids) and not text:
+            return None
+        return Delta(delta.index, delta.offset + begin, delta.token_ids[begin:], text, delta.logprobs[begin:])
+
+
+TOKEN_CHARACTERS = 32
+MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # no tokenizer has longer ones
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedChoice:
+    """Unchecked."""
+
+    index: int
+    token_ids: Sequence[int]
+    text_bytes: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """The client's message, unchecked. `request`: the original request, if the client sends it again."""
+
+    request_id: str
+    resume_token: str
+    choices: Sequence[ReportedChoice] = ()
+    prompt_tokens: int = 0
+    request: GenerationRequest | None = None
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A stream continues behind `received`. `router_id`, `places`: the router its answer was made for, and where."""
+
+    received: Received
+    router_id: bytes = b""
+    places: tuple[Place, ...] = ()
+
+    def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
+        """By choice, the tokens that the answer begins with. None of an answer that is sent only at its end: it is not
+        known which of the choices that are made the client's were."""
+        if not request.valid.streams:
+            return {}
+        return {index: choice.token_ids for index, choice in self.received.choices.items() if choice.token_ids}
+
+
+def check_names(asked: ResumeRequest) -> None:
+    """Raises: InvalidArgument."""
+    if not 0 < len(asked.request_id) <= MAX_REQUEST_ID_CHARACTERS:
+        raise InvalidArgument("request_id", f"from 1 to {MAX_REQUEST_ID_CHARACTERS} characters, as in Started")
+    if len(asked.resume_token) != TOKEN_CHARACTERS:
+        raise InvalidArgument("resume_token", f"{TOKEN_CHARACTERS} characters, as in Started")
+
+
+def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> Received:
+    """Checked against the request. Raises: InvalidArgument."""
+    n = request.valid.n
+    if len(asked.choices) > n:
+        raise InvalidArgument("choices", f"{len(asked.choices)} of {n}")
+    if asked.prompt_tokens > len(request.token_ids):
+        raise InvalidArgument("prompt_tokens", f"the prompt has {len(request.token_ids)}")
+    choices: dict[int, ReceivedChoice] = {}
+    for position, choice in enumerate(asked.choices):
+        if choice.index >= n or choice.index in choices:
+            raise InvalidArgument(f"choices[{position}].index", f"choice {choice.index} of {n}, each once")
+        choices[choice.index] = _choice(f"choices[{position}]", choice, request, vocab_size)
+    received = Received(choices, asked.prompt_tokens)
+    if len(received.finished) == n:
+        raise InvalidArgument("choices", "all of them have finished")
+    return received
+
+
+def without_told(request: PreparedRequest, received: Received) -> PreparedRequest:
+    """Log-probabilities of a prompt that the client has all of are not computed again."""
+    if received.prompt_tokens < len(request.token_ids):
+        return request
+    return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
+
+
+def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_size: int) -> ReceivedChoice:
+    if len(choice.token_ids) > request.sampling.max_tokens:
+        raise InvalidArgument(f"{field}.token_ids", f"more than the {request.sampling.max_tokens} tokens of an answer")
+    if choice.text_bytes > MAX_TEXT_BYTES_PER_TOKEN * len(choice.token_ids):
+        raise InvalidArgument(f"{field}.text_bytes", "more text than such tokens can have")
+    token_ids = check_token_ids(f"{field}.token_ids", choice.token_ids, vocab_size)
+    return ReceivedChoice(token_ids, choice.text_bytes, choice.finished)
+
+
+def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[Place, ...]:
+    """The attempts that may continue as they are; of a choice, the newest.
+
+    An attempt's tokens begin behind those that earlier attempts had given out: a client that has fewer than those needs
+    another attempt. One that wants the prompt's scores does too, since they come with the computing of the prompt.
+    """
+    if request.sampling.prompt_logprobs is not None:
+        return ()
+    places: list[Place] = []
+    left = set(request.choices)
+    for place in reversed(resumption.places):
+        made = range(place.first_choice, place.first_choice + place.choices)
+        carried_tokens = [len(resumption.received.of(choice).token_ids) for choice in made]
+        if made and left.issuperset(made) and min(carried_tokens) >= place.answered_tokens:
+            places.append(place)
+            left.difference_update(made)
+    return tuple(places)
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The request of a stream and its tenant; for a resumed one, where it continues and its record in the journal."""
+
+    request: PreparedRequest
+    chosen: ChosenModel
+    tenant: str
+    resume_token: str
+    resumption: Resumption | None = None
+    record: Record | None = None
+
+    @property
+    def key(self) -> str:
+        return journal_key(self.tenant, self.request.valid.request_id, self.resume_token)
+
+    @property
+    def choices(self) -> int:
+        """Streams whose ends are still to be reported."""
+        return self.request.valid.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
+
+
+class Streams:
+    """`announce` tells other routers that a stream of one of them, by its number there, continues here."""
+
+    def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
+        self._router_id = router_id
+        self._journal = journal
+        self._announce = announce
+        self._numbers = itertools.count(1)
+        self._lives: dict[int, asyncio.Timeout] = {}  # by number: the timeout that ends it
+        self._newest: dict[str, int] = {}  # by key
+        self.resumed = 0
+        """Streams that were resumed here, since the start."""
+
+    async def find(self, asked: ResumeRequest, block_tokens: int) -> Record | None:
+        """The record of a stream of that caller."""
+        if self._journal is None:
+            return None
+        key = journal_key(asked.tenant, asked.request_id, asked.resume_token)
+        living = self._journal.find(key)
+        if living is not None:
+            return living
+        try:
+            data = await self._journal.read(key)
+        except RegistryUnavailable as error:
+            logger.info("the journal cannot be read to resume a stream: %s", error)
+            return None
+        return journal_wire.from_bytes(data, asked.tenant, block_tokens) if data is not None else None
+
+    def resumption(self, received: Received, record: Record | None) -> Resumption:
+        """An answer is not adopted where its stream lives here: its workers forget it when that one ends."""
+        if record is None or (record.stream in self._lives and record.router_id == self._router_id):
+            return Resumption(received)
+        return Resumption(received, record.router_id, record.places)
+
+    @contextmanager
+    def open(self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float) -> Iterator[Entry | None]:
+        """While it lasts, `life` expires where a newer one begins. Without `life` it is none that can be resumed."""
+        if life is None:
+            yield None
+            return
+        key, record, number = beginning.key, beginning.record, next(self._numbers)
+        self.end(self._newest.get(key))
+        if record is not None and record.router_id != self._router_id:
+            self._announce(record.router_id, record.stream)
+        self.resumed += beginning.resumption is not None
+        self._lives[number], self._newest[key] = life, number
+        entry = self._open_entry(beginning, number, deadline_s)
+        try:
+            yield entry
+        finally:
+            self._lives.pop(number, None)
+            if self._newest.get(key) == number:
+                del self._newest[key]
+            if entry is not None:
+                entry.end()
+
+    def _open_entry(self, beginning: Beginning, number: int, deadline_s: float) -> Entry | None:
+        if self._journal is None:
+            return None
+        seize = beginning.resumption is not None
+        model = beginning.chosen.name
+        return self._journal.open(beginning.key, number, beginning.request, model, deadline_s, seize)
+
+    def end(self, number: int | None) -> None:
+        """A newer stream of the same request lives, here or elsewhere. One that has ended already is left alone."""
+        life = self._lives.pop(number, None) if number is not None else None
+        if life is not None:
+            life.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,168 @@
+"""Feeds the planner of roles with this router's measurements, and carries out its verdicts where it may.
+
+prefill   the longest of: how much of the time its workers compute, the prompts that wait there, and the part of TTFT
+          that lies there, each against what the TTFT SLO allows
+decode    the longest of: places and pages taken, those included that requests wait for here, and the time between
+          tokens against its SLO
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from baton.router.admission.queue import AdmissionQueue
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.peers import is_cancelled
+from baton.router.placement.cluster import Cluster, Worker
+from baton.router.placement.planner import Planner, Pressure, Situation, Verdict, serves
+from baton.router.trace.record import RequestRecord
+from baton.service.errors import BatonError
+from baton.service.registry.worker_record import WorkerRole
+
+logger = logging.getLogger(__name__)
+PERIOD_S = 0.5
+WINDOW_S = 10.0
+PREFILL_SHARE = 0.8  # of their time that prefill workers may compute: beyond it prompts queue up
+DECODE_SHARE = 0.9  # of places and pages that answers may take
+LEAST_SAMPLES = 4
+_MAX_SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SloTargets:
+    ttft_ms: float
+    tbt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The times of one request. Milliseconds, and when they were known, monotonic."""
+
+    at_s: float
+    computed_tokens: int
+    prefill_ms: float
+    waited_ms: float  # on a prefill worker
+    tbt_ms: float | None
+
+
+class RolePlanning:
+    """One router's planner. `may_act` is whether it is this router's turn to change anything."""
+
+    def __init__(
+        self,
+        mode: Literal["propose", "act"],
+        targets: SloTargets,
+        planner: Planner,
+        cluster: Cluster,
+        queue: AdmissionQueue,
+        fleet: Fleet,
+        may_act: Callable[[], Awaitable[bool]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.mode = mode
+        self.changes = 0
+        self.verdict = Verdict(None, "no requests measured yet", 0.0, 0.0)
+        self._targets = targets
+        self._planner = planner
+        self._cluster = cluster
+        self._queue = queue
+        self._fleet = fleet
+        self._may_act = may_act
+        self._clock = clock
+        self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
+
+    def observe(self, record: RequestRecord) -> None:
+        """A request has ended. Only one that a prefill worker computed counts for prefill."""
+        timeline = record.timeline
+        prefill, gaps = timeline.prefill, timeline.gaps.summary()
+        if prefill is None or timeline.placement is None or record.prepared is None:
+            return
+        computed = len(record.prepared.token_ids) - prefill.cached_tokens if timeline.placement.prefill else 0
+        busy_ms = sum(prefill.chunk_ms)
+        waited_ms = max(0.0, prefill.total_ms - busy_ms)
+        self._ended.append(_Ended(self._clock(), computed, busy_ms, waited_ms, gaps.p50_ms if gaps else None))
+
+    async def run(self) -> None:
+        while not is_cancelled():
+            await asyncio.sleep(PERIOD_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once."""
+        now = self._clock()
+        verdict = self._planner.look(self.situation(), now)
+        if verdict.to is not self.verdict.to and verdict.to is not None:
+            logger.info("planner: %s", verdict.why)
+        self.verdict = verdict
+        if verdict.to is None or self.mode != "act" or not await self._may_act():
+            return
+        worker_id = self._to_change(verdict.to)
+        if worker_id is None:
+            return
+        try:
+            self._fleet.change_role(worker_id, verdict.to)
+        except BatonError as error:
+            logger.info("planner: the role of %s was not changed: %s", worker_id, error)
+            return
+        self.changes += 1
+        self._planner.changed(now)
+
+    def situation(self) -> Situation:
+        """As it is now."""
+        now = self._clock()
+        while self._ended and now - self._ended[0].at_s > WINDOW_S:
+            self._ended.popleft()
+        workers = [worker for worker in self._cluster.workers if serves(worker)]
+        prefill = [worker for worker in workers if worker.role is WorkerRole.PREFILL]
+        decode = [worker for worker in workers if worker.role is WorkerRole.DECODE]
+        moving = any(w.connected and w.report is not None and w.report.draining for w in self._cluster.workers)
+        return Situation(len(prefill), len(decode), self._prefill(prefill), self._decode(decode), moving)
+
+    def _prefill(self, workers: Sequence[Worker]) -> Pressure:
+        computed = [each for each in self._ended if each.computed_tokens > 0 and each.prefill_ms > 0.0]
+        if not workers or len(computed) < LEAST_SAMPLES:
+            return Pressure(0.0)
+        busy_ms = sum(each.prefill_ms for each in computed)
+        tokens_per_ms = sum(each.computed_tokens for each in computed) / busy_ms
+        pending_tokens = sum(worker.report.pending_tokens for worker in workers if worker.report)
+        backlog_ms = pending_tokens / tokens_per_ms / len(workers)
+        utilised = (busy_ms + pending_tokens / tokens_per_ms) / (WINDOW_S * 1e3) / len(workers)
+        own_ms = _quantile([each.prefill_ms for each in computed], 0.5)
+        there_ms = _quantile([each.prefill_ms + each.waited_ms for each in computed], 0.9)
+        allowed_ms = self._targets.ttft_ms
+        level = max(utilised / PREFILL_SHARE, backlog_ms / allowed_ms, there_ms / allowed_ms)
+        return Pressure(level, own_ms / allowed_ms)
+
+    def _decode(self, workers: Sequence[Worker]) -> Pressure:
+        if not workers:
+            return Pressure(0.0)
+        reports = [worker.report for worker in workers if worker.report is not None]
+        slots = sum(worker.description.total_slots for worker in workers if worker.description)
+        running = sum(report.running_sequences + report.waiting_requests for report in reports) + self._queue.waiting
+        pages = sum(report.pages.held for report in reports) / max(1, sum(report.pages.total for report in reports))
+        taken = max(running / max(1, slots), pages) / DECODE_SHARE
+        gaps = [each.tbt_ms for each in self._ended if each.tbt_ms is not None]
+        if len(gaps) < LEAST_SAMPLES:
+            return Pressure(taken)
+        level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
+        # A step's time does not halve with its sequences: more workers do not shorten the shortest one seen.
+        return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms)
+
+    def _to_change(self, to: WorkerRole) -> str | None:
+        """The worker of the other role with least on it that can change."""
+        able = [
+            worker
+            for worker in self._cluster.workers
+            if worker.role is not to and serves(worker) and worker.description and to in worker.description.roles
+        ]
+        chosen = min(able, key=lambda worker: worker.charges.tokens, default=None)
+        return chosen.description.worker_id if chosen is not None and chosen.description is not None else None
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -1,0 +1,1 @@
+"""The record of each request: its times, its end, its trace, its explanation."""

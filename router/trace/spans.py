@@ -1,0 +1,273 @@
+"""One trace per request, written when it has ended: its stages from the router's clock and the workers'
+durations. The spans are made by a pure function.
+
+Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every stage in milliseconds as `baton.*_ms`:
+    baton.ttft_ms      = router_queue + route + prefill_fetch + prefill_queue + prefill + return
+    baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
+Children: router.queue, route.select, prefill.fetch, prefill.queue, prefill.chunk (each), return, recovery, kv.transfer,
+decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize; and attempt (each),
+where one failed. A stage that a request did not come to has none: a decode worker that computed the prompt itself
+transferred nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+
+from baton.router.trace.record import RequestRecord
+from baton.router.trace.timeline import GapSummary, Timeline, stages, under_way_ms
+from baton.router.types.events import Landed, PrefillTimings
+from baton.router.types.response import Stages
+from baton.service.telemetry.spans import (
+    Attributes,
+    AttributeValue,
+    FinishedSpan,
+    SpanEvent,
+    SpanKind,
+    Telemetry,
+    WallClock,
+)
+
+_PROVIDER = "baton"
+_STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
+
+
+class Tracer:
+    """Writes finished requests; never blocks."""
+
+    def __init__(self, telemetry: Telemetry, worker_id: Callable[[str], str] = str) -> None:
+        """`worker_id` names the worker at an endpoint."""
+        self._telemetry = telemetry
+        self._worker_id = worker_id
+        self.observers: list[Callable[[RequestRecord], None]] = []
+        """Called with every request that has ended, before its trace is written."""
+
+    def record(self, record: RequestRecord) -> None:
+        for observe in self.observers:
+            observe(record)
+        # Requests that wait for the released resources run first.
+        asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
+
+    def _write(self, record: RequestRecord, ended_s: float) -> None:
+        for span in request_spans(record, ended_s, self._worker_id):
+            self._telemetry.span(span)
+
+
+def request_spans(record: RequestRecord, now_s: float, worker_id: Callable[[str], str] = str) -> Iterator[FinishedSpan]:
+    """The root first, then the stages that the request came to. `now_s`: its end, where it did not end by itself."""
+    measured = stages(record.timeline, now_s)
+    gaps = record.timeline.gaps.summary()
+    clock = record.clock
+    yield FinishedSpan(
+        name=f"{record.operation.name.lower()} {record.model}".rstrip(),
+        start_ns=clock.at(record.timeline.arrived_s),
+        end_ns=clock.at(now_s),
+        parent=record.parent,
+        identity=record.identity,
+        kind=SpanKind.SERVER,
+        attributes={
+            **_request_attributes(record),
+            **_result_attributes(record, measured),
+            **_stage_attributes(measured),
+            **_gap_attributes(gaps),
+        },
+        error=record.error,
+    )
+    timeline = record.timeline
+    for stage in (
+        *_to_first_token(timeline, measured, now_s),
+        *_decode_stages(timeline, measured, gaps),
+        *_attempts(timeline, now_s, worker_id),
+    ):
+        yield FinishedSpan(
+            name=stage.name,
+            start_ns=clock.at(stage.begin_s),
+            end_ns=clock.at(max(stage.begin_s, stage.end_s)),
+            parent=record.identity,
+            attributes=stage.attributes,
+            events=[
+                SpanEvent("stall", clock.at(stall.at_s), {"baton.gap_ms": stall.gap_ms})
+                for stall in (gaps.stalls if gaps and stage.name == "decode" else ())
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    name: str
+    begin_s: float
+    end_s: float
+    attributes: Attributes = field(default_factory=dict)
+
+
+def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Iterator[_Stage]:
+    route_s = timeline.route_began_s
+    yield _Stage("router.queue", timeline.arrived_s, now_s if route_s is None else route_s)
+    if route_s is None or timeline.sent_s is None:
+        return
+    yield _Stage("route.select", route_s, timeline.sent_s, _route_attributes(timeline))
+    if timeline.prefill is None or timeline.first_step_s is None:
+        return
+    # The way there and the way back are known only together: half of them each.
+    begin_s = timeline.sent_s + max(0.0, under_way_ms(timeline)) / 2e3
+    if measured.prefill_fetch_ms > 0.0:
+        begin_s, fetch_s = begin_s + measured.prefill_fetch_ms / 1e3, begin_s
+        yield _Stage("prefill.fetch", fetch_s, begin_s, _fetch_attributes(timeline.prefill))
+    # All waiting is drawn before the first chunk; some of it may have been between chunks.
+    end_s = begin_s + measured.prefill_queue_ms / 1e3
+    before_ms = timeline.prefill.queue_ms - timeline.prefill.fetch_ms
+    yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": before_ms})
+    for chunk_ms in timeline.prefill.chunk_ms:
+        begin_s, end_s = end_s, end_s + chunk_ms / 1e3
+        yield _Stage("prefill.chunk", begin_s, end_s)
+    return_attributes: Attributes = {"baton.return_ms": measured.return_ms}
+    yield _Stage("return", end_s, timeline.first_token_s or timeline.first_step_s, return_attributes)
+
+
+def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:
+    """Decode's durations, drawn backwards from its first output."""
+    landed, second_s = timeline.landed, timeline.second_token_s
+    if timeline.first_step_s is not None and timeline.resumed_step_s is not None:
+        yield _Stage("recovery", timeline.first_step_s, timeline.resumed_step_s)
+    if landed is not None and second_s is not None:
+        step_s = second_s - landed.first_step_ms / 1e3
+        admission_s = step_s - landed.admission_ms / 1e3
+        transfer_s = admission_s - max(landed.copy_ms, landed.exposed_ms) / 1e3
+        yield _Stage("kv.transfer", transfer_s, admission_s, _transfer_attributes(landed))
+        yield _Stage("decode.admission", admission_s, step_s)
+        yield _Stage("decode.first_step", step_s, second_s)
+    elif measured.first_step_ms and second_s is not None:
+        yield _Stage("decode.first_step", second_s - measured.first_step_ms / 1e3, second_s)
+    if second_s is not None and timeline.last_token_s is not None:
+        yield _Stage("decode", second_s, timeline.last_token_s, _gap_attributes(gaps))
+    if timeline.detokenise_ms and timeline.ended_s is not None:
+        # Many short pieces, drawn as one at the end.
+        begin_s = timeline.ended_s - timeline.detokenise_ms / 1e3
+        yield _Stage("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
+
+
+def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_Stage]:
+    """Each of them, where one failed: on which workers, why it ended, and how long the client waited for the next."""
+    if not any(note.failed for note in timeline.notes):
+        return
+    for number, note in enumerate(timeline.notes, 1):
+        prefill, decode = note.placement.prefill, note.placement.decode
+        attributes: dict[str, AttributeValue] = {
+            "baton.attempt.number": number,
+            "baton.attempt.decode": worker_id(decode),
+            "baton.attempt.first_token": note.answered_tokens,
+        }
+        if prefill is not None:
+            attributes["baton.attempt.prefill"] = worker_id(prefill)
+        if note.choice is not None:
+            attributes["baton.attempt.choice"] = note.choice
+        if note.stood_still_ms is not None:
+            attributes["baton.attempt.stood_still_ms"] = round(note.stood_still_ms, 3)
+        if note.failed is not None:
+            attributes |= {
+                "baton.attempt.failure": note.failed.reason.name,
+                "baton.attempt.failed_worker": worker_id(note.failed.endpoint),
+                "baton.attempt.message": note.failed.message,
+            }
+        yield _Stage("attempt", note.placed_s, note.failed_s or timeline.ended_s or now_s, attributes)
+
+
+def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": record.operation.value,
+        "gen_ai.provider.name": _PROVIDER,
+        "gen_ai.request.model": record.model,
+        "gen_ai.request.stream": True,
+    }
+    if record.prepared is not None:
+        sampling = record.prepared.sampling
+        attributes |= {
+            "gen_ai.response.id": record.prepared.valid.request_id,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.choice.count": sampling.n,
+            "gen_ai.usage.input_tokens": len(record.prepared.token_ids),
+        }
+    return attributes
+
+
+def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {"baton.attempts": record.timeline.attempts}
+    if record.timeline.resumes:
+        attributes["baton.resumes"] = len(record.timeline.resumes)
+        attributes["baton.longest_resume_ms"] = round(max(each.gap_ms for each in record.timeline.resumes), 3)
+    if failures := [note.failed.reason.name.lower() for note in record.timeline.notes if note.failed is not None]:
+        attributes["baton.failed_attempts"] = tuple(failures)
+    if record.finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
+    if record.end is not None:
+        attributes |= {"baton.outcome": record.end.outcome.value, "baton.reason": record.end.reason}
+    if record.is_resumed:
+        attributes["baton.resumed"] = True
+    if record.error is not None:
+        attributes["error.type"] = record.error
+    if record.timeline.first_token_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = measured.ttft_ms / 1e3
+    if record.prepared is not None:
+        attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
+    if record.timeline.prefill is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = record.timeline.prefill.cached_tokens
+    if record.summary is not None:
+        attributes["gen_ai.response.model"] = record.model
+    return attributes
+
+
+def _stage_attributes(measured: Stages) -> dict[str, AttributeValue]:
+    return {attribute: round(getattr(measured, name), 3) for name, attribute in _STAGES.items()}
+
+
+def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
+    if gaps is None:
+        return {}
+    return {
+        "baton.tbt_p50_ms": round(gaps.p50_ms, 3),
+        "baton.tbt_p99_ms": round(gaps.p99_ms, 3),
+        "baton.tbt_max_ms": round(gaps.max_ms, 3),
+        "baton.stalls": len(gaps.stalls),
+    }
+
+
+def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
+    if timeline.placement is None:
+        return {}
+    attributes = {f"baton.route.{name}": value for name, value in timeline.placement._asdict().items()}
+    # The prediction is in the placement: *_hit_tokens.
+    # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
+    measured = timeline.notes[-1] if timeline.notes else timeline
+    prefill, landed = measured.prefill, measured.landed
+    computed_by = "decode" if timeline.placement.prefill is None else "prefill"
+    if prefill is not None:
+        attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.cached_tokens - prefill.fetched_tokens
+    if landed is not None:
+        attributes["baton.route.decode_cached_tokens"] = landed.cached_tokens
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _fetch_attributes(prefill: PrefillTimings) -> Attributes:
+    return {
+        "baton.fetch.tokens": prefill.fetched_tokens,
+        "baton.fetch.bytes": prefill.fetch_bytes,
+        "baton.fetch.transport": prefill.fetch_transport,
+    }
+
+
+def _transfer_attributes(landed: Landed) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "baton.transfer.bytes": landed.transferred_bytes,
+        "baton.transfer.transport": landed.transport,
+        "baton.transfer.copy_ms": landed.copy_ms,
+        "baton.transfer.exposed_ms": landed.exposed_ms,
+        "baton.transfer.cached_tokens": landed.cached_tokens,
+    }
+    if landed.copy_ms > 0.0:
+        # bytes per ms is 1e3 bytes per s, 1e-6 GB per s
+        attributes["baton.transfer.gb_per_s"] = landed.transferred_bytes / landed.copy_ms * 1e-6
+        attributes["baton.transfer.overlapped_share"] = min(1.0, max(0.0, 1.0 - landed.exposed_ms / landed.copy_ms))
+    return attributes

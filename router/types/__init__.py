@@ -1,0 +1,1 @@
+"""Plain values of the router: requests, workers, events. They know no other part of it."""

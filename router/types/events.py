@@ -1,0 +1,121 @@
+"""The events that workers send about one attempt at a request. Plain values, no protobuf."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class End(Enum):
+    """Why a sequence ended on a worker."""
+
+    STOP = auto()  # one of the stop token ids; it is the last token
+    LENGTH = auto()
+
+
+class FailureReason(Enum):
+    INVALID = auto()
+    TRANSFER = auto()
+    NONFINITE = auto()
+    DEADLINE = auto()
+    DRAINING = auto()
+    NO_ROOM = auto()
+    ADOPTED = auto()  # another router continues the answer
+    UNKNOWN_ATTEMPT = auto()  # an answer that was to be adopted is not kept there
+    CORRUPT = auto()  # KV that was read differs from its source's
+    UNKNOWN = auto()  # a newer worker's reason, or none
+    WORKER_LOST = auto()  # this and the next come from the router's own session, never from a worker
+    WORKER_DIED = auto()  # its process is gone
+
+
+class Alternative(NamedTuple):
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(NamedTuple):
+    """The log-probability of a token of the answer, and the likeliest in its place, likeliest first."""
+
+    logprob: float
+    top: tuple[Alternative, ...]
+
+
+class SequenceOutput(NamedTuple):
+    """Tokens of one choice; `offset` is the position of the first of them within the answer.
+
+    `logprobs` has one entry per token, or none if they were not asked for.
+    """
+
+    attempt_id: int
+    choice: int
+    offset: int
+    token_ids: tuple[int, ...]
+    end: End | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimings:
+    queue_ms: float
+    chunk_ms: tuple[float, ...]
+    total_ms: float  # from the arrival of the command to the sending of the first step
+    cached_tokens: int  # fetched ones included
+    fetch_ms: float = 0.0  # a part of queue_ms, also where nothing came of it
+    fetched_tokens: int = 0
+    fetch_bytes: int = 0
+    fetch_transport: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """From the worker that computes the prompt: how likely its tokens are, from position `offset` on."""
+
+    attempt_id: int
+    offset: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """From prefill: the first token of every choice."""
+
+    attempt_id: int
+    outputs: tuple[SequenceOutput, ...]
+    timings: PrefillTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """From decode: how the KV was transferred."""
+
+    attempt_id: int
+    transferred_bytes: int
+    copy_ms: float
+    exposed_ms: float
+    admission_ms: float
+    first_step_ms: float
+    transport: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt ended without an answer. `endpoint` is the worker that it failed on."""
+
+    attempt_id: int
+    endpoint: str
+    reason: FailureReason
+    message: str
+
+
+AttemptEvent = PromptScores | FirstStep | SequenceOutput | Landed | Failed
+
+
+class Released(NamedTuple):
+    """Tokens of one choice that follow those released before; `logprobs` has one entry for each, or none."""
+
+    choice: int
+    offset: int
+    token_ids: tuple[int, ...]
+    end: End | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    stop_token_id: int | None = None  # where the end is one, and was released before

@@ -1,0 +1,263 @@
+"""The session of a call, where its client names one: requests of one session go to the same workers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from baton.generation.structured.output import StructuredOutput
+from baton.router.types.worker import Adapter
+from baton.service.security.api_keys import UNLIMITED, KeyLimits
+
+SESSION_HEADER = "x-session-id"
+MAX_SESSION_CHARACTERS = 256
+
+
+def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Empty where none is named."""
+    return next((value for name, value in metadata if name == SESSION_HEADER and isinstance(value, str)), "")
+
+
+class Operation(Enum):
+    """The two ways to ask for an answer, by their gen_ai operation names."""
+
+    GENERATE = "text_completion"
+    CHAT = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One function call that an assistant's message asked for; `arguments` is JSON, as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""  # of the call that a message of the role `tool` answers
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """`tools` are JSON objects as OpenAI has them; `template_options` are names that the model's template may read."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    add_generation_prompt: bool = True
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class BeamStop(Enum):
+    """When a beam search ends before max_tokens: once `width` beams have ended, and ..."""
+
+    UNPROMISING = "unpromising"  # no running beam, if it ended now, would be better than the worst of those
+    FULL = "full"  # at once
+    NEVER = "never"  # no running beam can become better than the worst of those
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    width: int
+    length_penalty: float = 1.0
+    stop: BeamStop = BeamStop.UNPROMISING
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSampling:
+    """The client's parameters; None is a field left out. Sequences may be any length: only the validator reads them."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    n: int | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    bad_word_token_ids: Sequence[Sequence[int]] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: a value that is not known
+    structured: StructuredOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A client's request, unchecked."""
+
+    operation: Operation
+    prompt: Prompt | None
+    request_id: str = ""
+    model: str = ""
+    sampling: RequestedSampling = RequestedSampling()
+    cache_salt: str = ""
+    echo: bool = False
+    priority: int = 0  # lower goes earlier where requests wait
+    session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
+    tenant: str = ""  # the caller, as the transport knows it: waiting tenants share what becomes free; "" is one too
+    key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
+    limits: KeyLimits = UNLIMITED  # of the API key
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRules:
+    """Changes of the logits before a token is chosen; the defaults change nothing."""
+
+    repetition_penalty: float = 1.0  # of tokens in prompt and answer
+    presence_penalty: float = 0.0  # of tokens in the answer
+    frequency_penalty: float = 0.0  # of tokens in the answer, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id
+    min_tokens: int = 0  # no stop token before so many
+    allowed_token_ids: tuple[int, ...] = ()  # empty allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of token ids that are never completed
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, every default resolved. `max_tokens` is per choice."""
+
+    max_tokens: int
+    temperature: float  # 0 is greedy
+    top_k: int  # 0 keeps all
+    top_p: float  # 1 keeps all
+    min_p: float  # 0 keeps all
+    seed: int  # 64 bits
+    stop_token_ids: tuple[int, ...]  # sorted; the model's own included unless ignored
+    n: int  # choices that are made
+    typical_p: float = 1.0  # 1 keeps all
+    rules: LogitRules = LogitRules()
+    logprobs: int | None = None  # likeliest tokens to report with each token; None reports no log-probabilities
+    prompt_logprobs: int | None = None  # the same of the prompt
+    beams: BeamSearch | None = None  # its n best sequences are the choices
+    structured: StructuredOutput | None = None  # the form of each choice
+
+    @property
+    def places(self) -> int:
+        """Sequences that run at once."""
+        return self.n if self.beams is None else self.beams.width
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """Checked in everything that can be checked before the prompt is tokenised.
+
+    `max_tokens` is None where the client left it out: then it is what the context leaves room for. `bad_words` are
+    those given as texts; those given as tokens are among the `rules` already.
+    """
+
+    operation: Operation
+    prompt: Prompt
+    request_id: str
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    n: int
+    cache_salt: str
+    typical_p: float = 1.0
+    rules: LogitRules = LogitRules()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    best_of: int = 1  # choices that are made, at least n
+    beams: BeamSearch | None = None
+    structured: StructuredOutput | None = None
+    echo: bool = False
+    priority: int = 0
+    tenant: str = ""
+    session: str = ""
+    key_salt: bytes = b""
+
+    @property
+    def streams(self) -> bool:
+        """Whether tokens go out as they come: which choices are shown is known from the beginning."""
+        return self.best_of == self.n and self.beams is None
+
+    @property
+    def prompt_field(self) -> str:
+        """The field of the public schema that the prompt came in."""
+        match self.prompt:
+            case TextPrompt():
+                return "text"
+            case TokenPrompt():
+                return "token_ids"
+            case ChatPrompt():
+                return "messages"
+
+    def sampling(self, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+        """`bad_words` are the tokens of those that were given as texts."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            stop_token_ids=self.stop_token_ids,
+            n=self.best_of,
+            typical_p=self.typical_p,
+            rules=replace(self.rules, bad_words=self.rules.bad_words + bad_words),
+            # The best of several are chosen by them.
+            logprobs=0 if self.logprobs is None and self.best_of > self.n else self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            beams=self.beams,
+            structured=self.structured,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A valid request whose prompt is tokens: ready to be placed on any workers that serve its model."""
+
+    valid: ValidRequest
+    token_ids: tuple[int, ...]
+    cache_root: bytes  # the parent of the first block's hash
+    block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
+    sampling: Sampling
+    fingerprint: bytes  # what the hashes were made for; workers must have the same
+    block_tokens: int
+    echo_text: str = ""  # of the prompt, where it is to be sent back
+    adapter: Adapter | None = None  # that the hashes cover too; workers must have it
+    answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
+    first_choice: int = 0  # of the request's choices, the first that is made of this
+
+    @property
+    def choices(self) -> range:
+        """Numbers of the choices that are made of this."""
+        return range(self.first_choice, self.first_choice + self.sampling.n)

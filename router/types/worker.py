@@ -1,0 +1,99 @@
+"""A worker as the router knows it: its description, and its newest report. Plain values, no protobuf."""
+
+from dataclasses import dataclass
+
+from baton.service.registry.worker_record import WorkerRole
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSum:
+    """The sum of the worker's changes: see PrefixIndex.digest."""
+
+    sequence: int
+    digest: int
+    blocks: int
+
+
+__all__ = ["Adapter", "ModelDescription", "PageCounts", "WorkerDescription", "WorkerReport", "WorkerRole"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    name: str
+    path: str  # folder of the checkpoint, as the worker sees it
+    max_model_len: int  # prompt plus answer, in tokens
+    vocab_size: int
+    dtype: str  # "float32" or "bfloat16"
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that a worker has loaded. Equal ones compute the same."""
+
+    name: str  # by which requests choose it, as they do a model
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """A worker's own description when a session begins; it holds for the whole epoch."""
+
+    worker_id: str
+    role: WorkerRole
+    pid: int
+    fingerprint: bytes
+    model: ModelDescription
+    total_blocks: int
+    total_slots: int  # 0 for a prefill worker
+    adapters: tuple[Adapter, ...] = ()
+    roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
+    pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not send it
+
+    def is_same_process(self, other: "WorkerDescription") -> bool:
+        """The process may have another role by now. False for workers without a pool id."""
+        return bool(self.pool_id) and self.pool_id == other.pool_id
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """In blocks; free + cached + held = total."""
+
+    total: int
+    free: int
+    cached: int
+    held: int
+    held_by_sequences: int
+    held_by_transfers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a worker reads KV from another one."""
+
+    endpoint: str
+    transport: str
+    gb_per_s: float  # measured when the two met
+    fallback: str  # why no faster way was taken; empty where the fastest was
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    limit_blocks: int  # most that this router may have charged there at once
+    limit_slots: int
+    pages: PageCounts
+    waiting_requests: int
+    running_sequences: int
+    pending_tokens: int
+    draining: bool
+    steps: int
+    cache_query_tokens: int = 0  # looked up in the prefix cache since the worker's start
+    cache_hit_tokens: int = 0  # and found
+    preemptions: int = 0  # since the worker's start
+    unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
+    links: tuple[Link, ...] = ()
+    cache: CacheSum | None = None  # None: the worker does not report its cache
+    checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
+    checksum_mismatches: int = 0  # of those
+    alone_tokens_per_s: float | None = None  # prompt tokens that a decode worker computes while no answer runs
+    beside_tokens_per_s: float | None = None  # and while answers run, as its bound on their steps allows now

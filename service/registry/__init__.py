@@ -1,0 +1,1 @@
+"""Membership and shared records on Redis or Valkey."""

@@ -1,0 +1,276 @@
+"""Membership: a worker keeps itself announced, a router keeps a view of the workers. Survives a lost Redis.
+
+registry = open_registry(config)                          None without a redis_url
+epoch = await take_epoch(registry)
+registration = Registration(registry, record, on_fenced)  a worker; start() ... close()
+membership = Membership(registry) | StaticMembership(...) a router; start() ... close()
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from baton.service.registry.redis_registry import TTL_MS, Announced, RedisRegistry, RegistryUnavailable
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole, parse_workers
+
+
+class MembershipView:
+    """A worker is gone once successful listings have lacked it for `ttl_s`; failed listings remove no worker.
+
+    A listing with a lower epoch lacks it too: of a zombie, or of a process whose epoch is from a clock that went back.
+    """
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._records: dict[str, WorkerRecord] = {}
+        self._missing_since: dict[str, float] = {}
+
+    @property
+    def workers(self) -> tuple[WorkerRecord, ...]:
+        """In the order of worker ids."""
+        return tuple(self._records[worker_id] for worker_id in sorted(self._records))
+
+    def observe(self, listed: Sequence[WorkerRecord], now: float) -> bool:
+        """Take in a successful listing; returns whether `workers` changed."""
+        before = self.workers
+        for record in listed:
+            known = self._records.get(record.worker_id)
+            # A registry that lost its data may receive an old epoch first: the higher one that we know stands.
+            if known is None or (record.epoch or 0) >= (known.epoch or 0):
+                self._records[record.worker_id] = record
+        present = {record.worker_id for record in listed if self._records.get(record.worker_id) == record}
+        self._forget_missing(present, now)
+        return self.workers != before
+
+    def lost_contact(self) -> None:
+        """The registry did not answer: time without listings counts against no worker."""
+        self._missing_since.clear()
+
+    def _forget_missing(self, present: set[str], now: float) -> None:
+        for worker_id in list(self._records):
+            if worker_id in present:
+                self._missing_since.pop(worker_id, None)
+            elif now - self._missing_since.setdefault(worker_id, now) > self._ttl_s:
+                del self._records[worker_id], self._missing_since[worker_id]
+
+
+__all__ = [
+    "Announced",
+    "Membership",
+    "MembershipSource",
+    "RedisRegistry",
+    "Registration",
+    "RegistryUnavailable",
+    "StaticMembership",
+    "WorkerRecord",
+    "WorkerRole",
+    "open_registry",
+    "parse_workers",
+    "take_epoch",
+]
+
+RENEW_S = 1.0
+POLL_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def open_registry(redis_url: str | None, namespace: str) -> RedisRegistry | None:
+    """Connects on first use; None where no registry is configured."""
+    return None if redis_url is None else RedisRegistry(redis_url, namespace)
+
+
+async def take_epoch(registry: RedisRegistry | None) -> int:
+    """A fencing epoch for this process, higher than those before it. Where Redis is absent: the wall clock in ms.
+
+    The clock serves as an identifier only; nothing is timed by it.
+    """
+    proposed = time.time_ns() // 1_000_000
+    if registry is None:
+        return proposed
+    try:
+        return await registry.take_epoch(proposed)
+    except RegistryUnavailable as error:
+        logger.warning("the registry does not answer yet; epoch %d comes from the clock: %s", proposed, error)
+        return proposed
+
+
+class Registration:
+    """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever. Owns the registry.
+
+    `on_fenced` is called once if a later process has taken this worker's name; renewal ends then.
+    """
+
+    def __init__(
+        self,
+        registry: RedisRegistry,
+        record: WorkerRecord,
+        on_fenced: Callable[[], None],
+        renew_s: float = RENEW_S,
+    ) -> None:
+        self._registry = registry
+        self.record = record
+        self._on_fenced = on_fenced
+        self._repeated = _Repeated(self._renew, renew_s)
+        self._contact = _Contact()
+
+    @property
+    def connected(self) -> bool:
+        return self._contact.connected
+
+    def replace(self, record: WorkerRecord) -> None:
+        """From the next renewal on the worker is announced so. Its epoch is higher than that of the one before."""
+        self.record = record
+
+    async def start(self) -> None:
+        self._repeated.begin()
+
+    async def close(self) -> None:
+        """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
+        await self._repeated.end()
+        try:
+            await self._registry.withdraw(self.record)
+        except RegistryUnavailable as error:
+            logger.warning("%s could not be removed from the registry: %s", self.record.worker_id, error)
+        finally:
+            await self._registry.close()
+
+    async def _renew(self) -> bool:
+        try:
+            announced = await self._registry.announce(self.record)
+        except RegistryUnavailable as error:
+            self._contact.lost(error)
+            return True
+        self._contact.made()
+        if announced is Announced.FENCED:
+            logger.error("another process has taken over as %s", self.record.worker_id)
+            self._on_fenced()
+        return announced is Announced.ACCEPTED
+
+
+class MembershipSource(Protocol):
+    """The interface of either kind of membership for a router."""
+
+    @property
+    def current(self) -> tuple[WorkerRecord, ...]: ...
+    @property
+    def connected(self) -> bool:
+        """False while Redis does not answer: `current` is then as last seen."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        """`current` at once, then again after each change; slow readers see the newest only. Ends by cancellation."""
+
+
+class Membership:
+    """Membership from Redis, polled. While Redis is unreachable the last view stays. Owns the registry."""
+
+    def __init__(self, registry: RedisRegistry, poll_s: float = POLL_S, ttl_s: float = TTL_MS / 1000) -> None:
+        self._registry = registry
+        self._repeated = _Repeated(self._poll, poll_s)
+        self._view = MembershipView(ttl_s)
+        self._changed = asyncio.Event()
+        self._contact = _Contact()
+
+    @property
+    def current(self) -> tuple[WorkerRecord, ...]:
+        return self._view.workers
+
+    @property
+    def connected(self) -> bool:
+        return self._contact.connected
+
+    async def start(self) -> None:
+        self._repeated.begin()
+
+    async def close(self) -> None:
+        await self._repeated.end()
+        await self._registry.close()
+
+    async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        while True:
+            changed = self._changed
+            yield self.current
+            await changed.wait()
+
+    async def _poll(self) -> bool:
+        try:
+            listed = await self._registry.workers()
+        except RegistryUnavailable as error:
+            self._contact.lost(error)
+            self._view.lost_contact()
+            return True
+        self._contact.made()
+        if self._view.observe(listed, time.monotonic()):
+            self._changed.set()
+            self._changed = asyncio.Event()  # the old one stays set for tasks that wait on it
+        return True
+
+
+class StaticMembership:
+    """A given list that never changes; nothing to lose contact with."""
+
+    def __init__(self, workers: Sequence[WorkerRecord]) -> None:
+        self.current = tuple(workers)
+        self.connected = True
+
+    async def start(self) -> None:
+        """Nothing to start: the list is complete."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        yield self.current
+        await asyncio.Event().wait()
+
+
+class _Contact:
+    """Whether Redis answered last time; logs the changes only."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self._reported_lost = False
+
+    def made(self) -> None:
+        if self._reported_lost:
+            logger.info("the registry answers again")
+        self.connected, self._reported_lost = True, False
+
+    def lost(self, error: RegistryUnavailable) -> None:
+        if not self._reported_lost:
+            logger.warning("the registry does not answer; the known workers stay: %s", error)
+        self.connected, self._reported_lost = False, True
+
+
+class _Repeated:
+    """A step taken once a period until it returns False or is ended.
+
+    Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
+    half of them when tried on 8.1), and the task would run for ever. A step in progress is waited for; it is bounded.
+    """
+
+    def __init__(self, step: Callable[[], Awaitable[bool]], period_s: float) -> None:
+        self._step = step
+        self._period_s = period_s
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def end(self) -> None:
+        self._ending.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        while not self._ending.is_set() and await self._step():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._ending.wait()

@@ -1,0 +1,1 @@
+"""API keys, authorization and TLS."""

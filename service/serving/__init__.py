@@ -1,0 +1,1 @@
+"""The life of a process: bind, start, serve, drain, stop."""

@@ -1,0 +1,97 @@
+"""Interceptors for every call: its trace context and request id for the logs, and its errors as statuses.
+
+OpenTelemetry's own gRPC instrumentation records cancelled streams as OK and drops contexts; this replaces it.
+"""
+
+import inspect
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+
+from baton.service.errors import BatonError, Internal, abort_with
+from baton.service.telemetry.trace_context import current_request_id, current_trace, parse_traceparent
+
+REQUEST_ID_KEY = "x-request-id"
+
+logger = logging.getLogger(__name__)
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """BatonError becomes its status with details; anything unknown INTERNAL, its traceback only in our log.
+
+    Cancellation (by the client, a deadline or a stopping server) passes untouched.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
+            return handler
+        method = handler_call_details.method.lstrip("/")
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+                return make_handler(  # type: ignore[no-any-return]
+                    _guarded(behaviour, method), handler.request_deserializer, handler.response_serializer
+                )
+        raise TypeError(f"{method} has no behaviour")
+
+
+def _guarded(behaviour: Behaviour, method: str) -> Behaviour:
+    """The same behaviour, of the same kind (asynchronous generator or coroutine), inside a call scope."""
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+            # closed with the call: a stream that ends while it is being written is cleaned up at once
+            async with _call_scope(context, method), aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return generate
+
+    async def respond(request: Any, context: Any) -> Any:
+        async with _call_scope(context, method):
+            return await behaviour(request, context)
+
+    return respond
+
+
+@asynccontextmanager
+async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
+    # Each call runs in a task of its own: values set here end with it and are never reset, which fails where a
+    # generator is closed from another context.
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
+    current_request_id.set(metadata.get(REQUEST_ID_KEY) or None)
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except BatonError as error:
+        _identify_request()
+        logger.info("%s: %s %s", method, error.code.name, error.log_text)
+        await abort_with(context, error)
+    except Exception:
+        request_id = _identify_request()
+        logger.exception("%s failed", method)
+        await abort_with(context, Internal("UNEXPECTED", request_id))
+
+
+def _identify_request() -> str:
+    """The id of the call that failed: its own, or a new one where it was refused before it got any.
+
+    Not drawn for every call: most are no requests (a worker's sessions), and those that are get their id further in.
+    """
+    request_id = current_request_id.get() or f"req-{secrets.token_hex(8)}"
+    current_request_id.set(request_id)
+    return request_id

@@ -1,0 +1,1 @@
+"""Numbered, acknowledged conversations over connections that break."""

@@ -1,0 +1,1 @@
+"""Logs, traces and the context of a request."""

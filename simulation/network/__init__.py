@@ -1,0 +1,1 @@
+"""gRPC over simulated links, in virtual time."""

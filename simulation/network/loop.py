@@ -1,0 +1,271 @@
+"""An event loop for several simulated processes: virtual time, and an order of things that a seed decides.
+
+Within one process callbacks run in their order, as asyncio promises; between processes, the next one is drawn. When
+nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even its
+clean-up; one that hangs runs nothing until it continues.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar, copy_context
+from enum import Enum, auto
+from heapq import heappop, heappush
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+MOST_CALLBACKS_AT_ONCE = 100_000  # at one reading of the clock: beyond, something turns in circles
+THREAD_DELAY_S = 0.002  # most that work on a thread of a pool takes
+
+
+class State(Enum):
+    RUNS = auto()
+    HANGS = auto()
+    DEAD = auto()
+
+
+RUNS, DEAD = State.RUNS, State.DEAD  # members of an Enum are found slowly, and these are asked for at every callback
+
+
+class SimulatedProcess:
+    """The callbacks that run together and die together. `context` is that of all of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.RUNS
+        self.ready: deque[Planned] = deque()
+        self.listed = False  # among those whose turn it may be
+        self.context = copy_context()
+        self.context.run(CURRENT.set, self)
+
+
+CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", default=None)
+"""The process that the running callback belongs to; None: the harness."""
+_CURRENT: ContextVar[Any] = CURRENT  # as contexts are asked for it
+
+
+class Planned:
+    """A planned call and its process: a handle as asyncio knows them, without the parts that are not needed here."""
+
+    __slots__ = ("arguments", "callback", "context", "process", "when_s")
+
+    def __init__(
+        self,
+        process: SimulatedProcess,
+        context: Context,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        when_s: float,
+    ) -> None:
+        self.process = process
+        self.context = context
+        self.callback: Callable[..., object] | None = callback
+        self.arguments = arguments
+        self.when_s = when_s
+
+    def cancel(self) -> None:
+        self.callback, self.arguments = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.when_s
+
+    def __repr__(self) -> str:
+        return f"{self.process.name}: {self.callback}"
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    """Its hash is its number: groups cancel their tasks in the order of a set, which must be the same each time."""
+
+    def __init__(self, *arguments: Any, number: int, **more: Any) -> None:
+        self._number = number
+        super().__init__(*arguments, **more)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class OutOfTurns(Exception):
+    """Callbacks follow one another without end while no time passes, or nothing will ever happen again."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """`ahead_s`: by how much the thread that computes now has left the others behind; see `host.py`."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.now_s = 1000.0  # of the monotonic clock; not 0, which some take for never
+        self.ahead_s = 0.0
+        self.callbacks = 0
+        self._draw = draw
+        self._harness = SimulatedProcess("harness")
+        self._turns: list[SimulatedProcess] = []
+        self._timers: list[tuple[float, int, Planned]] = []
+        self._timer_number = 0
+        self._task_number = 0
+        self._at_once = 0
+        self._kept: list[object] = []  # of processes that died: their generators must not be closed while others run
+
+    def time(self) -> float:
+        return self.now_s + self.ahead_s
+
+    def kill(self, process: SimulatedProcess) -> None:
+        """As SIGKILL does: none of its callbacks is ever run again."""
+        self._kept.append(asyncio.all_tasks(self))
+        self._kept.append(process.ready)
+        process.state = State.DEAD
+        process.ready = deque()
+
+    def hang(self, process: SimulatedProcess) -> None:
+        """As SIGSTOP does; its messages pile up."""
+        if process.state is State.RUNS:
+            process.state = State.HANGS
+
+    def go_on(self, process: SimulatedProcess) -> None:
+        if process.state is State.HANGS:
+            process.state = State.RUNS
+            self._list(process)
+
+    def forget(self) -> None:
+        """No planned call happens any more, now or later."""
+        self._kept.clear()
+        self._timers.clear()
+        self._turns.clear()
+
+    # The interface of an asyncio loop.
+
+    get_debug = staticmethod(bool)  # asked for every future: no frame of Python for a no
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Planned:
+        if self.ahead_s:
+            return self.call_at(self.now_s + self.ahead_s, callback, *args, context=context)
+        if context is None:
+            context = copy_context()
+        process = context.get(_CURRENT) or self._harness
+        planned = Planned(process, context, callback, args, 0.0)
+        if process.state is not DEAD:
+            process.ready.append(planned)
+            if not process.listed:
+                process.listed = True
+                self._turns.append(process)
+        else:
+            self._kept.append(planned)
+        return planned
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Result], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Result]:
+        self._task_number += 1
+        return SimulatedTask(coro, loop=self, name=name, context=context, number=self._task_number)
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Planned:
+        return self.call_at(self.now_s + self.ahead_s + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Planned:
+        if context is None:
+            context = copy_context()
+        planned = Planned(context.get(_CURRENT) or self._harness, context, callback, args, when)
+        self._timer_number += 1
+        heappush(self._timers, (when, self._timer_number, planned))
+        return planned
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Result], *args: Any
+    ) -> asyncio.Future[Result]:
+        """After a moment, on this very thread."""
+        future: asyncio.Future[Result] = self.create_future()
+        self.call_later(self._draw.random() * THREAD_DELAY_S, _settle, future, func, args)
+        return future
+
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., object], *args: Any
+    ) -> None:
+        """Simulated processes are stopped by other means."""
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return False
+
+    def _process_events(self, event_list: object) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """No thread waits in a selector."""
+
+    def _run_once(self) -> None:
+        turns, draw = self._turns, self._draw.random
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not turns:
+                self._advance()
+                continue
+            place = int(draw() * len(turns)) if len(turns) > 1 else 0
+            process = turns[place]
+            if not process.ready or process.state is not RUNS:
+                process.listed = False
+                turns[place] = turns[-1]
+                turns.pop()
+                continue
+            planned = process.ready.popleft()
+            callback = planned.callback
+            if callback is not None:
+                self.callbacks += 1
+                self._at_once += 1
+                if self._at_once > MOST_CALLBACKS_AT_ONCE:
+                    raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {planned}")
+                try:
+                    planned.context.run(callback, *planned.arguments)
+                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it reports the error and continues
+                    self.call_exception_handler({"message": f"Exception in callback of {planned}", "exception": error})
+
+    def _advance(self) -> None:
+        """To the next timer that is still wanted."""
+        timers = self._timers
+        while timers:
+            when_s, _, planned = heappop(timers)
+            if planned.callback is None:
+                continue
+            if when_s > self.now_s:
+                self.now_s, self._at_once = when_s, 0
+            process = planned.process
+            if process.state is DEAD:
+                self._kept.append(planned)
+                continue
+            process.ready.append(planned)
+            self._list(process)
+            if self._turns:
+                return
+        raise OutOfTurns("nothing is left that could ever happen")
+
+    def _list(self, process: SimulatedProcess) -> None:
+        if not process.listed:
+            process.listed = True
+            self._turns.append(process)
+
+
+def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
+    if future.cancelled():
+        return
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001 -- it belongs to the caller that waits
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def spawn(
+    loop: SimulatedLoop, process: SimulatedProcess, work: Coroutine[Any, Any, Result], name: str
+) -> asyncio.Task[Result]:
+    """A task of that process."""
+    return loop.create_task(work, name=name, context=process.context)

@@ -1,0 +1,42 @@
+"""When blocks are fetched rather than computed. A block is 32 tokens and 1 MB here."""
+
+import pytest
+
+from baton.worker.prefill.fetch import FIXED_S, FetchCosts, PrefillRate
+
+
+def costs(
+    prefill_tokens_per_s: float | None, link_bytes_per_s: float = 1e9, transport: str = "shared_memory"
+) -> FetchCosts:
+    return FetchCosts(32, 10**6, prefill_tokens_per_s, transport, link_bytes_per_s)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
+def test_the_break_even_lies_where_both_take_the_same_time(transport: str) -> None:
+    even = FIXED_S[transport] / 0.0035
+    measured = costs(7111.0, transport=transport)  # 4.5 ms a block, against 1 ms over the link
+    assert not measured.favour_fetching(int(even))
+    assert measured.favour_fetching(int(even) + 1)
+    assert measured.fetch_s(3) == pytest.approx(FIXED_S[transport] + 0.003)
+    assert measured.compute_s(3) == pytest.approx(0.0135, rel=1e-3)
+
+
+def test_over_a_link_slower_than_computing_nothing_is_ever_fetched() -> None:
+    measured = costs(prefill_tokens_per_s=6400.0, link_bytes_per_s=1e8)
+    assert not any(measured.favour_fetching(blocks) for blocks in (1, 10, 1000))
+
+
+def test_before_anything_was_computed_blocks_are_fetched() -> None:
+    assert costs(prefill_tokens_per_s=None).favour_fetching(1)
+
+
+def test_the_rate_is_that_of_recent_steps_and_long_ones_weigh_more() -> None:
+    rate = PrefillRate()
+    assert rate.tokens_per_s is None
+    rate.observe(1000, 1.0)
+    for _ in range(20):
+        rate.observe(1, 0.1)
+    assert rate.tokens_per_s == pytest.approx(1000.0, rel=0.01)
+    for _ in range(200):
+        rate.observe(2000, 1.0)
+    assert rate.tokens_per_s == pytest.approx(2000.0, rel=0.01)

@@ -1,0 +1,1 @@
+"""The decode role: pulls the KV of prompts and runs continuous batching."""

@@ -1,0 +1,204 @@
+"""One Start command on a decode worker, read before anything is done, and the messages to its router. Does no I/O."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.engine.request import FirstToken, end_reason
+from baton.engine.runner.thread import StepTiming
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.sequences import PromptComputed, TokenMade
+from baton.protos import session_pb2
+from baton.service.sessions.hub import RouterSession
+from baton.worker.decode.credits import Charge
+from baton.worker.decode.kept import KeptAnswer
+from baton.worker.transfer.reader import Certain, Pull
+from baton.worker.wire import END_REASONS, add_logprobs, first_output, prompt_scores
+
+Session = RouterSession[session_pb2.ConnectResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A prompt's KV that came from a prefill worker, until it is reported to the router."""
+
+    pull: Pull
+    cached_tokens: int  # of the prompt, which were here already
+    validated: float  # monotonic seconds
+
+
+@dataclass(slots=True)
+class LocalPrefill:
+    """A prompt that is computed here, until its first tokens are sent to the router."""
+
+    arrived: float  # monotonic seconds
+    queue_ms: float = 0.0  # until its first chunk began
+    chunk_ms: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
+    ended: bool = False
+    first: list[FirstToken] = field(default_factory=list)
+
+    def record(self, computed: PromptComputed, timing: StepTiming) -> None:
+        """A chunk of it was computed in this step."""
+        self.cached_tokens, self.ended = computed.cached_tokens, computed.ended
+        if not self.chunk_ms:
+            self.queue_ms = (timing.started - self.arrived) * 1e3
+        self.chunk_ms.append(timing.duration_ms)
+
+
+@dataclass(eq=False)
+class Answer:
+    """From the arrival of the command until the last token or the abort."""
+
+    request_id: int  # this worker's own: two routers may use the same attempt id
+    session: Session
+    attempt_id: int
+    kept: KeptAnswer
+    running_choices: set[int]
+    searches: bool  # with beams: nothing is sent before all is
+    charge: Charge  # what its router charges for it
+    last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
+    task: "asyncio.Task[None] | None" = None
+    deadline: asyncio.TimerHandle | None = None
+    landing: Landing | None = None
+    prefill: LocalPrefill | None = None
+    adopted: bool = False  # its first router is gone
+    certain: Certain = field(default_factory=Certain)  # of the landed blocks, as long as not all have landed
+    keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
+    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
+
+    @property
+    def answered_tokens(self) -> int:
+        """Given out by an earlier attempt."""
+        return len(self.kept.answered)
+
+    @property
+    def kept_blocks(self) -> int:
+        """Of a prompt that does not land: they need not be pulled again."""
+        return self.certain.blocks if self.keeps_landed else 0
+
+    def land(self, landing: Landing, params: SamplingParams) -> None:
+        self.landing = landing
+        if self.searches:
+            return
+        first_tokens = landing.pull.first_tokens
+        self.first_tokens = {first.choice: first for first in first_tokens}
+        self.running_choices = {first.choice for first in first_tokens if first.end is None}
+        for first in first_tokens:
+            self.kept.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
+
+    def adopt(self, session: Session, attempt_id: int) -> None:
+        """Another router takes it over, and is sent all that is kept."""
+        self.session, self.attempt_id, self.adopted = session, attempt_id, True
+        self.first_tokens.clear()
+
+    def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.PromptScores | None:
+        """The scores of the prompt's own tokens to send, if any."""
+        prefill = self.prefill
+        if prefill is None:
+            return None
+        prefill.record(computed, timing)
+        if not computed.prompt:
+            return None
+        offset = 1 + prefill.scored_tokens
+        prefill.scored_tokens += len(computed.prompt)
+        return prompt_scores(self.attempt_id, offset, computed.prompt)
+
+    def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
+        """The output for a token; None where it goes with FirstStep."""
+        self.kept.add(made.choice, made.drawn, made.end)
+        if made.end is not None:
+            self.running_choices.discard(made.choice)
+        if self.prefill is None or self.searches:
+            return self._output(made)
+        drawn = made.drawn
+        self.prefill.first.append(FirstToken(made.choice, drawn.token_id, drawn.logprob, made.end, drawn.top))
+        return None
+
+    def take_beginnings(self, timing: StepTiming) -> Iterator[session_pb2.ConnectResponse]:
+        """With its first step: how the KV came over, or the first tokens of a prompt that was computed here."""
+        landed, first_step = self.take_landed(timing), self.take_first_step()
+        if landed is not None:
+            yield session_pb2.ConnectResponse(landed=landed)
+        if first_step is not None:
+            yield session_pb2.ConnectResponse(first_step=first_step)
+
+    def take_first_step(self) -> session_pb2.FirstStep | None:
+        """Once a prompt is computed here and its first tokens are made; None otherwise, and ever after."""
+        prefill = self.prefill
+        if prefill is None or not prefill.ended:
+            return None
+        self.prefill = None
+        timings = session_pb2.PrefillTimings(
+            queue_ms=prefill.queue_ms,
+            chunk_ms=prefill.chunk_ms,
+            total_ms=(time.monotonic() - prefill.arrived) * 1e3,
+            cached_tokens=prefill.cached_tokens,
+        )
+        with_logprobs, answered_tokens = self.kept.with_logprobs, self.answered_tokens
+        outputs = [first_output(self.attempt_id, first, with_logprobs, answered_tokens) for first in prefill.first]
+        return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
+
+    def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
+        """With the first step after the landing; None otherwise, and ever after."""
+        landing, self.landing = self.landing, None
+        if landing is None:
+            return None
+        pull = landing.pull
+        return session_pb2.Landed(
+            attempt_id=self.attempt_id,
+            bytes=pull.bytes,
+            copy_ms=pull.copy_ms,
+            exposed_ms=pull.exposed_ms,
+            admission_ms=pull.late_ms + (timing.started - landing.validated) * 1e3,
+            first_step_ms=(time.monotonic() - timing.started) * 1e3,
+            transport=pull.transport,
+            cached_tokens=landing.cached_tokens,
+        )
+
+    def failed(self, reason: "session_pb2.FailureReason", message: str) -> session_pb2.Failed:
+        return session_pb2.Failed(attempt_id=self.attempt_id, reason=reason, message=message)
+
+    def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
+        """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""
+        first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
+        tokens = (drawn,) if first is None else (first, drawn)
+        output = session_pb2.SequenceOutput(
+            attempt_id=self.attempt_id,
+            choice=made.choice,
+            offset=made.offset if first is None else self.answered_tokens,
+            token_ids=[token.token_id for token in tokens],
+            end=END_REASONS[made.end],
+        )
+        if self.kept.with_logprobs:
+            for token in tokens:
+                add_logprobs(output, token)
+        return output
+
+
+def answer_to(command: session_pb2.Start, request_id: int, session: Session, block_tokens: int) -> Answer:
+    sampling, first_choice = command.sampling, command.first_choice
+    answered = command.token_ids[len(command.token_ids) - command.answered_tokens :]
+    return Answer(
+        request_id,
+        session,
+        command.attempt_id,
+        KeptAnswer(answered, with_logprobs=sampling.HasField("logprobs")),
+        running_choices=set(range(first_choice, first_choice + sampling.n)),
+        searches=sampling.beam_width > 0,
+        charge=Charge.of(
+            len(command.token_ids),
+            sampling.max_tokens - command.answered_tokens,
+            max(sampling.n, sampling.beam_width),
+            block_tokens,
+        ),
+        last_block=command.block_hashes[-1] if command.block_hashes else b"",
+    )
+
+
+def fits(command: session_pb2.Start, model: session_pb2.ModelInfo) -> bool:
+    length = len(command.token_ids) - command.answered_tokens + command.sampling.max_tokens
+    known = len(command.token_ids) > 0 and max(command.token_ids) < model.vocab_size
+    return known and length <= model.max_model_len and command.sampling.n >= 1

@@ -1,0 +1,142 @@
+"""Every answer that is open on a decode worker, and answers that a router takes over from another one.
+
+Does no I/O.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from baton.protos import session_pb2
+from baton.worker.decode.answer import Answer, Session
+from baton.worker.decode.kept import EndedAnswers, KeptAnswer, KeptBounds, KeptChoice
+from baton.worker.wire import END_REASONS, add_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey:
+    """A router numbers its attempts; two routers may use the same number."""
+
+    router_id: bytes
+    attempt_id: int
+
+
+def key_of(answer: Answer) -> AttemptKey:
+    return AttemptKey(answer.session.router_id, answer.attempt_id)
+
+
+class AnswerBook:
+    def __init__(self, grace_s: float, bounds: KeptBounds) -> None:
+        """`grace_s`: how long an answer that has ended can be asked for again."""
+        self._answers: dict[int, Answer] = {}
+        self._by_attempt: dict[AttemptKey, Answer] = {}
+        self.ended: EndedAnswers[AttemptKey] = EndedAnswers(grace_s, bounds)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __iter__(self) -> Iterator[Answer]:
+        """The book may change meanwhile."""
+        return iter(tuple(self._answers.values()))
+
+    def __contains__(self, answer: Answer) -> bool:
+        return answer.request_id in self._answers
+
+    def add(self, answer: Answer) -> None:
+        self._answers[answer.request_id] = answer
+        self._by_attempt[key_of(answer)] = answer
+
+    def get(self, request_id: int) -> Answer | None:
+        return self._answers.get(request_id)
+
+    def of_attempt(self, key: AttemptKey) -> Answer | None:
+        return self._by_attempt.get(key)
+
+    def forget(self, answer: Answer) -> None:
+        """Also an answer that is not here any more."""
+        if self._answers.pop(answer.request_id, None) is not None:
+            del self._by_attempt[key_of(answer)]
+
+    def keep(self, answer: Answer, now: float) -> None:
+        """Of an answer that has ended: it can be adopted for a while."""
+        self.ended.keep(key_of(answer), answer.kept, now)
+
+    def move(self, answer: Answer, session: Session, attempt_id: int) -> None:
+        """To another router, or to another number of the same one."""
+        del self._by_attempt[key_of(answer)]
+        answer.adopt(session, attempt_id)
+        self._by_attempt[key_of(answer)] = answer
+
+    def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> KeptAnswer | None:
+        kept = self.ended.take(old, now)
+        if kept is not None:
+            self.ended.keep(new, kept, now)  # its new router may die as well
+        return kept
+
+
+logger = logging.getLogger(__name__)
+PIECE_TOKENS = 512  # of an output; each token may come with the likeliest ones in its place
+Send = Callable[[Session, session_pb2.ConnectResponse], None]
+
+
+class Adoptions:
+    def __init__(self, book: AnswerBook, send: Send) -> None:
+        self._book = book
+        self._send = send
+
+    def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
+        """Moves an answer to `session`, which is sent its tokens so far. None where it is not open, or not here."""
+        old = AttemptKey(command.router_id, command.attempt_id)
+        new = AttemptKey(session.router_id, command.as_attempt_id)
+        if self._book.of_attempt(new) is not None:
+            logger.error("a router sent attempt %d twice; the second is dropped", new.attempt_id)
+            return None
+        answer = self._book.of_attempt(old)
+        if answer is None:
+            kept = self._book.move_ended(old, new, time.monotonic())
+            if kept is None:
+                reason = session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
+                self._send_failed(session, new.attempt_id, reason, "the decode worker does not have that answer")
+            else:
+                self.tell_again(session, new.attempt_id, kept)
+            return None
+        earlier = answer.session
+        self._book.move(answer, session, new.attempt_id)
+        reason = session_pb2.FAILURE_REASON_ADOPTED
+        self._send_failed(earlier, old.attempt_id, reason, "another router goes on with it")
+        self.tell_again(session, new.attempt_id, answer.kept)
+        return answer
+
+    def tell_again(self, session: Session, attempt_id: int, kept: KeptAnswer) -> None:
+        for output in told_again(kept, attempt_id):
+            outputs = session_pb2.StepOutputs(outputs=[output])
+            self._send(session, session_pb2.ConnectResponse(step_outputs=outputs))
+
+    def _send_failed(
+        self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
+    ) -> None:
+        failed = session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message)
+        self._send(session, session_pb2.ConnectResponse(failed=failed))
+
+
+def told_again(kept: KeptAnswer, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:
+    """From offset 0 on, choice by choice. The tokens of an earlier attempt come without log-probabilities."""
+    for choice, made in kept.choices.items():
+        if kept.answered:
+            yield session_pb2.SequenceOutput(attempt_id=attempt_id, choice=choice, token_ids=kept.answered)
+        for start in range(0, len(made.token_ids), PIECE_TOKENS):
+            output = _piece(made, start)
+            output.attempt_id, output.choice, output.offset = attempt_id, choice, len(kept.answered) + start
+            yield output
+
+
+def _piece(made: KeptChoice, start: int) -> session_pb2.SequenceOutput:
+    stop = start + PIECE_TOKENS
+    is_last = stop >= len(made.token_ids)
+    output = session_pb2.SequenceOutput(
+        token_ids=made.token_ids[start:stop], end=END_REASONS[made.end if is_last else None]
+    )
+    for token in made.logged[start:stop]:
+        add_logprobs(output, token)
+    return output

@@ -1,0 +1,107 @@
+"""The tokens that were given out of answers, so that they can be sent again to a router that takes one over. Pure.
+
+All tokens of a running answer are kept; those of an ended one too, for a while, as far as there is room.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from baton.engine.plan import TokenLogprob
+from baton.engine.request import EndReason
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class MadeToken(Protocol):
+    @property
+    def token_id(self) -> int: ...
+
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def top(self) -> Sequence[TokenLogprob]: ...
+
+
+@dataclass(slots=True)
+class KeptChoice:
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    logged: list[MadeToken] = field(default_factory=list)  # the same tokens, where log-probabilities are sent
+    end: EndReason | None = None
+
+
+class KeptAnswer:
+    """One attempt's part of an answer. `answered`: tokens that earlier attempts made of it."""
+
+    def __init__(self, answered: Sequence[int] = (), with_logprobs: bool = False) -> None:
+        self.answered = array("I", answered)
+        self.with_logprobs = with_logprobs  # whether a router wants them
+        self.choices: dict[int, KeptChoice] = {}
+
+    def add(self, choice: int, token: MadeToken, end: EndReason | None) -> None:
+        kept = self.choices.get(choice)
+        if kept is None:
+            kept = self.choices[choice] = KeptChoice()
+        kept.token_ids.append(token.token_id)
+        kept.end = end
+        if self.with_logprobs:
+            kept.logged.append(token)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.answered) + sum(len(kept.token_ids) for kept in self.choices.values())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBounds:
+    """Of answers that have ended, all together."""
+
+    answers: int = 1024
+    tokens: int = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    answer: KeptAnswer
+    tokens: int
+    expires_at: float  # monotonic seconds
+
+
+class EndedAnswers(Generic[Key]):
+    """Each for `grace_s`, or until they are too many: then the oldest go first."""
+
+    def __init__(self, grace_s: float, bounds: KeptBounds) -> None:
+        self._grace_s = grace_s
+        self._bounds = bounds
+        self._ended: OrderedDict[Key, Ended] = OrderedDict()  # in the order of their expiry
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def keep(self, key: Key, answer: KeptAnswer, now: float) -> None:
+        self.take(key, now)
+        self._ended[key] = Ended(answer, answer.tokens, now + self._grace_s)
+        self.tokens += self._ended[key].tokens
+        while len(self._ended) > self._bounds.answers or self.tokens > self._bounds.tokens:
+            self._drop_oldest()
+
+    def take(self, key: Key, now: float) -> KeptAnswer | None:
+        """None where it is not here, or no longer."""
+        self.expire(now)
+        ended = self._ended.pop(key, None)
+        if ended is None:
+            return None
+        self.tokens -= ended.tokens
+        return ended.answer
+
+    def expire(self, now: float) -> None:
+        while self._ended and next(iter(self._ended.values())).expires_at <= now:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, ended = self._ended.popitem(last=False)
+        self.tokens -= ended.tokens

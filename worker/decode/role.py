@@ -1,0 +1,112 @@
+"""Puts the decode role together: engine, pulls, blocks that others may read, sessions."""
+
+from baton.engine.kv_cache.memory import LargestStep
+from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.prepare import PreparedModel
+from baton.engine.runner.runner import Runner
+from baton.engine.runner.thread_preparation import thread_preparation
+from baton.engine.scheduler.budget import StepBudget
+from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.kvtransfer.puller import PullThread
+from baton.kvtransfer.source import SourceTable
+from baton.protos import session_pb2
+from baton.service.registry.worker_record import WorkerRole
+from baton.worker.cores import gpu_id, mark_busy
+from baton.worker.decode.config import DecodeConfig
+from baton.worker.decode.kept import KeptBounds
+from baton.worker.decode.loop import DecodeLoop, OutcomeHandler
+from baton.worker.decode.service import DecodeService
+from baton.worker.host import EngineHost
+from baton.worker.process import run_worker
+from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, worker_info
+from baton.worker.transfer.pool import TransferOptions, make_host
+from baton.worker.transfer.reader import TransferReader
+from baton.worker.transfer.source import TransferSource
+
+HIGH_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
+
+
+class DecodeWorker(RoleWorker):
+    """Takes over KV and generates tokens for all its sequences at once."""
+
+    role = WorkerRole.DECODE
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        prepared: PreparedModel,
+        epoch: int,
+        pulls: PullThread | None = None,
+        host: EngineHost | None = None,
+    ) -> None:
+        """`pulls`: the thread that copies KV; None: one on the configured cores. `host`: the weights and pool to use;
+        its owner keeps it.
+        """
+        self._config = config
+        owned = host or make_engine_host(config, prepared)
+        memory = owned.memory
+        kept = KeptBounds(config.kept_answers, config.kept_tokens)
+        pool_id, slots = memory.description.pool_id, config.max_sequences
+        info = worker_info(config, prepared, session_pb2.ROLE_DECODE, pool_id, slots)
+        self.service = DecodeService(info, epoch, config.session_grace_s, kept)
+        transfers = TransferSource(
+            SourceTable(
+                config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S
+            ),  # nothing is announced: no reader is parked
+            memory.description,
+            memory.storage,
+            groups=make_host(memory),
+            checksum_share=config.checksum_share,
+        )
+        pulls = pulls or PullThread(config.transfer_cores)
+        super().__init__(config, prepared, owned, self.service, transfers, pulls, config.step_file, host is None)
+        self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
+        self._loop: DecodeLoop | None = None
+
+    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> DecodeLoop:
+        config = self._config
+        scheduler = MixedScheduler(
+            self._host.blocks,
+            config.block_size,
+            config.chunk_tokens,
+            config.max_sequences,
+            StepBudget(None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3),
+            SwapSpace(swap_slots(config, self._prepared)),
+        )
+        device, warm = self._prepared.options.device, self._host.used
+        ready = thread_preparation(config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm)
+        on_outcomes: OutcomeHandler = self.service.on_outcomes
+        if self._steps is not None:
+            on_outcomes = self._steps.recording(on_outcomes, lambda outcome: isinstance(outcome, TokenMade))
+        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config)
+        self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready, on_cache, on_busy)
+        return self._loop
+
+    def _attach(self) -> None:
+        assert self._loop is not None
+        self.service.attach(self._loop, self._reader, self._host.grammars)
+        self._transfers.attach(self._loop)
+
+    def _slow_down(self) -> float:
+        return 0.0 if self._loop is None else self._loop.slow_down
+
+    async def _end_pulls(self) -> None:
+        await self._reader.close()
+
+
+def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
+    """Blocks of host memory for KV of preempted sequences."""
+    return int(config.swap_memory) // prepared.layout.block_bytes
+
+
+def make_engine_host(config: DecodeConfig, prepared: PreparedModel) -> EngineHost:
+    transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
+    rows = config.max_sequences if config.graphs else 0
+    return EngineHost(config, prepared, transfers, swap_slots(config, prepared), decode_rows=rows)
+
+
+def main(config: DecodeConfig) -> int:
+    """Returns the exit code: 2 for an error that a restart would not fix."""
+    step = LargestStep(max(config.chunk_tokens, config.max_sequences), config.max_sequences)
+    return run_worker(config, step, lambda prepared, epoch: DecodeWorker(config, prepared, epoch))

@@ -1,0 +1,205 @@
+"""Blocks of another worker's cache, pulled into ours where that is faster than computing them.
+
+benchmarks/transfer/fetch_break_even.py measures from how many blocks on fetching is sooner, and FIXED_S with it.
+
+A fetch can fail, or take too long, and then the prompt is computed as if there had been none. The pages that it took
+are given back when the copy into them has ended, which may be later than the prompt waits for it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from baton.engine.runner.thread import EngineStopped
+from baton.engine.scheduler.prefill import Landing
+from baton.worker.prefill.loop import PrefillLoop
+from baton.worker.transfer.peers import PeerFailed, PeerLink, Peers
+from baton.worker.transfer.reader import Integrity, Pull, TransferFailed, TransferReader
+
+DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
+FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
+"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines."""
+
+
+class PrefillRate:
+    """Tokens per second that this worker computes: least squares through the origin, older steps counting less.
+
+    So a step of few tokens, which takes hardly less time than one of many, weighs next to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._tokens_squared = 0.0
+        self._tokens_seconds = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        self._tokens_squared = DECAY * self._tokens_squared + tokens * tokens
+        self._tokens_seconds = DECAY * self._tokens_seconds + tokens * seconds
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None before the first step."""
+        return self._tokens_squared / self._tokens_seconds if self._tokens_seconds > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCosts:
+    """The known costs when a prompt with a hint arrives."""
+
+    block_tokens: int
+    block_bytes: int
+    prefill_tokens_per_s: float | None  # None: nothing was computed yet, and a first prompt is slow
+    transport: str
+    link_bytes_per_s: float
+
+    def fetch_s(self, blocks: int) -> float:
+        fixed_s = FIXED_S.get(self.transport, max(FIXED_S.values()))
+        return fixed_s + blocks * self.block_bytes / self.link_bytes_per_s
+
+    def compute_s(self, blocks: int) -> float | None:
+        rate = self.prefill_tokens_per_s
+        return None if rate is None else blocks * self.block_tokens / rate
+
+    def favour_fetching(self, blocks: int) -> bool:
+        """Whether that many blocks are fetched sooner than computed."""
+        compute_s = self.compute_s(blocks)
+        return compute_s is None or self.fetch_s(blocks) < compute_s
+
+
+logger = logging.getLogger(__name__)
+AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHint:
+    """Where the router believes more of a prompt's blocks to be."""
+
+    endpoint: str
+    transfer_id: bytes
+    blocks: int  # of the prompt, from its first on
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The result of a fetch, which may be nothing."""
+
+    duration_ms: float
+    tokens: int = 0  # put into the prefix cache
+    bytes: int = 0
+    transport: str = ""
+
+
+NOTHING_FETCHED = Fetched(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    block_tokens: int
+    block_bytes: int
+    timeout_s: float  # longest that a prompt waits
+    always: bool = False  # also where computing seems cheaper
+
+
+class PrefixFetcher:
+    """Lives on the event loop."""
+
+    def __init__(self, loop: PrefillLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
+        self._loop = loop
+        self._peers = peers
+        self._reader = TransferReader(peers)
+        self._rate = rate
+        self._options = options
+        self._pulls: set[asyncio.Task[Pull]] = set()
+        self._avoided_until: dict[str, float] = {}  # by endpoint, monotonic seconds
+
+    @property
+    def links(self) -> tuple[PeerLink, ...]:
+        return self._peers.links
+
+    @property
+    def integrity(self) -> Integrity:
+        return self._reader.integrity
+
+    async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
+        """Fetches the blocks of `hashes` that are missing here, those that the prompt could take from the cache.
+
+        Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
+        be cancelled.
+        """
+        began = time.monotonic()
+        if self._avoided_until.get(hint.endpoint, began) > began:
+            return NOTHING_FETCHED
+        tokens, pull = 0, None
+        try:
+            landing = await self._take_pages(hint.endpoint, hashes[: hint.blocks])
+            if landing is not None:
+                cached_blocks = landing.cached_blocks
+                pull = await self._pull(hint, landing)
+                tokens = max(0, pull.blocks - cached_blocks) * self._options.block_tokens
+        except TimeoutError:
+            self._avoid(hint.endpoint, f"it took longer than {self._options.timeout_s:g} s")
+        except (PeerFailed, TransferFailed, EngineStopped) as error:
+            self._avoid(hint.endpoint, str(error))
+        duration_ms = (time.monotonic() - began) * 1e3
+        if pull is None or tokens == 0:
+            return Fetched(duration_ms)
+        return Fetched(duration_ms, tokens, pull.bytes, pull.transport)
+
+    async def close(self) -> None:
+        """Waits for the copies that are under way, bounded by the transports."""
+        for pull in self._pulls:
+            pull.cancel()
+        await asyncio.gather(*self._pulls, return_exceptions=True)
+        await self._reader.close()
+
+    async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> Landing | None:
+        """Pages for the missing blocks, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
+        async with asyncio.timeout(self._options.timeout_s):
+            peer = await self._peers.borrow(endpoint)  # pairs with it, the first time
+        self._peers.give_back(peer)
+        asked = self._loop.land(hashes, self._worthwhile(peer.transport.name, peer.rate.gb_per_s * 1e9))
+        try:
+            return await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._give_back)  # the engine may have taken them already
+            raise
+
+    def _worthwhile(self, transport: str, link_bytes_per_s: float) -> Callable[[int], bool]:
+        options, rate = self._options, self._rate.tokens_per_s
+        costs = FetchCosts(options.block_tokens, options.block_bytes, rate, transport, link_bytes_per_s)
+        return lambda blocks: options.always or costs.favour_fetching(blocks)
+
+    def _give_back(self, asked: "Future[Landing | None]") -> None:
+        landing = None if asked.cancelled() or asked.exception() else asked.result()
+        if landing is not None:
+            self._loop.landed(landing, 0)
+
+    async def _pull(self, hint: FetchHint, landing: Landing) -> Pull:
+        """Raises: TransferFailed, TimeoutError. The pages go back when the copy has ended, if later, then later."""
+        pulling = self._reader.pull(hint.endpoint, hint.transfer_id, landing, landing.hashes)
+        pull = asyncio.create_task(pulling, name="fetch")
+        self._pulls.add(pull)
+        pull.add_done_callback(partial(self._on_pulled, landing))
+        try:
+            await asyncio.wait({pull}, timeout=self._options.timeout_s)
+        finally:
+            if not pull.done():
+                pull.cancel()
+        if not pull.done():
+            raise TimeoutError
+        return pull.result()
+
+    def _on_pulled(self, landing: Landing, pull: "asyncio.Task[Pull]") -> None:
+        """However it ended, no copy runs any more. Called before its waiter continues."""
+        self._pulls.discard(pull)
+        valid = not pull.cancelled() and pull.exception() is None
+        self._loop.landed(landing, pull.result().blocks if valid else 0)
+
+    def _avoid(self, endpoint: str, why: str) -> None:
+        logger.info("fetching a prefix from %s failed, it is computed instead: %s", endpoint, why)
+        now = time.monotonic()
+        self._avoided_until = {other: until for other, until in self._avoided_until.items() if until > now}
+        self._avoided_until[endpoint] = now + AVOIDED_S

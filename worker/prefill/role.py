@@ -1,0 +1,99 @@
+"""Puts the prefill role together: engine, transfers that others read, blocks fetched from others, sessions."""
+
+from baton.engine.kv_cache.memory import LargestStep
+from baton.engine.prepare import PreparedModel
+from baton.engine.runner.runner import Runner
+from baton.engine.runner.sharing import DeviceShare
+from baton.engine.runner.thread_preparation import thread_preparation
+from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.kvtransfer.puller import PullThread
+from baton.kvtransfer.source import SourceTable
+from baton.protos import session_pb2
+from baton.service.registry.worker_record import WorkerRole
+from baton.worker.cores import gpu_id, mark_busy, spare_cores
+from baton.worker.host import EngineHost
+from baton.worker.prefill.config import PrefillConfig
+from baton.worker.prefill.fetch import FetchOptions, PrefixFetcher
+from baton.worker.prefill.loop import PrefillLoop, ProgressHandler
+from baton.worker.prefill.service import PrefillService
+from baton.worker.process import PROMPTS_AT_ONCE, run_worker
+from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, worker_info
+from baton.worker.transfer.pool import TransferOptions, make_host
+from baton.worker.transfer.source import TransferSource
+
+
+class PrefillWorker(RoleWorker):
+    """Computes prompts and keeps their KV until decode workers have read it."""
+
+    role = WorkerRole.PREFILL
+
+    def __init__(
+        self, config: PrefillConfig, prepared: PreparedModel, epoch: int, host: EngineHost | None = None
+    ) -> None:
+        """`host`: with whose weights and pool; it stays its owner's."""
+        self._config = config
+        owned = host or EngineHost(config, prepared, transfer_options(config), nice=config.nice)
+        memory = owned.memory
+        info = worker_info(config, prepared, session_pb2.ROLE_PREFILL, memory.description.pool_id)
+        self.service = PrefillService(info, epoch, config.session_grace_s)
+        transfers = TransferSource(
+            SourceTable(config.lease_s, config.park_s, TOMBSTONE_S),
+            memory.description,
+            memory.storage,
+            self.service.on_transfer_ended,
+            make_host(memory),
+            self._hear,
+            config.checksum_share,
+        )
+        pulls = PullThread(config.transfer_cores)
+        super().__init__(config, prepared, owned, self.service, transfers, pulls, config.chunk_file, host is None)
+        self._gpu = gpu_id(prepared.options.device)
+        self._loop: PrefillLoop | None = None
+        self._fetcher: PrefixFetcher | None = None
+
+    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> PrefillLoop:
+        config, device = self._config, self._prepared.options.device
+        tail_tokens = config.tail_tokens if device.type == "cpu" else 0
+        scheduler = PrefillScheduler(self._host.blocks, config.block_size, config.chunk_tokens, tail_tokens)
+        spare, warm = spare_cores(config), self._host.used
+        ready = thread_preparation(config.cores, device, runner, config.nice, warm=warm, spare=spare)
+        share = DeviceShare(config.chunk_tokens, config.decode_slow_down)
+        on_progress: ProgressHandler = self.service.on_progress
+        if self._steps is not None:
+            on_progress = self._steps.recording(on_progress, lambda progress: len(progress.first or ()))
+        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config)
+        self._loop = PrefillLoop(runner, scheduler, on_progress, on_fault, ready, share, on_cache, on_busy)
+        return self._loop
+
+    def _attach(self) -> None:
+        assert self._loop is not None
+        self._fetcher = self._make_fetcher(self._loop)
+        self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)
+        self._transfers.attach(self._loop)
+
+    def _make_fetcher(self, loop: PrefillLoop) -> PrefixFetcher | None:
+        config = self._config
+        if config.fetch == "never":
+            return None
+        options = FetchOptions(
+            config.block_size, self._prepared.layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
+        )
+        return PrefixFetcher(loop, self._peers, self.service.rate, options)
+
+    def _hear(self, gpu: str, slow_down: float) -> None:
+        if self._loop is not None and gpu == self._gpu:
+            self._loop.hear(slow_down)
+
+    async def _end_pulls(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
+
+
+def transfer_options(config: PrefillConfig) -> TransferOptions:
+    return TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
+
+
+def main(config: PrefillConfig) -> int:
+    """Returns the exit code: 2 for an error that a restart would not fix."""
+    step = LargestStep(config.chunk_tokens, min(config.chunk_tokens, PROMPTS_AT_ONCE))
+    return run_worker(config, step, lambda prepared, epoch: PrefillWorker(config, prepared, epoch), config.nice)

@@ -1,0 +1,53 @@
+"""A worker's process, whatever its role: prepares the model, takes an epoch, serves until a signal."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.memory import LargestStep
+from baton.engine.parallel.collectives import RankLost
+from baton.engine.prepare import PreparedModel
+from baton.service.affinity import pin_process, stand_back
+from baton.service.serving.server import run, serve
+from baton.service.telemetry.logs import configure_logging
+from baton.service.worker_config import WorkerConfig
+from baton.service.worker_process import Worker, WorkerProcess, take_worker_epoch
+from baton.worker.model import prepare
+
+logger = logging.getLogger(__name__)
+LOST, WRONG_CONFIGURATION = 1, 2
+SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
+PROMPTS_AT_ONCE = 64  # that end in one step, where memory is measured
+MakeWorker = Callable[[PreparedModel, int], Worker]
+"""From the prepared model and the epoch to the worker."""
+
+
+def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int = 0) -> int:
+    """The exit code: 2 for an error that a restart would not fix. `nice`: how far the whole process stands back."""
+    configure_logging(config.worker_id, config.log_format, config.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if config.cores is not None:
+        # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
+        pin_process(config.cores | (config.transfer_cores or frozenset()))
+    if nice:
+        stand_back(nice)
+    try:
+        return run(_serve(config, step, make_worker, nice))
+    except ModelError as error:
+        logger.critical("%s", error)
+        return WRONG_CONFIGURATION
+    except RankLost as error:
+        logger.critical("%s", error)
+        return LOST
+
+
+async def _serve(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int) -> int:
+    prepared = await asyncio.to_thread(prepare, config, step, nice)
+    logger.info("%s", prepared)
+    epoch = await take_worker_epoch(config)
+    worker = make_worker(prepared, epoch)
+    process = WorkerProcess(config, worker, epoch)
+    worker.on_role = process.announce
+    return await serve(process, grace_s=config.drain_s, stall_s=config.stall_s)

@@ -1,0 +1,185 @@
+"""One role of a worker process: what prefill and decode have alike of servers, transfers, start and stop."""
+
+import asyncio
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from baton.engine.prepare import PreparedModel
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.runner import Runner
+from baton.kvtransfer.puller import PullThread
+from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
+from baton.service.registry.worker_record import WorkerRole
+from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.service.serving.server import Listener
+from baton.service.worker_config import WorkerConfig
+from baton.service.worker_process import end_on_error
+from baton.worker.drain import Drain, Draining
+from baton.worker.host import EngineHost
+from baton.worker.model import describe_adapters
+from baton.worker.step_file import StepFile
+from baton.worker.transfer.peers import Peers
+from baton.worker.transfer.source import TransferSource
+
+logger = logging.getLogger(__name__)
+FaultHandler = Callable[[BaseException], None]
+STOP_TIMEOUT_S = 5.0
+TOMBSTONE_S = 60.0  # longer than any command of a request or a fetch may trail behind
+SERVICE_NAMES = (
+    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
+    kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
+)
+
+
+class ServedWorker(ABC):
+    """Base of the workers that `service.worker_process` runs."""
+
+    on_role: Callable[[int], None] = staticmethod(lambda epoch: None)
+    """Called with its epoch when another role serves."""
+
+    def __init__(self, config: WorkerConfig, prepared: PreparedModel) -> None:
+        self._prepared = prepared
+        self._address = config
+
+    @abstractmethod
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicers of SERVICE_NAMES."""
+
+    @property
+    def listener(self) -> Listener:
+        config = self._address
+        options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self._prepared.fingerprint
+
+
+class RoleService(Draining, Protocol):
+    """The session servicer of a role."""
+
+    def breaks(self, on_fault: FaultHandler) -> FaultHandler: ...
+    async def close(self) -> None: ...
+
+
+class RoleWorker(ServedWorker):
+    """A `service.worker_process.Worker`: owns the engine's thread and both servicers, and the host unless given one."""
+
+    role: WorkerRole
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        prepared: PreparedModel,
+        host: EngineHost,
+        service: RoleService,
+        transfers: TransferSource,
+        pulls: PullThread,
+        step_file: Path | None,
+        owns_host: bool,
+    ) -> None:
+        super().__init__(config, prepared)
+        memory = host.memory
+        self._host, self._owns_host = host, owns_host
+        self._book = service
+        self.drain = Drain(service)
+        self._transfers = transfers
+        self._peers = Peers(
+            memory.description,
+            memory.storage,
+            pulls,
+            config.transport,
+            config.pair_timeout_s,
+            memory.groups,
+            memory.nixl,
+            config.internal_tls,
+        )
+        self._steps = None if step_file is None else StepFile(step_file)
+        self._running: EngineLoop[Any, Any] | None = None
+        self._sweep: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop[Any, Any]:
+        """The engine of this role, not started."""
+
+    @abstractmethod
+    def _attach(self) -> None:
+        """The engine is warm: requests may come."""
+
+    @abstractmethod
+    async def _end_pulls(self) -> None:
+        """Ends the copies from other workers that are under way."""
+
+    @property
+    def busy(self) -> bool:
+        return self.drain.busy
+
+    @property
+    def turns(self) -> int | None:
+        return None if self._running is None else self._running.turns
+
+    def register(self, server: grpc.aio.Server) -> None:
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self._book, server)
+        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
+
+    async def start(self, on_fault: FaultHandler) -> None:
+        on_fault = self._book.breaks(on_fault)
+        runner = await self._host.load(on_fault)
+        self._running = loop = self._make_loop(runner, on_fault)
+        await loop.start()
+        self._attach()
+        self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
+        end_on_error(self._sweep, on_fault)
+
+    def report(self) -> None:
+        self._book.report()
+
+    def begin_drain(self) -> None:
+        self.drain.begin()
+
+    async def stop(self) -> None:
+        """Sessions first, whose requests go with them; then copies and links; the engine and its memory last."""
+        await self._book.close()
+        self._transfers.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        await self._end_pulls()
+        await self._peers.close()
+        await self._transfers.end_groups()
+        if self._running is not None and not await asyncio.to_thread(self._running.stop, STOP_TIMEOUT_S):
+            logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
+        if self._steps is not None:
+            self._steps.close()
+        if self._owns_host:
+            await self._host.close()
+
+
+def worker_info(
+    config: WorkerConfig, prepared: PreparedModel, role: "session_pb2.Role", pool_id: bytes, total_slots: int = 0
+) -> session_pb2.WorkerInfo:
+    """The worker as it introduces itself to routers. `total_slots`: 0 for a role without a batch of answers."""
+    return session_pb2.WorkerInfo(
+        worker_id=config.worker_id,
+        role=role,
+        pid=os.getpid(),
+        fingerprint=prepared.fingerprint,
+        model=session_pb2.ModelInfo(
+            name=config.model_name,
+            path=str(config.model.resolve()),
+            max_model_len=prepared.max_model_len,
+            vocab_size=prepared.config.vocab_size,
+            dtype=prepared.dtype_name,
+            block_size=config.block_size,
+        ),
+        total_blocks=prepared.total_blocks,
+        adapters=describe_adapters(config.adapter),
+        pool_id=pool_id,
+        total_slots=total_slots,
+    )

@@ -1,0 +1,1 @@
+"""KV transfers on the wire: Protobuf stops here."""

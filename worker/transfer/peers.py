@@ -1,0 +1,274 @@
+"""The workers that this one reads KV from: pairs once with each, and keeps the fastest way to it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+import grpc
+import torch
+
+from baton.kvtransfer.checksum import BlockChecksum, Checksums
+from baton.kvtransfer.cuda_ipc import CudaDevice, cuda_ipc_transport
+from baton.kvtransfer.description import (
+    PoolDescription,
+    TransportChoice,
+    TransportName,
+    check_compatible,
+    possible_ways,
+)
+from baton.kvtransfer.nixl_memory import NixlAgent, NixlTransport
+from baton.kvtransfer.process_group import GroupOptions
+from baton.kvtransfer.puller import CopyResult, PullThread
+from baton.kvtransfer.shared_memory import SharedMemoryTransport, open_peer
+from baton.kvtransfer.slices import Storage, parts_of
+from baton.kvtransfer.stream import StreamTransport
+from baton.kvtransfer.transport import (
+    BlockPair,
+    CopyBroken,
+    LinkBroken,
+    LinkRate,
+    PeerUnreachable,
+    TransferError,
+    Transport,
+)
+from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.service.security.tls import InternalTls, open_async_channel, open_channel
+from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from baton.worker.transfer.process_groups import join_group
+from baton.worker.transfer.wire import description_from_wire, description_to_wire
+
+logger = logging.getLogger(__name__)
+PROBE_BYTES = 8 << 20
+READ_TIMEOUT_S = 10.0
+
+
+class PeerFailed(Exception):
+    """The other worker cannot be paired with, or blocks cannot be copied from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLink:
+    """A link to another worker, as `baton status` shows it."""
+
+    endpoint: str
+    transport: str
+    gb_per_s: float
+    fallback: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    transport: Transport
+    fallback: str  # why no faster way was taken, where grpc was not asked for
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """Another worker, paired with. Its links are closed once it was forgotten and is no longer used."""
+
+    endpoint: str
+    stub: kv_transfer_pb2_grpc.KvTransferServiceStub
+    pool_id: bytes  # of the process that we paired with; its address may be another's by now
+    channel: grpc.aio.Channel
+    link: "GrpcLink"
+    transport: Transport
+    rate: LinkRate
+    fallback: str = ""  # why no faster way was taken; empty where the fastest was
+    users: int = 0
+    forgotten: bool = False
+
+
+class GrpcLink:
+    """Bytes of blocks by KvTransfer.Read, blocking: the pull thread has no event loop."""
+
+    def __init__(self, endpoint: str, tls: InternalTls | None = None) -> None:
+        self._channel = open_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, tls)
+        self.stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
+
+    def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
+        asked = kv_transfer_pb2.TransferRange(transfer_id=transfer_id, first_block=first_block, num_blocks=num_blocks)
+        yield from self._pieces(kv_transfer_pb2.ReadRequest(range=asked))
+
+    def probe(self, size_bytes: int) -> Iterator[bytes]:
+        yield from self._pieces(kv_transfer_pb2.ReadRequest(probe_bytes=size_bytes))
+
+    def _pieces(self, request: kv_transfer_pb2.ReadRequest) -> Iterator[bytes]:
+        try:
+            for response in self.stub.Read(request, timeout=READ_TIMEOUT_S):
+                yield response.data
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
+            raise CopyBroken(f"reading failed: {error}") from error
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Peers:
+    """Copies from any peer into `storage`, which `mine` describes."""
+
+    def __init__(
+        self,
+        mine: PoolDescription,
+        storage: Storage,
+        thread: PullThread,
+        choice: TransportChoice,
+        pair_timeout_s: float,
+        groups: GroupOptions | None = None,
+        nixl: NixlAgent | None = None,
+        tls: InternalTls | None = None,
+    ) -> None:
+        self._mine = mine
+        self._storage = storage
+        self._parts = parts_of(storage, mine.shape)
+        self._checksums = Checksums(storage, mine.shape)
+        self._thread = thread
+        self._choice = choice
+        self._pair_timeout_s = pair_timeout_s
+        self._groups = groups
+        self._nixl = nixl
+        self._tls = tls
+        self._pairings: dict[str, asyncio.Task[Peer]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def borrow(self, endpoint: str) -> Peer:
+        """The peer at `endpoint`, paired with at the first call; to be given back once. Raises: PeerFailed."""
+        while not self._closed:
+            pairing = self._pairings.get(endpoint)
+            if pairing is None:
+                pairing = self._pairings[endpoint] = asyncio.create_task(self._pair(endpoint))
+                pairing.add_done_callback(partial(self._on_paired, endpoint))
+            peer = await asyncio.shield(pairing)
+            if not peer.forgotten:
+                peer.users += 1
+                return peer
+        raise PeerFailed("this worker is stopping")
+
+    def give_back(self, peer: Peer) -> None:
+        peer.users -= 1
+        self._close_if_unused(peer)
+
+    def forget(self, peer: Peer) -> None:
+        """This peer has gone; the next process at its address is paired with anew."""
+        if peer.forgotten:
+            return
+        peer.forgotten = True
+        del self._pairings[peer.endpoint]
+        self._close_if_unused(peer)
+
+    async def copy(self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+        """Raises: PeerFailed. When cancelled, ends only after the copy has."""
+        try:
+            return await self._thread.copy(peer.transport, transfer_id, pairs)
+        except LinkBroken as error:
+            self.forget(peer)  # the next transfer pairs anew
+            raise PeerFailed(f"copying failed: {error}") from error
+        except TransferError as error:
+            raise PeerFailed(f"copying failed: {error}") from error
+
+    async def check(self, wanted: Sequence[BlockChecksum]) -> None:
+        """Compares blocks of our own pool with the wanted checksums. Raises: ChecksumDiffers."""
+        await self._thread.check(self._checksums, wanted)
+
+    @property
+    def links(self) -> tuple[PeerLink, ...]:
+        """Of those paired with now."""
+        pairings = [each for each in self._pairings.values() if each.done() and not each.cancelled()]
+        peers = [each.result() for each in pairings if each.exception() is None]
+        return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in peers)
+
+    async def close(self) -> None:
+        """Ends all copies that still run over a link."""
+        self._closed = True
+        for pairing in self._pairings.values():
+            pairing.cancel()
+        pairings = await asyncio.gather(*self._pairings.values(), return_exceptions=True)
+        await asyncio.gather(*(_close(peer) for peer in pairings if isinstance(peer, Peer)), *self._closing)
+        await asyncio.to_thread(self._thread.close)  # waits for the copy under way, whose link has just been closed
+
+    def _on_paired(self, endpoint: str, pairing: "asyncio.Task[Peer]") -> None:
+        """One that failed is not kept: the next request tries again."""
+        if pairing.cancelled() or pairing.exception() is not None:
+            del self._pairings[endpoint]
+
+    def _close_if_unused(self, peer: Peer) -> None:
+        if peer.forgotten and peer.users == 0:
+            task = asyncio.create_task(_close(peer))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _pair(self, endpoint: str) -> Peer:
+        """Raises: PeerFailed. On any failure, nothing of the peer stays open."""
+        try:
+            async with AsyncExitStack() as undo:
+                channel = open_async_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
+                undo.push_async_callback(channel.close)
+                link = GrpcLink(endpoint, self._tls)
+                undo.callback(link.close)
+                stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
+                source = await self._describe(stub)
+                check_compatible(self._mine, source)
+                chosen = await self._choose(endpoint, source, stub, link)
+                undo.callback(chosen.transport.close)
+                rate = await self._thread.measure(chosen.transport, PROBE_BYTES)
+                undo.pop_all()
+        except grpc.aio.AioRpcError as error:
+            raise PeerFailed(f"pairing with {endpoint} failed: {error.code().name} {error.details()}") from error
+        except TransferError as error:
+            raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
+        logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, rate.gb_per_s)
+        return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, rate, chosen.fallback)
+
+    async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
+        """The other side's description of its pool. Raises: AioRpcError, also where it will not pair with ours."""
+        reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
+        paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
+        return description_from_wire(paired.source)
+
+    async def _choose(
+        self, endpoint: str, source: PoolDescription, stub: kv_transfer_pb2_grpc.KvTransferServiceStub, link: GrpcLink
+    ) -> _Chosen:
+        """The fastest way that works. Never silently something slower. Raises: PeerUnreachable."""
+        ways = possible_ways(self._mine, source, self._parts[0].device.type, self._choice)
+        reasons = list(ways.reasons)
+        for name in ways.possible:
+            try:
+                transport = await self._open(name, source, stub, link)
+            except PeerUnreachable as error:
+                if self._choice != "auto":
+                    raise
+                reasons.append(f"{name}: {error}")
+                continue
+            slow = name == "grpc" and self._choice == "auto"
+            if slow:
+                logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, "; ".join(reasons))
+            return _Chosen(transport, "; ".join(reasons) if slow else "")
+        raise PeerUnreachable("; ".join(reasons))
+
+    async def _open(
+        self,
+        name: TransportName,
+        source: PoolDescription,
+        stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
+        link: GrpcLink,
+    ) -> Transport:
+        """Raises: PeerUnreachable."""
+        own = self._mine.shape
+        if name == "shared_memory" and source.shared_memory is not None and isinstance(self._storage, torch.Tensor):
+            return SharedMemoryTransport(open_peer(source.shared_memory), self._storage, source.shape, own)
+        if name == "cuda_ipc":
+            return cuda_ipc_transport(self._parts, own, source.device_memory, source.shape, CudaDevice)
+        if name == "nixl" and self._nixl is not None and source.nixl is not None:
+            return NixlTransport(self._nixl, source.nixl, source.shape, own)
+        if name in ("nccl", "gloo") and self._groups is not None:
+            return await join_group(stub, link.stub, self._mine, source, self._storage, self._groups)
+        return StreamTransport(link, self._storage, source.shape, own)
+
+
+async def _close(peer: Peer) -> None:
+    peer.transport.close()
+    await peer.channel.close()
+    peer.link.close()

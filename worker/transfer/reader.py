@@ -1,0 +1,360 @@
+"""The reading side of KV transfers on the wire: pulls blocks into pages that were taken for them.
+
+A block is certain once the source has confirmed, after it had landed, that it was pinned throughout. That stays true
+even if the source is lost, so that another attempt at the same prompt need not pull it again.
+
+A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
+source has confirmed that the blocks read did not change meanwhile. Cancelling a pull waits for the copy under way, so
+that its pages can be freed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import grpc
+
+from baton.engine.request import FirstToken
+from baton.kvtransfer.checksum import BlockChecksum
+from baton.kvtransfer.transport import BlockPair, ChecksumDiffers
+from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.worker.transfer.peers import Peer, PeerFailed, PeerLink, Peers
+from baton.worker.transfer.wire import first_token_from_wire
+
+CONFIRM_TIMEOUT_S = 2.0
+
+
+class TransferFailed(Exception):
+    """The KV could not be read, or the blocks read may not be used."""
+
+
+class BlocksCorrupt(TransferFailed):
+    """A checksum differs: the bytes read are not those that the source had. The source has been notified."""
+
+
+class PoolReplaced(TransferFailed):
+    """The process that we paired with is gone and another has its address: the mapped memory is not its pool."""
+
+
+class SourceLost(TransferFailed):
+    """The source does not answer any more. The blocks that it confirmed stay certain."""
+
+
+class Destination(Protocol):
+    """Pages of our own for the blocks of a transfer."""
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """In logical order. Only the pull writes them, and none reads those that are pulled before it has ended."""
+
+    @property
+    def cached_blocks(self) -> int:
+        """The first so many have their KV already: they are left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """The blocks that have landed, validated."""
+
+    first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
+    blocks: int  # how many the source had; those of the destination up to there have their KV
+    bytes: int
+    copy_ms: float
+    exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
+    late_ms: float  # from the first token's sampling to the Open: the request was waiting for pages
+    transport: str
+
+
+@dataclass(slots=True)
+class Certain:
+    """Of a pull that has not ended well: the first so many blocks of its destination may be used all the same."""
+
+    blocks: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of one pull: blocks seen and copied so far."""
+
+    opened: float  # monotonic seconds
+
+    source_blocks: list[int] = field(default_factory=list)  # physical, in logical order
+    landed_blocks: int = 0  # of those, copied, and their checksums compared where they came with any
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    last_watermark: float = 0.0  # when it arrived, monotonic seconds
+    round_trip_s: float = 0.0  # of the call that confirmed the copy
+    last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
+
+    def timings_ms(self, validated: float) -> tuple[float, float]:
+        """(exposed, late). The time that the first token waited before the Open is not the transfer's.
+
+        The last watermark's own way here cannot be timed across two clocks: it is taken as half of a round trip.
+        """
+        late_s = max(0.0, self.last_age_s - (self.last_watermark - self.opened))
+        exposed_s = validated - self.last_watermark + self.last_age_s - late_s + self.round_trip_s / 2
+        return exposed_s * 1e3, late_s * 1e3
+
+
+async def keep_confirming(
+    stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
+    transfer_id: bytes,
+    progress: Progress,
+    certain: Certain,
+    period_s: float,
+) -> None:
+    """Has the source confirm the landed blocks, each `period_s`, until cancelled or until the source denies it.
+
+    A pull that ends sooner costs no call: its end is confirmed by the call that closes it. Copies continue
+    meanwhile, but blocks that land after the call was sent are not in the answer.
+    """
+    request = kv_transfer_pb2.ConfirmRequest(transfer_id=transfer_id)
+    while True:
+        await asyncio.sleep(period_s)
+        landed_blocks = progress.landed_blocks
+        if landed_blocks <= certain.blocks:
+            continue
+        try:
+            response = await stub.Confirm(request, timeout=CONFIRM_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return  # the pull itself finds the error
+        if not response.pinned:
+            return
+        certain.blocks = landed_blocks
+
+
+logger = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 2.0
+CONFIRM_PERIOD_S = 0.1
+TAKEN_BACK = frozenset(
+    {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
+)
+"""The statuses of a source that still runs."""
+
+
+@dataclass(slots=True)
+class Integrity:
+    """Blocks whose checksum was compared, since the start."""
+
+    checked_blocks: int = 0
+    checksum_mismatches: int = 0  # of those
+
+
+class Arrival(NamedTuple):
+    message: kv_transfer_pb2.OpenResponse
+    at: float  # monotonic seconds
+
+
+class TransferReader:
+    """Pulls into the pool that `peers` was made for."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        gpu: str = "",
+        slow_down: Callable[[], float] = lambda: 0.0,
+        confirm_period_s: float | None = None,
+    ) -> None:
+        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources get both."""
+        self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
+        self._confirm_period_s = confirm_period_s or CONFIRM_PERIOD_S
+        self._closing: set[asyncio.Task[None]] = set()
+        self.integrity = Integrity()
+
+    @property
+    def links(self) -> tuple[PeerLink, ...]:
+        return self._peers.links
+
+    async def pull(
+        self,
+        endpoint: str,
+        transfer_id: bytes,
+        destination: Destination,
+        block_hashes: Sequence[bytes] = (),
+        certain: Certain | None = None,
+    ) -> Pull:
+        """Copies the blocks that `destination` lacks. Raises: TransferFailed.
+
+        With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
+        them, which may be empty. Otherwise all, of a prompt that the source computes; where the source is then lost, or
+        this is cancelled, `certain` has the blocks that are worth keeping.
+        """
+        request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes)
+        try:
+            try:
+                return await self._pull_once(endpoint, request, destination, certain)
+            except PoolReplaced:
+                _doubt(certain)  # they are written anew
+                return await self._pull_once(endpoint, request, destination, certain)
+        except SourceLost:
+            raise
+        except TransferFailed:
+            _doubt(certain)  # the source may have had a reason to take them back
+            raise
+
+    async def _pull_once(
+        self, endpoint: str, request: kv_transfer_pb2.OpenRequest, destination: Destination, certain: Certain | None
+    ) -> Pull:
+        try:
+            peer = await self._peers.borrow(endpoint)
+        except PeerFailed as error:
+            raise TransferFailed(str(error)) from error
+        progress = Progress(opened=time.monotonic())
+        confirmed = replaced = False
+        transfer_id, request.pool_id = request.transfer_id, peer.pool_id
+        stream = peer.stub.Open(request)
+        confirming: asyncio.Task[None] | None = None
+        if certain is not None:
+            asking = keep_confirming(peer.stub, transfer_id, progress, certain, self._confirm_period_s)
+            confirming = asyncio.create_task(asking, name="confirm")
+        try:
+            end = await self._follow(peer, stream, transfer_id, destination, progress)
+            if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
+                raise TransferFailed("the source ended the transfer before the prompt was complete")
+            asked = time.monotonic()
+            confirmed = await self._confirm(peer, transfer_id)
+            progress.round_trip_s = time.monotonic() - asked
+        except grpc.aio.AioRpcError as error:
+            replaced = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            if replaced or error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._peers.forget(peer)
+            if replaced:
+                raise PoolReplaced(f"another process now listens at {endpoint}") from error
+            kind = TransferFailed if error.code() in TAKEN_BACK else SourceLost
+            raise kind(f"the transfer from {endpoint} broke: {error.code().name} {error.details()}") from error
+        except PeerFailed as error:
+            raise SourceLost(str(error)) from error
+        finally:
+            if confirming is not None:
+                confirming.cancel()
+            stream.cancel()
+            if confirmed or replaced:
+                self._peers.give_back(peer)
+            else:
+                self._give_up(peer, transfer_id)
+        if not confirmed:
+            raise TransferFailed(f"the KV read from {endpoint} was stale")
+        exposed_ms, late_ms = progress.timings_ms(time.monotonic())
+        return Pull(
+            tuple(first_token_from_wire(first) for first in end.first_tokens),
+            len(progress.source_blocks),
+            progress.copied_bytes,
+            progress.copy_s * 1e3,
+            exposed_ms,
+            late_ms,
+            peer.transport.name,
+        )
+
+    async def close(self) -> None:
+        """Waits until the sources are notified of cancelled pulls; bounded by the timeout of that call."""
+        await asyncio.gather(*self._closing)
+
+    async def _follow(
+        self,
+        peer: Peer,
+        stream: AsyncIterator[kv_transfer_pb2.OpenResponse],
+        transfer_id: bytes,
+        destination: Destination,
+        progress: Progress,
+    ) -> kv_transfer_pb2.TransferEnd:
+        """Copies blocks as they are finished; returns with the last watermark's end once all of them are here."""
+        arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
+        # read ahead of the copies: a message that waited for one would look as if it had come late
+        reading = asyncio.create_task(_read(stream, arrivals))
+        try:
+            while (arrival := await arrivals.get()) is not None:
+                await self._copy_new(peer, transfer_id, destination, progress, arrival.message)
+                if arrival.message.HasField("end"):
+                    progress.last_watermark, progress.last_age_s = arrival.at, arrival.message.end.age_ms / 1e3
+                    return arrival.message.end
+            await reading  # raises the error that ended the stream
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        raise TransferFailed("the source closed before its last watermark")
+
+    async def _copy_new(
+        self,
+        peer: Peer,
+        transfer_id: bytes,
+        destination: Destination,
+        progress: Progress,
+        message: kv_transfer_pb2.OpenResponse,
+    ) -> None:
+        first_new = max(len(progress.source_blocks), destination.cached_blocks)
+        progress.source_blocks.extend(message.blocks)
+        if len(progress.source_blocks) > len(destination.blocks):
+            raise TransferFailed("the source offered more blocks than requested")
+        pairs = [
+            BlockPair(index, progress.source_blocks[index], destination.blocks[index])
+            for index in range(first_new, len(progress.source_blocks))
+        ]
+        if pairs:
+            copied = await self._peers.copy(peer, transfer_id, pairs)
+            progress.copied_bytes += copied.bytes
+            progress.copy_s += copied.seconds
+        wanted = [
+            BlockChecksum(destination.blocks[told.block], told.value)
+            for told in message.checksums
+            if first_new <= told.block < len(progress.source_blocks)
+        ]
+        if wanted:
+            await self._check(peer, transfer_id, wanted)
+        progress.landed_blocks = len(progress.source_blocks)
+
+    async def _check(self, peer: Peer, transfer_id: bytes, wanted: Sequence[BlockChecksum]) -> None:
+        """Compares the landed blocks with the source's checksums.
+
+        Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError.
+        """
+        self.integrity.checked_blocks += len(wanted)
+        try:
+            await self._peers.check(wanted)
+        except ChecksumDiffers as error:
+            request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, corrupt=True)
+            kept = (await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid
+            if not kept:
+                raise TransferFailed(f"the KV read from {peer.endpoint} was stale") from error
+            self.integrity.checksum_mismatches += 1
+            logger.error("the KV read from %s is corrupt: %s", peer.endpoint, error)
+            raise BlocksCorrupt(f"the KV read from {peer.endpoint} is corrupt: {error}") from error
+
+    async def _confirm(self, peer: Peer, transfer_id: bytes) -> bool:
+        """Everything was read; was it pinned throughout? The answer also unpins it."""
+        request = kv_transfer_pb2.CloseRequest(
+            transfer_id=transfer_id, complete=True, gpu=self._gpu, slow_down=self._slow_down()
+        )
+        return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
+
+    def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
+        """Notifies the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
+
+        async def close() -> None:
+            request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)
+            try:
+                await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                logger.info("cancelling a transfer at %s failed: %s", peer.endpoint, error.code().name)
+            finally:
+                self._peers.give_back(peer)
+
+        task = asyncio.get_running_loop().create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _doubt(certain: Certain | None) -> None:
+    if certain is not None:
+        certain.blocks = 0
+
+
+async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "asyncio.Queue[Arrival | None]") -> None:
+    """Notes when each message came; None is the end."""
+    try:
+        async for message in stream:
+            arrivals.put_nowait(Arrival(message, time.monotonic()))
+    finally:
+        arrivals.put_nowait(None)

@@ -1,0 +1,310 @@
+"""The source side of KV transfers on the wire: which blocks a reader may read, and how far.
+
+`kvtransfer.source` decides the state of a transfer; this file waits, answers and reads memory. A transfer is a
+prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,
+which are watched but not held, so that no reader ever takes room from the engine.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import Protocol
+
+import grpc
+
+from baton.engine.kv_cache.block_pool import Watch
+from baton.engine.request import FirstToken
+from baton.engine.runner.thread import EngineStopped
+from baton.kvtransfer.checksum import Checksums, SampledChecksums
+from baton.kvtransfer.description import PoolDescription, check_compatible
+from baton.kvtransfer.slices import Storage, parts_of
+from baton.kvtransfer.source import OpenVerdict, SourceTable
+from baton.kvtransfer.transport import PairingRefused
+from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from baton.worker.transfer.process_groups import GroupHost
+from baton.worker.transfer.wire import description_from_wire, description_to_wire, watermark_to_wire
+
+Owner = int | Watch
+"""The owner of a transfer's blocks: the request whose pages are pinned, or the watch on blocks of the cache."""
+
+
+class WatchedCache(Protocol):
+    def watch(self, hashes: Sequence[bytes]) -> "Future[Watch]":
+        """See `BlockPool.watch`. Raises, at once or by the future: EngineStopped."""
+
+    def unwatch(self, watch: Watch) -> None: ...
+
+    def distrust(self, blocks: Sequence[int]) -> None:
+        """These blocks cannot be found again, nor can blocks that were computed from them."""
+
+
+def is_overwritten(owner: Owner | None) -> bool:
+    """Whether some of the blocks read were given away meanwhile; pinned blocks never are."""
+    return isinstance(owner, Watch) and owner.broken
+
+
+logger = logging.getLogger(__name__)
+SWEEP_PERIOD_S = 0.25
+MESSAGE_BYTES = 1 << 20
+MAX_PROBE_BYTES = 64 << 20
+TRANSFER_ID_BYTES = 16
+STOPPING_RETRY_S = 0.5
+
+
+class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
+    """Serves KvTransferService over the pool in `storage`.
+
+    `on_ended` is called with the request whose pages have no readers any more; a worker that announces none needs none.
+    `on_slow_down` is called with a reader's GPU, and how many times as long its decode steps take as at their best.
+    Readers receive the checksums of a `checksum_share` of blocks, as these are when they become readable.
+    Lives on the event loop.
+    """
+
+    def __init__(
+        self,
+        table: SourceTable[Owner, FirstToken],
+        description: PoolDescription,
+        storage: Storage,
+        on_ended: Callable[[int], None] | None = None,
+        groups: GroupHost | None = None,
+        on_slow_down: Callable[[str, float], None] = lambda gpu, slow_down: None,
+        checksum_share: float = 0.0,
+    ) -> None:
+        self._table = table
+        self._description = description
+        shape = description.shape
+        self._parts = [part.view(shape.num_blocks, -1) for part in parts_of(storage, shape)]
+        self._checksums = SampledChecksums(Checksums(storage, shape), checksum_share)
+        self._on_ended = on_ended
+        self._on_slow_down = on_slow_down
+        self._groups = groups
+        self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
+        self._cache: WatchedCache | None = None
+        self._closed = False
+
+    def attach(self, cache: WatchedCache) -> None:
+        """From now on blocks may be asked for by hash: the engine has loaded."""
+        self._cache = cache
+
+    def announce(self, transfer_id: bytes, request_id: int) -> bool:
+        """A prompt has arrived. False if its reader has given up already."""
+        announced = self._table.announce(transfer_id, request_id, time.monotonic())
+        self._wake(transfer_id)
+        return announced
+
+    def advance(self, transfer_id: bytes, blocks: Sequence[int], first: Sequence[FirstToken] | None) -> None:
+        """Blocks have become readable; with `first`, they were the last. Raises: UnknownTransfer."""
+        now = time.monotonic()
+        self._table.advance(transfer_id, blocks, now, self._checksums.of(blocks))
+        if first is not None:
+            self._table.finish(transfer_id, first, now)
+        self._wake(transfer_id)
+
+    def drop(self, transfer_id: bytes) -> None:
+        """The prompt is gone: its reader must not use the blocks that it has read."""
+        self._table.drop(transfer_id, time.monotonic())
+        self._wake(transfer_id)
+
+    def close(self) -> None:
+        """The worker stops: readers that still follow a transfer are notified that it is gone."""
+        self._closed = True
+        for changed in self._changes.values():
+            changed.set()
+
+    async def end_groups(self) -> None:
+        """After `close`; bounded by the groups' timeout."""
+        if self._groups is not None:
+            await self._groups.close()
+
+    async def sweep(self) -> None:
+        """Ends transfers that have waited too long, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            for owner in self._table.expired(time.monotonic()):
+                self._release(owner)
+            for changed in self._changes.values():
+                changed.set()  # a parked reader whose time is up finds out
+
+    async def Pair(
+        self,
+        request: kv_transfer_pb2.PairRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.PairRequest, kv_transfer_pb2.PairResponse]",
+    ) -> kv_transfer_pb2.PairResponse:
+        try:
+            check_compatible(self._description, description_from_wire(request.reader))
+        except PairingRefused as refused:
+            raise FailedPrecondition(f"reader.{refused.field}", str(refused)) from refused
+        return kv_transfer_pb2.PairResponse(source=description_to_wire(self._description))
+
+    async def Open(
+        self,
+        request: kv_transfer_pb2.OpenRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.OpenRequest, kv_transfer_pb2.OpenResponse]",
+    ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
+        """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
+
+        With `block_hashes` one watermark reports how many of them are here.
+        """
+        transfer_id = request.transfer_id
+        if len(transfer_id) != TRANSFER_ID_BYTES:
+            raise InvalidArgument("transfer_id", f"must be {TRANSFER_ID_BYTES} bytes")
+        if request.pool_id != self._description.pool_id:
+            raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
+        if self._closed:
+            raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S)
+        if request.block_hashes:
+            await self._announce_cached(transfer_id, request.block_hashes)
+        if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
+            raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
+        changed = self._changes[transfer_id] = asyncio.Event()
+        sent_blocks, finished = 0, False
+        try:
+            while not self._closed and not (state := self._table.snapshot(transfer_id)).dropped:
+                changed.clear()
+                if state.watermark_blocks > sent_blocks or (state.finished and not finished):
+                    yield watermark_to_wire(state, sent_blocks, time.monotonic())
+                    sent_blocks, finished = state.watermark_blocks, state.finished
+                await changed.wait()  # also after the last watermark: an open stream keeps the lease
+        finally:
+            del self._changes[transfer_id]
+            self._table.reader_lost(transfer_id, time.monotonic())
+        if not finished:
+            raise NotFound("transfer", "that id")
+
+    async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes]) -> None:
+        """Makes a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
+        if self._cache is None:
+            raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
+        if len(hashes) > self._description.num_blocks:
+            raise InvalidArgument("block_hashes", f"at most {self._description.num_blocks}")
+        try:
+            asked = self._cache.watch(hashes)
+            watch = await asyncio.wrap_future(asked)
+        except EngineStopped as error:
+            raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S) from error
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._unwatch_result)
+            raise
+        now = time.monotonic()
+        if not self._table.announce(transfer_id, watch, now):
+            self._release(watch)
+            raise NotFound("transfer", "that id")
+        self._table.advance(transfer_id, watch.blocks, now, self._checksums.of(watch.blocks))
+        self._table.finish(transfer_id, (), now)
+
+    def _unwatch_result(self, asked: "Future[Watch]") -> None:
+        """The reader has gone while the engine was asked, which may have been too late to stop it."""
+        if not asked.cancelled() and asked.exception() is None:
+            self._release(asked.result())
+
+    def _release(self, owner: Owner) -> None:
+        if isinstance(owner, Watch):
+            if self._cache is not None:
+                self._cache.unwatch(owner)
+        elif self._on_ended is not None:
+            self._on_ended(owner)
+
+    async def Read(
+        self,
+        request: kv_transfer_pb2.ReadRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.ReadRequest, kv_transfer_pb2.ReadResponse]",
+    ) -> AsyncIterator[kv_transfer_pb2.ReadResponse]:
+        if request.WhichOneof("what") == "probe_bytes":
+            if request.probe_bytes > MAX_PROBE_BYTES:
+                raise InvalidArgument("probe_bytes", f"at most {MAX_PROBE_BYTES}")
+            for size in _pieces(request.probe_bytes):
+                yield kv_transfer_pb2.ReadResponse(data=bytes(size))
+            return
+        asked = request.range
+        for block in self._readable(asked.transfer_id, range(asked.first_block, asked.first_block + asked.num_blocks)):
+            for part in self._parts:  # each has some of its heads
+                for piece in part[block].split(MESSAGE_BYTES):
+                    yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
+
+    def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
+        """Where logical blocks lie, those that are complete."""
+        state = self._table.snapshot(transfer_id)
+        if state.dropped:
+            raise NotFound("transfer", "that id")
+        if wanted and max(wanted) >= len(state.blocks):
+            raise InvalidArgument("range", f"ends at block {max(wanted) + 1}, the watermark is {len(state.blocks)}")
+        return [state.blocks[logical] for logical in wanted]
+
+    async def Join(
+        self,
+        request: kv_transfer_pb2.JoinRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.JoinRequest, kv_transfer_pb2.JoinResponse]",
+    ) -> AsyncIterator[kv_transfer_pb2.JoinResponse]:
+        responses = self._host.join(request)
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    async def Store(
+        self,
+        request: kv_transfer_pb2.StoreRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.StoreRequest, kv_transfer_pb2.StoreResponse]",
+    ) -> kv_transfer_pb2.StoreResponse:
+        return await self._host.store(request)
+
+    async def Send(
+        self,
+        request: kv_transfer_pb2.SendRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.SendRequest, kv_transfer_pb2.SendResponse]",
+    ) -> kv_transfer_pb2.SendResponse:
+        if request.WhichOneof("what") == "probe_messages":
+            self._host.probe(request.group_id, request.first_sequence, request.probe_messages)
+        else:
+            blocks = self._readable(request.blocks.transfer_id, request.blocks.blocks)
+            self._host.send(request.group_id, request.first_sequence, blocks)
+        return kv_transfer_pb2.SendResponse()
+
+    @property
+    def _host(self) -> GroupHost:
+        if self._groups is None:
+            raise FailedPrecondition("backend", "no process group is offered here")
+        return self._groups
+
+    async def Close(
+        self,
+        request: kv_transfer_pb2.CloseRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.CloseRequest, kv_transfer_pb2.CloseResponse]",
+    ) -> kv_transfer_pb2.CloseResponse:
+        if request.gpu and request.slow_down:
+            self._on_slow_down(request.gpu, request.slow_down)
+        blocks = self._table.snapshot(request.transfer_id).blocks
+        verdict = self._table.close(request.transfer_id, request.complete, time.monotonic())
+        overwritten = is_overwritten(verdict.owner)
+        valid = verdict.valid and not overwritten
+        if request.corrupt:
+            valid = verdict.owner is not None and not overwritten  # else the blocks read were stale, which explains it
+            if valid and self._cache is not None:
+                logger.error("a reader's checksum differs: %d blocks are not offered again", len(blocks))
+                self._cache.distrust(blocks)
+        if verdict.owner is not None:
+            self._release(verdict.owner)
+        self._wake(request.transfer_id)
+        return kv_transfer_pb2.CloseResponse(valid=valid)
+
+    async def Confirm(
+        self,
+        request: kv_transfer_pb2.ConfirmRequest,
+        context: "grpc.aio.ServicerContext[kv_transfer_pb2.ConfirmRequest, kv_transfer_pb2.ConfirmResponse]",
+    ) -> kv_transfer_pb2.ConfirmResponse:
+        verdict = self._table.confirm(request.transfer_id)
+        return kv_transfer_pb2.ConfirmResponse(pinned=verdict.valid and not is_overwritten(verdict.owner))
+
+    def _wake(self, transfer_id: bytes) -> None:
+        changed = self._changes.get(transfer_id)
+        if changed is not None:
+            changed.set()
+
+
+def _pieces(size_bytes: int) -> Iterator[int]:
+    while size_bytes > 0:
+        yield min(size_bytes, MESSAGE_BYTES)
+        size_bytes -= MESSAGE_BYTES

@@ -1,0 +1,99 @@
+"""Values of a KV transfer as its messages have them, and back."""
+
+from baton.engine.plan import TokenLogprob
+from baton.engine.request import EndReason, FirstToken
+from baton.kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
+from baton.kvtransfer.source import SourceState
+from baton.protos import kv_transfer_pb2
+
+
+def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDescription:
+    handle = description.shared_memory
+    shared_memory = (
+        None
+        if handle is None
+        else kv_transfer_pb2.SharedMemoryHandle(
+            pid=handle.pid, fd=handle.fd, inode=handle.inode, size_bytes=handle.size_bytes
+        )
+    )
+    return kv_transfer_pb2.PoolDescription(
+        fingerprint=description.fingerprint,
+        block_bytes=description.block_bytes,
+        num_blocks=description.num_blocks,
+        host_id=description.host_id,
+        pool_id=description.pool_id,
+        shared_memory=shared_memory,
+        device_memory=[
+            kv_transfer_pb2.DeviceMemoryHandle(
+                handle=part.handle, offset_bytes=part.offset_bytes, size_bytes=part.size_bytes
+            )
+            for part in description.device_memory
+        ],
+        group_backend=description.group_backend,
+        parts=description.parts,
+        rows=description.rows,
+        nixl=_nixl_to_wire(description.nixl),
+    )
+
+
+def _nixl_to_wire(nixl: NixlHandle | None) -> kv_transfer_pb2.NixlHandle | None:
+    if nixl is None:
+        return None
+    return kv_transfer_pb2.NixlHandle(
+        metadata=nixl.metadata, address=nixl.address, device=nixl.device, memory=nixl.memory
+    )
+
+
+def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescription:
+    handle = wire.shared_memory
+    shared_memory = SharedMemoryHandle(handle.pid, handle.fd, handle.inode, handle.size_bytes)
+    return PoolDescription(
+        wire.fingerprint,
+        wire.block_bytes,
+        wire.num_blocks,
+        wire.host_id,
+        wire.pool_id,
+        shared_memory if wire.HasField("shared_memory") else None,
+        tuple(DeviceMemoryHandle(part.handle, part.offset_bytes, part.size_bytes) for part in wire.device_memory),
+        wire.group_backend,
+        wire.parts or 1,
+        wire.rows or 1,
+        NixlHandle(wire.nixl.metadata, wire.nixl.address, wire.nixl.device, wire.nixl.memory)
+        if wire.HasField("nixl")
+        else None,
+    )
+
+
+def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:
+    """The news since the first `sent_blocks`, at `now` (monotonic seconds)."""
+    told = kv_transfer_pb2.OpenResponse(
+        watermark_blocks=len(state.blocks),
+        blocks=state.blocks[sent_blocks:],
+        checksums=[
+            kv_transfer_pb2.BlockChecksum(block=logical, value=value)
+            for logical, value in state.checksums
+            if logical >= sent_blocks
+        ],
+    )
+    if state.first_tokens is not None:
+        told.end.first_tokens.extend(map(first_token_to_wire, state.first_tokens))
+        told.end.age_ms = 0.0 if state.finished_at is None else (now - state.finished_at) * 1e3
+        told.end.SetInParent()
+    return told
+
+
+def first_token_to_wire(first: FirstToken) -> kv_transfer_pb2.FirstToken:
+    return kv_transfer_pb2.FirstToken(
+        choice=first.choice,
+        token_id=first.token_id,
+        ended=first.end is not None,
+        logprob=first.logprob,
+        top_token_ids=[token.token_id for token in first.top],
+        top_logprobs=[token.logprob for token in first.top],
+    )
+
+
+def first_token_from_wire(first: kv_transfer_pb2.FirstToken) -> FirstToken:
+    """Why a choice ended is the router's to know; here it matters only that it did."""
+    top = tuple(TokenLogprob(*token) for token in zip(first.top_token_ids, first.top_logprobs, strict=False))
+    return FirstToken(first.choice, first.token_id, first.logprob, EndReason.STOP if first.ended else None, top)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from baton import child_environment
 from baton.benchmarks.peers.known import Form, Peer, Precision, conversion_command, converted_path
 from baton.launch.paths import ROOT
 
@@ -59,7 +60,7 @@ class PeerProcess:
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     cwd=ROOT,
-                    env={**os.environ, **environment},
+                    env={**child_environment(), **environment},
                     start_new_session=True,
                 )
             except OSError as error:
@@ -164,7 +165,7 @@ def _converted(peer: Peer, precision: Precision, python: str, room: Room, note: 
     partial = output.with_name(f"partial-{output.name}")
     note(f"converting {room.checkpoint.name} for {peer.name} {precision}")
     command = conversion_command(peer, precision, python, room.checkpoint, partial)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {**child_environment(), "HF_HUB_OFFLINE": "1"}
     try:
         subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=CONVERSION_S)
     except subprocess.CalledProcessError as error:

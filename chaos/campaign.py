@@ -1,6 +1,6 @@
 """Carries out a plan of faults on a running stack, and notes which processes serve meanwhile.
 
-A fault that finds nothing to break is told as not made and comes again later, a few times, on whatever is in use then.
+A fault that finds nothing to break is reported as not made. It comes again later, a few times, on what is in use then.
 """
 
 import asyncio
@@ -72,10 +72,10 @@ class Soundness(Background):
         while True:
             began_s = time.monotonic()
             statuses = await stack.statuses()
-            told = {router.name: status for router, status in zip(stack.routers, statuses, strict=True)}
+            statuses_by_router = {router.name: status for router, status in zip(stack.routers, statuses, strict=True)}
             running = [name for name in stack.places if stack.life(name) is not None]
             async with self._looked:
-                self.unsound, self._began_s = unsound(stack.redis, told, stack.workers, running), began_s
+                self.unsound, self._began_s = unsound(stack.redis, statuses_by_router, stack.workers, running), began_s
                 self._looked.notify_all()
             await asyncio.sleep(PERIOD_S)
 
@@ -99,7 +99,7 @@ class Unmade:
 
 @dataclass
 class Campaign:
-    """`began_s`: what times are told from. `wanted`: proofs after which it is over; None: it ends with its plan."""
+    """`began_s`: the origin of all times. `wanted`: proofs after which it is over; None: it ends with its plan."""
 
     scene: Scene
     soundness: Soundness

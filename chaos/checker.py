@@ -47,7 +47,7 @@ class Finding:
     stream: int
     kind: Kind
     choice: int
-    offset: int  # in the choice, where it can be told; else 0
+    offset: int  # in the choice, where it is known; else 0
     detail: str
 
 
@@ -71,7 +71,9 @@ def check(history: History, expected: Sequence[ExpectedChoice], bound_s: float) 
             for kind, offset, detail in _of(pieces, ends, wanted, must_end)
         ]
     unasked = {piece.choice for piece in history.pieces} - set(range(len(expected)))
-    return found + [Finding(number, Kind.WRONG_TOKEN, choice, 0, "nobody asked for it") for choice in sorted(unasked)]
+    return found + [
+        Finding(number, Kind.WRONG_TOKEN, choice, 0, "no request asked for it") for choice in sorted(unasked)
+    ]
 
 
 _Fault = tuple[Kind, int, str]
@@ -85,7 +87,7 @@ def _of(pieces: Sequence[Piece], ends: Sequence[End], wanted: ExpectedChoice, mu
         yield unlike
         return
     count, whole = sum(len(piece.token_ids) for piece in pieces), len(wanted.token_ids)
-    yield from _told(pieces, wanted, is_whole=bool(ends) and count == whole)
+    yield from _logprob_faults(pieces, wanted, is_whole=bool(ends) and count == whole)
     if not ends:
         if must_end:
             yield Kind.NO_END, count, "the stream ended with OK, this choice did not end"
@@ -126,7 +128,7 @@ def _tokens(pieces: Sequence[Piece], wanted: ExpectedChoice) -> _Fault | None:
     return None
 
 
-def _told(pieces: Sequence[Piece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
+def _logprob_faults(pieces: Sequence[Piece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
     """Text and log-probabilities of tokens that are right. Text may lag, until the end."""
     text = "".join(piece.text for piece in pieces)
     if text != wanted.text if is_whole else not wanted.text.startswith(text):
@@ -134,11 +136,11 @@ def _told(pieces: Sequence[Piece], wanted: ExpectedChoice, is_whole: bool) -> It
         yield Kind.WRONG_TEXT, 0, f"at character {at}: {text[at : at + 20]!r}"
     if not wanted.logprobs:
         return
-    told = list(chain.from_iterable(piece.logprobs for piece in pieces))
-    if len(told) != sum(len(piece.token_ids) for piece in pieces):
+    received = list(chain.from_iterable(piece.logprobs for piece in pieces))
+    if len(received) != sum(len(piece.token_ids) for piece in pieces):
         yield Kind.WRONG_LOGPROB, 0, "not one for each token"
         return
-    for offset, (logprob, right) in enumerate(zip(told, wanted.logprobs, strict=False)):
+    for offset, (logprob, right) in enumerate(zip(received, wanted.logprobs, strict=False)):
         if not abs(logprob - right) <= LOGPROB_TOLERANCE:
             yield Kind.WRONG_LOGPROB, offset, f"{logprob:.6f} in place of {right:.6f}"
             return

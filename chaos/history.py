@@ -63,10 +63,10 @@ def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[Case]:
             length = LENGTHS[(number + len(cases)) % len(LENGTHS)]
             prompt = (*shared, *_prompt(draw, length)) if number % 3 == 2 else _prompt(draw, length)
             tokens = max_tokens // 2 if kind == "several" else max_tokens - draw.randrange(max_tokens // 4)
-            told = {**options, "max_tokens": tokens, "seed": draw.randrange(2**32)}
+            sampling = {**options, "max_tokens": tokens, "seed": draw.randrange(2**32)}
             if kind != "schema":
-                told["ignore_eos"] = True
-            cases.append(Case(f"{kind} {number}", prompt, told))
+                sampling["ignore_eos"] = True
+            cases.append(Case(f"{kind} {number}", prompt, sampling))
     return cases
 
 

@@ -116,13 +116,13 @@ class Cut:
         return f"{cut} connections cut"
 
     async def heal(self) -> None:
-        """Whoever was cut off connects again."""
+        """The process that was cut off connects again."""
 
 
 class Ruled:
     """A link has a rule for a while. `mark` reads from the counts how often the rule had something to do.
 
-    Where nobody had anything to say meanwhile it was not made. Where something went by all the same, it does not work.
+    Where no process sent anything meanwhile it was not made. Where something went by all the same, it does not work.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Ruled:
         except NotProven as error:
             if self._went_by() > self._passed:
                 raise NotProven(f"{error}, and {self._went_by() - self._passed} pieces went by") from error
-            raise NotMade("nobody had anything to say on that link") from error
+            raise NotMade("no process sent anything on that link") from error
         await asyncio.sleep(self._lasts_s)
         return f"{self._marked() - self._before} pieces {self._what} in {self._lasts_s:.1f} s"
 
@@ -182,7 +182,7 @@ class Flushed:
         return f"{int(self._said[0][1:])} keys before, none after"
 
     async def heal(self) -> None:
-        """Whoever has something to say says it again."""
+        """A sender that has something to say sends it again."""
 
 
 class ClockJump:
@@ -190,15 +190,15 @@ class ClockJump:
         self._clock = clock
         self._seconds = int(seconds)
         self._lasts_s = lasts_s
-        self._before = clock.told
+        self._before = clock.wrong_reads
 
     async def inject(self) -> None:
         self._clock.jump(self._seconds)
 
     async def prove(self) -> str:
-        await shown(lambda: self._clock.told > self._before, "someone asking the time")
+        await shown(lambda: self._clock.wrong_reads > self._before, "someone asking the time")
         await asyncio.sleep(self._lasts_s)
-        return f"off by {self._seconds} s, {self._clock.told - self._before} times told so"
+        return f"off by {self._seconds} s, {self._clock.wrong_reads - self._before} times read so"
 
     async def heal(self) -> None:
         self._clock.jump(0)
@@ -218,7 +218,7 @@ async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
         raise NotProven(f"Redis does not answer: {error}") from error
 
 
-TRIES = 25  # about three in four find that nobody had something left to read, and show nothing
+TRIES = 25  # about three in four find that no process had something left to read, and show nothing
 PROMPTS = 8  # that are asked for in each try
 OPENED_S = (0.02, 0.15)  # from asking until readers stand still: some have opened, not all is computed
 UNREAD_S = 0.5  # that they stand still at most: routers give them up after 1.2 s
@@ -310,7 +310,7 @@ class FlippedOnTheWay:
             write_memory(source.pid, pool.start, before)
 
     async def _has_unread(self) -> bool:
-        """Whether the source has a prompt that nobody has taken, within the time that readers may stand still."""
+        """Whether the source has a prompt that no reader has taken, within the time that readers may stand still."""
         until_s = time.monotonic() + UNREAD_S
         while time.monotonic() < until_s:
             await asyncio.sleep(FLIP_POLL_S)
@@ -323,12 +323,12 @@ class FlippedOnTheWay:
 
     async def _found_out(self) -> int:
         """Checksums that differed, by all readers, as the router knows that has heard most."""
-        told = [
+        mismatches = [
             sum(worker.load.checksum_mismatches for worker in status.workers if worker.load)
             for status in await self._stack.statuses()
             if status
         ]
-        return max(told, default=0)
+        return max(mismatches, default=0)
 
     def _readers(self) -> list[Life]:
         lives = [self._stack.life(place.name) for place in self._stack.workers if place.role == "decode"]
@@ -342,7 +342,7 @@ _LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, Faul
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What injections work on. `ask`: so many prompts that nobody has asked before come from clients at once."""
+    """What injections work on. `ask`: so many prompts that no client has sent before come from clients at once."""
 
     stack: Stack
     clock: WallClock | None
@@ -351,7 +351,7 @@ class Scene:
 
 
 def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
-    """The fault, on its link or on another one of that kind that somebody uses now; None where nobody does."""
+    """The fault, on its link or on another one of that kind that somebody uses now; None where no process does."""
     if fault.kind not in _LINKED or not fault.source:
         return fault
     others = [each for each in _alike(fault) if each != fault]

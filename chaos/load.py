@@ -82,7 +82,7 @@ class Load:
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
 
     def ask(self, count: int) -> None:
-        """So many streams more, at once, of the longest prompts, each as nobody has asked it before.
+        """So many streams more, at once, of the longest prompts, each new to the service.
 
         Their prompts are what is wanted: they are given up early, and few wait at any time.
         """
@@ -183,9 +183,9 @@ def _note(history: History, event: Event) -> None:
 
 
 async def explain(admins: Sequence[AsyncAdminClient], request_id: str) -> list[Attempt]:
-    """Where the request went, by all routers that still know of it; none where nobody does."""
-    told = await asyncio.gather(*(_explain(admin, request_id) for admin in admins))
-    return [attempt for explanation in told if explanation is not None for attempt in _attempts(explanation)]
+    """Where the request went, by all routers that still know of it; none where no router does."""
+    explanations = await asyncio.gather(*(_explain(admin, request_id) for admin in admins))
+    return [attempt for explanation in explanations if explanation is not None for attempt in _attempts(explanation)]
 
 
 async def _explain(admin: AsyncAdminClient, request_id: str) -> RequestExplanation | None:
@@ -330,7 +330,7 @@ async def _give_up(
 async def _begun(tokens: Sequence[int], share: float) -> None:
     """Until that share of a burst has had a token: the others wait, are computed, or are on their way."""
     until_s = time.monotonic() + BEGIN_S
-    while sum(map(bool, tokens)) <= share * len(tokens) and time.monotonic() < until_s:  # noqa: ASYNC110 -- counts tell nobody
+    while sum(map(bool, tokens)) <= share * len(tokens) and time.monotonic() < until_s:  # noqa: ASYNC110 -- counts notify nothing
         await asyncio.sleep(POLL_S)
 
 

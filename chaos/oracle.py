@@ -70,8 +70,8 @@ class Oracle:
             places = [self._place(case, choice, offset, row) for offset, row in enumerate(logits)]
         for offset, place in enumerate(places):
             if place.token_id != token_ids[offset] and not place.is_close:
-                told = f"choice {choice.index} has {token_ids[offset]} at offset {offset}, not {place.token_id}"
-                raise OracleDisagrees(f"{case.name}: {told}")
+                difference = f"choice {choice.index} has {token_ids[offset]} at offset {offset}, not {place.token_id}"
+                raise OracleDisagrees(f"{case.name}: {difference}")
         logprobs = tuple(float(row.log_softmax(-1)[token]) for row, token in zip(logits, token_ids, strict=True))
         return ExpectedChoice(
             token_ids,

@@ -4,7 +4,7 @@ The kernel is asked for that very socket (sock_diag over netlink), since reading
 long for a proxy that everybody connects to again at once.
 
 Rules are per link, which is (who connects, this process). Everything that a rule does is counted, so that a fault can
-prove that it happened. The proxy listens while the process does: whoever connects to a dead one is refused by the
+prove that it happened. The proxy listens while the process does: a connection to a dead one is refused by the
 kernel, as it would be without a proxy.
 """
 
@@ -208,7 +208,7 @@ class Proxy:
             async with asyncio.timeout(CONNECT_S):
                 inner_reader, inner_writer = await asyncio.open_connection(*self._target)
         except (OSError, TimeoutError):
-            writer.transport.abort()  # as the process itself would: nobody listens
+            writer.transport.abort()  # as the process itself would: no process listens
             return
         link.writers |= {writer, inner_writer}
         link.counts.connections += 1

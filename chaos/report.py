@@ -19,7 +19,7 @@ from baton.chaos.watch import BOUND_BYTES, LEAST_S, WARM_UP_S, Look
 
 WIDTH, LEFT, RIGHT, TOP = 1200, 110, 16, 26
 ROW, FAULT_ROW = 5, 15
-SHOWN_S = 240.0  # of a timeline: more could not be told apart
+SHOWN_S = 240.0  # of a timeline: more would be too dense to read
 STALL_S = 0.5  # a pause that is drawn
 RED = COLOURS[7]
 OF_KIND = dict(zip(FaultKind, (*COLOURS[:7], "#5c9e31", "#d06a9c", "#4b69c6"), strict=True))
@@ -27,7 +27,7 @@ POINTS = 160
 
 
 def draw_timeline(injected: Sequence[Injected], histories: Sequence[History], began_s: float, title: str) -> str:
-    """Faults by target above, a row for each stream that overlaps nobody else's below; pauses are red."""
+    """Faults by target above, a row for each stream that overlaps no other one below; pauses are red."""
     end_s = min(
         SHOWN_S,
         max([each.healed_s for each in injected] + [each.closed_s or each.began_s for each in histories]) - began_s,
@@ -157,7 +157,7 @@ DEATHS = {
     "drained (SIGTERM)": frozenset({FaultKind.RESTART}),
 }
 LISTED = 40
-LONGEST = 12  # gaps that are told one by one
+LONGEST = 12  # gaps that are listed one by one
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -215,11 +215,11 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 def write(outcome: Outcome, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    told = summary(outcome)
-    (folder / "report.json").write_text(json.dumps(told, indent=1) + "\n")
+    facts = summary(outcome)
+    (folder / "report.json").write_text(json.dumps(facts, indent=1) + "\n")
     lines = (json.dumps(_stream_text(each, outcome.began_s)) for each in outcome.histories)
     (folder / "streams.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (folder / "report.md").write_text(markdown(told))
+    (folder / "report.md").write_text(markdown(facts))
     title = f"Seed {outcome.options.seed}: what was injected, and what each stream saw"
     timeline = draw_timeline(outcome.injected, outcome.histories, outcome.began_s, title)
     (folder / "timeline.svg").write_text(timeline)
@@ -230,15 +230,15 @@ def write(outcome: Outcome, folder: Path) -> None:
         (folder / "memory.svg").write_text(draw_memory(outcome.looks, outcome.began_s, "Memory of each process"))
 
 
-def markdown(told: dict[str, Any]) -> str:
-    """`told`: as `summary` gives it."""
-    findings, verdict = told["findings"], "good" if told["good"] else "NOT good"
+def markdown(facts: dict[str, Any]) -> str:
+    """`facts`: as `summary` gives it."""
+    findings, verdict = facts["findings"], "good" if facts["good"] else "NOT good"
     wrong = sum(findings[kind.value] for kind in Kind if kind.value.startswith("wrong"))
     lines = [
-        f"# Chaos, seed {told['seed']}: {verdict}",
+        f"# Chaos, seed {facts['seed']}: {verdict}",
         "",
-        f"{told['streams']} streams ({told['tokens']} tokens) of {told['clients']} clients over {told['faults']} "
-        f"injected faults in {told['seconds'] / 60:.1f} minutes; {told['streams_of_several_attempts']} streams took "
+        f"{facts['streams']} streams ({facts['tokens']} tokens) of {facts['clients']} clients over {facts['faults']} "
+        f"injected faults in {facts['seconds'] / 60:.1f} minutes; {facts['streams_of_several_attempts']} streams took "
         "more than one attempt.",
         "",
         "| lost | repeated | reordered | wrong | hanging | failed | close, counted apart |",
@@ -246,23 +246,23 @@ def markdown(told: dict[str, Any]) -> str:
         f"| {findings['lost']} | {findings['repeated']} | {findings['reordered']} | {wrong} | {findings['hang']} "
         f"| {findings['failed']} | {findings['close']} |",
         "",
-        f"All pages free after {_seconds_text(told['pages_free_after_s'])}; left in /dev/shm: "
-        f"{len(told['left_in_shared_memory'])}, processes: {len(told['left_processes'])}. "
-        f"The harness itself was late by {told['harness_lag_s']:.2f} s at most, which is in all pauses below.",
+        f"All pages free after {_seconds_text(facts['pages_free_after_s'])}; left in /dev/shm: "
+        f"{len(facts['left_in_shared_memory'])}, processes: {len(facts['left_processes'])}. "
+        f"The harness itself was late by {facts['harness_lag_s']:.2f} s at most, which is in all pauses below.",
         "",
-        *_gap_table(told),
+        *_gap_table(facts),
     ]
     lines += ["", "![Timeline](timeline.svg)", "", "![Gaps](gaps.svg)", "", "![Memory](memory.svg)", ""]
     lines += ["| fault | times | streams open | their pause, p50 | p99 | longest |", "|---|---|---|---|---|---|"]
-    for kind, count in sorted(told["faults_by_kind"].items()):
-        pauses = told["pauses_s"].get(kind)
+    for kind, count in sorted(facts["faults_by_kind"].items()):
+        pauses = facts["pauses_s"].get(kind)
         cells = [f"{pauses[name]:.2f} s" for name in ("p50", "p99", "max")] if pauses else ["", "", ""]
         lines.append(f"| {kind} | {count} | {pauses['streams'] if pauses else 0} | {' | '.join(cells)} |")
-    lines += ["", *_longest_gaps(told)]
-    lines += ["", _memory(told), ""]
+    lines += ["", *_longest_gaps(facts)]
+    lines += ["", _memory(facts), ""]
     lines += ["| process | life | RSS at its end | growth | per minute | descriptors | threads | flat |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
-    for each in told["processes"]:
+    for each in facts["processes"]:
         (first, last), (before, after) = each["descriptors"], each["threads"]
         lines.append(
             f"| {each['name']} ({each['pid']}) | {each['seconds']:.0f} s | {each['rss_bytes'] / 2**20:.0f} MiB "
@@ -270,20 +270,20 @@ def markdown(told: dict[str, Any]) -> str:
             f"| {each['per_minute_bytes'] / 2**10:+.0f} KiB | {first} → {last} | {before} → {after} "
             f"| {'yes' if each['flat'] else 'NO'} |"
         )
-    if told["crashes"]:
-        lines += ["", "Processes that ended and were not asked to:", "", *(f"- {each}" for each in told["crashes"])]
-    if told["not_recovered"]:
-        lines += ["", "Not recovered from in time:", "", *(f"- {each}" for each in told["not_recovered"])]
-    if told["not_made"]:
+    if facts["crashes"]:
+        lines += ["", "Processes that ended and were not asked to:", "", *(f"- {each}" for each in facts["crashes"])]
+    if facts["not_recovered"]:
+        lines += ["", "Not recovered from in time:", "", *(f"- {each}" for each in facts["not_recovered"])]
+    if facts["not_made"]:
         lines += ["", "Not made, since there was nothing to break just then; they do not count as faults:", ""]
-        lines += [f"- {each}" for each in told["not_made"]]
-    if told["never_made"]:
-        lines += ["", f"Tried and never made, so that nothing was tested: {', '.join(told['never_made'])}"]
-    if told["not_proven"]:
-        lines += ["", "Not proven, so nothing was tested:", "", *(f"- {each}" for each in told["not_proven"])]
-    if told["broken"]:
+        lines += [f"- {each}" for each in facts["not_made"]]
+    if facts["never_made"]:
+        lines += ["", f"Tried and never made, so that nothing was tested: {', '.join(facts['never_made'])}"]
+    if facts["not_proven"]:
+        lines += ["", "Not proven, so nothing was tested:", "", *(f"- {each}" for each in facts["not_proven"])]
+    if facts["broken"]:
         lines += ["", "| stream | what | choice | offset | |", "|---|---|---|---|---|"]
-        for each in told["broken"][:LISTED]:
+        for each in facts["broken"][:LISTED]:
             row = (each["stream"], each["kind"], each["choice"], each["offset"], each["detail"].replace("|", "/"))
             lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines) + "\n"
@@ -331,19 +331,19 @@ def _gap_figures(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _gap_table(told: dict[str, Any]) -> list[str]:
+def _gap_table(facts: dict[str, Any]) -> list[str]:
     lines = [
         "| decode worker | streams | gap p50 | p99 | longest | no other fault meanwhile | p50 | p99 | longest |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, each in told["gaps_s"].items():
-        lines.append(f"| {name} | {_cells(each)} | {_cells(told['gaps_alone_s'].get(name))} |")
+    for name, each in facts["gaps_s"].items():
+        lines.append(f"| {name} | {_cells(each)} | {_cells(facts['gaps_alone_s'].get(name))} |")
     return lines
 
 
-def _longest_gaps(told: dict[str, Any]) -> list[str]:
+def _longest_gaps(facts: dict[str, Any]) -> list[str]:
     lines = ["| longest gaps | at | seconds | other faults meanwhile |", "|---|---|---|---|"]
-    for each in told["longest_gaps"]:
+    for each in facts["longest_gaps"]:
         who = f"{each['what']}, stream {each['stream']}"
         lines.append(f"| {who} | {each['at_s']:.1f} s | {each['seconds']:.2f} | {', '.join(each['meanwhile'])} |")
     return lines
@@ -365,11 +365,11 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _memory(told: dict[str, Any]) -> str:
-    verdict = "flat" if told["memory_flat"] else "NOT flat"
-    longest = max((each["seconds"] for each in told["processes"]), default=0.0)
+def _memory(facts: dict[str, Any]) -> str:
+    verdict = "flat" if facts["memory_flat"] else "NOT flat"
+    longest = max((each["seconds"] for each in facts["processes"]), default=0.0)
     return (
-        f"Memory {verdict}: of {len(told['processes'])} lives of {LEAST_S:g} s or more (the longest {longest:.0f} s), "
+        f"Memory {verdict}: of {len(facts['processes'])} lives of {LEAST_S:g} s or more (the longest {longest:.0f} s), "
         f"each may grow by {BOUND_BYTES >> 20} MiB of private memory in all after {WARM_UP_S:g} s of warm-up, which is "
         "what bounded records and the allocator may come to (chaos/watch.py)."
     )

@@ -62,7 +62,7 @@ class Outcome:
     left_in_shared_memory: tuple[str, ...] = ()
     left_processes: tuple[int, ...] = ()
     harness_lag_s: float = 0.0  # the longest that this process, proxies and clients included, was late
-    crashes: list[str] = field(default_factory=list)  # ends of processes that nobody asked for
+    crashes: list[str] = field(default_factory=list)  # ends of processes that the plan did not ask for
     after: list[Finding] = field(default_factory=list)  # of the undisturbed answers at the end
     unmade: list[Unmade] = field(default_factory=list)
     missing: str = ""  # from the stack when all faults were over
@@ -165,7 +165,7 @@ class Run:
         return cases
 
     async def _ask(self, stack: Stack, cases: list[Case]) -> dict[str, Completion]:
-        async with AsyncBatonClient(stack.routers[0].told, timeout_s=TIMEOUT_S) as baton:
+        async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=TIMEOUT_S) as baton:
             line = asyncio.Semaphore(4)
 
             async def ask(case: Case) -> Completion:
@@ -176,7 +176,7 @@ class Run:
 
     async def _disturbed(self, stack: Stack, clock: WallClock | None, cases: list[Case]) -> None:
         admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
-        targets = Targets(tuple(router.told for router in stack.routers), admin)
+        targets = Targets(tuple(router.advertised for router in stack.routers), admin)
         load = Load(cases, targets, self._options.clients, self._options.seed, self._judge)
         watch = Watch(stack.pids, lambda: load.written_bytes)
         self._outcome.began_s = time.monotonic()
@@ -234,7 +234,7 @@ class Run:
 
     async def _aftermath(self, stack: Stack, cases: list[Case]) -> None:
         """Every case once more, undisturbed: what went through all this must still answer exactly."""
-        async with AsyncBatonClient(stack.routers[-1].told, timeout_s=TIMEOUT_S) as baton:
+        async with AsyncBatonClient(stack.routers[-1].advertised, timeout_s=TIMEOUT_S) as baton:
             for number, case in enumerate(cases):
                 history = History(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())
                 await read_stream(baton, case, history)

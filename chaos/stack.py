@@ -2,7 +2,7 @@
 
 before each of them.
 
-A process listens on 127.0.0.1 and is told to others as another address of loopback with the same port, where its proxy
+A process listens on 127.0.0.1 and is advertised as another address of loopback with the same port, where its proxy
 listens. Nothing in the processes knows of it.
 """
 
@@ -32,7 +32,7 @@ from baton.launch.supervisor import Supervisor
 from baton.protos import session_pb2, session_pb2_grpc
 from baton.service.registry.redis_server import NOISE, find_redis_server, free_port, redis_command
 
-PAGE = struct.Struct("<qq")  # seconds off, how often somebody was told so
+PAGE = struct.Struct("<qq")  # seconds off, how often a process read them
 BUILD_S = 30.0
 
 
@@ -50,7 +50,7 @@ class WallClock:
         self._page[:8] = struct.pack("<q", seconds)
 
     @property
-    def told(self) -> int:
+    def wrong_reads(self) -> int:
         """How often a process asked while the clock was off."""
         return int(PAGE.unpack(self._page[: PAGE.size])[1])
 
@@ -78,7 +78,7 @@ HOST = "127.0.0.1"
 POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
-BACK_S = 0.2  # from an end to the next start, however often: here nobody crashes by itself
+BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
 KV_MEMORY = "16MiB"
 MODEL_NAME = "tiny"
 
@@ -101,16 +101,16 @@ WHOLE = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process listens and where it is told to be."""
+    """Where a process listens and where it is advertised."""
 
     name: str
     port: int
-    told_host: str
+    advertised_host: str
     admin_port: int = 0  # of a router
 
     @property
-    def told(self) -> str:
-        return f"{self.told_host}:{self.port}"
+    def advertised(self) -> str:
+        return f"{self.advertised_host}:{self.port}"
 
     @property
     def direct(self) -> str:
@@ -250,8 +250,8 @@ class Stack:
         return self._folder / f"{place.name}-steps.txt"
 
     def _proxy(self, place: Place) -> Proxy:
-        told = (place.told_host, place.port)
-        return Proxy(told, (HOST, place.port), lambda port: self._owners.find(port, told, self.pids()))
+        advertised = (place.advertised_host, place.port)
+        return Proxy(advertised, (HOST, place.port), lambda port: self._owners.find(port, advertised, self.pids()))
 
     def _redis_spec(self) -> ProcessSpec:
         command = redis_command(find_redis_server(), self.redis.port)
@@ -259,7 +259,7 @@ class Stack:
 
     def _worker_spec(self, place: Place) -> ProcessSpec:
         arguments = ["--role", place.role, "--worker-id", place.name, "--port", place.port]
-        arguments += ["--advertise", place.told_host, "--model", self._model, "--model-name", MODEL_NAME]
+        arguments += ["--advertise", place.advertised_host, "--model", self._model, "--model-name", MODEL_NAME]
         arguments += ["--dtype", "float32", "--kv-memory", KV_MEMORY]
         arguments += ["--checksum-share", 1, *self._worker_flags]
         if self._records_steps:
@@ -273,7 +273,7 @@ class Stack:
         return self._spec(place, "gateway", arguments, Stage.ROUTER)
 
     def _spec(self, place: Place, module: str, arguments: Sequence[object], stage: Stage) -> ProcessSpec:
-        shared = ["--redis-url", f"redis://{self.redis.told}/0", "--namespace", f"chaos-{self.redis.port}"]
+        shared = ["--redis-url", f"redis://{self.redis.advertised}/0", "--namespace", f"chaos-{self.redis.port}"]
         command = (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments), *shared)
         return ProcessSpec(place.name, command, stage, GRACE_S, self._environment)
 

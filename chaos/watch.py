@@ -33,7 +33,7 @@ class Life:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     rss_bytes: int
-    private_bytes: int  # resident and nobody else's: without KV pools, which are shared, and files
+    private_bytes: int  # resident in no other process: without KV pools, which are shared, and files
     descriptors: int
     threads: int
 

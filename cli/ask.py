@@ -211,8 +211,8 @@ def ask(call: Callable[[], Generator[Event, None, None]], output: AnswerOutput, 
         output.fail(error)
         return 1
     with closing(events):
-        said = explained(events, target, lambda target: grpc_port_of(target, credentials()))
-        return 0 if show_answer(said, output, sys.stderr if verbose else None) else 1
+        with_advice = explained(events, target, lambda target: grpc_port_of(target, credentials()))
+        return 0 if show_answer(with_advice, output, sys.stderr if verbose else None) else 1
 
 
 def _output(options: GenerateOptions, json: bool) -> AnswerOutput:

@@ -137,10 +137,10 @@ def answer_line(request: BatchRequest, model: str, output: "RequestOutput") -> d
 
 
 def choice_of(request: BatchRequest, completion: Any) -> dict[str, Any]:
-    said: dict[str, Any] = {"text": completion.text}
+    content: dict[str, Any] = {"text": completion.text}
     if request.is_chat:
-        said = {"message": {"role": "assistant", "content": completion.text}}
-    return {"index": completion.index, **said, "finish_reason": completion.finish_reason}
+        content = {"message": {"role": "assistant", "content": completion.text}}
+    return {"index": completion.index, **content, "finish_reason": completion.finish_reason}
 
 
 def error_line(request: BatchRequest, refused: LineRefused) -> dict[str, Any]:

@@ -114,10 +114,10 @@ def explained(
             begun = True
             yield event
     except BatonClientError as error:
-        said = for_people(error, target, begun, grpc_port)
-        if said is error:
+        advised = for_people(error, target, begun, grpc_port)
+        if advised is error:
             raise
-        raise said from error
+        raise advised from error
 
 
 def _unreachable(message: str, target: str, begun: bool, grpc_port: GrpcPort) -> str:

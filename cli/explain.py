@@ -99,8 +99,8 @@ def _compared(attempt: ExplainedAttempt) -> Iterator[str]:
     for title, prediction, outcome in COMPARED:
         if outcome in actual:
             predicted = attempt.predicted.get(prediction)
-            said = "not predicted" if predicted is None else f"predicted {_number(predicted)}"
-            yield f"    {title}: {said}, was {_number(actual[outcome])}"
+            forecast = "not predicted" if predicted is None else f"predicted {_number(predicted)}"
+            yield f"    {title}: {forecast}, was {_number(actual[outcome])}"
     compared = {outcome for _, _, outcome in COMPARED}
     rest = ", ".join(f"{_words(name)} {_number(value)}" for name, value in actual.items() if name not in compared)
     if rest:

@@ -56,9 +56,9 @@ def _make(folder: Path, authority: str, name: str, alternatives: Sequence[str], 
     _openssl(folder, "req", "-x509", *_CURVE, *limited, *own, *_extensions("critical,CA:TRUE", "keyCertSign"))
     signed = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}-key.pem")
     files = ("-keyout", f"{name}-key.pem", "-out", f"{name}.pem", "-subj", "/CN=baton")
-    told = (*_extensions("critical,CA:FALSE", "digitalSignature"), "-addext", f"extendedKeyUsage={purposes}")
-    told += ("-addext", f"subjectAltName={','.join(alternatives)}")
-    _openssl(folder, "req", "-x509", *_CURVE, *limited, *files, *signed, *told)
+    extensions = (*_extensions("critical,CA:FALSE", "digitalSignature"), "-addext", f"extendedKeyUsage={purposes}")
+    extensions += ("-addext", f"subjectAltName={','.join(alternatives)}")
+    _openssl(folder, "req", "-x509", *_CURVE, *limited, *files, *signed, *extensions)
 
 
 def _extensions(constraints: str, usage: str) -> tuple[str, ...]:

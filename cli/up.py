@@ -246,7 +246,7 @@ def _kv_bytes(machine: Machine, workers: int, tensor_parallel: int) -> int | Non
 
 
 class _Up:
-    """One run: start, wait until a canary request went all the way, print that, wait for the end, stop."""
+    """One run: start, wait until a readiness probe went all the way, print that, wait for the end, stop."""
 
     def __init__(self, settings: UpSettings, source: ModelSource, redis: RedisSource, startup_timeout_s: float) -> None:
         self._settings = settings
@@ -341,7 +341,7 @@ class _Up:
             f"KV: {amount} each; Redis: {self._redis.description}"
         )
         way = "prefill, transfer and decode" if settings.prefill else "a worker"
-        self._say(f"starting: load, warm up, then a canary request through {way}")
+        self._say(f"starting: load, warm up, then a readiness probe through {way}")
 
     def _announce_ready(self, seconds: float) -> None:
         self._say(f"ready in {seconds:.1f} s")

@@ -67,7 +67,7 @@ class Continuity:
 
     def _check_part(self, part: PromptPart) -> None:
         if not self._started or self._next_offset or self._ended:
-            raise ProtocolError("the prompt is told back after Started and before everything else")
+            raise ProtocolError("the prompt comes back after Started and before everything else")
         if part.offset != self._prompt_tokens:
             raise ProtocolError(f"the prompt stands at offset {self._prompt_tokens}, the server sent {part.offset}")
         self._prompt_tokens += len(part.token_ids)
@@ -114,12 +114,12 @@ def completion_from(events: Sequence[Event]) -> Completion:
                 pieces.setdefault(event.index, _Pieces()).finished = last = event
     if started is None or last is None or last.usage is None or last.timings is None:
         raise ProtocolError("the answer is not whole")
-    prompt = _told_prompt(parts) if parts else None
+    prompt = _joined_prompt(parts) if parts else None
     choices = tuple(_choice(index, pieces[index], prompt.text if prompt else "") for index in sorted(pieces))
     return Completion(started.request_id, started.model, started.seed, choices, last.usage, last.timings, prompt)
 
 
-def _told_prompt(parts: Sequence[PromptPart]) -> ToldPrompt:
+def _joined_prompt(parts: Sequence[PromptPart]) -> ToldPrompt:
     token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
     logprobs = tuple(token for part in parts for token in part.logprobs or ())
     if len(logprobs) not in (0, len(token_ids) - 1):

@@ -67,17 +67,17 @@ def _prompt_part_from(part: baton_pb2.PromptPart) -> PromptPart:
     return PromptPart(part.offset, tuple(part.token_ids), part.text, _logprobs_from(part))
 
 
-def _logprobs_from(tokens_told: baton_pb2.Delta | baton_pb2.PromptPart) -> tuple[TokenLogprob, ...] | None:
-    if not tokens_told.HasField("logprobs"):
+def _logprobs_from(message: baton_pb2.Delta | baton_pb2.PromptPart) -> tuple[TokenLogprob, ...] | None:
+    if not message.HasField("logprobs"):
         return None
-    told, tokens = tokens_told.logprobs, len(tokens_told.token_ids)
-    width = len(told.top_token_ids) // tokens if tokens else 0
-    if len(told.chosen) != tokens or not len(told.top_token_ids) == len(told.top_logprobs) == width * tokens:
+    scores, tokens = message.logprobs, len(message.token_ids)
+    width = len(scores.top_token_ids) // tokens if tokens else 0
+    if len(scores.chosen) != tokens or not len(scores.top_token_ids) == len(scores.top_logprobs) == width * tokens:
         raise ProtocolError("the server sent log-probabilities that do not match their tokens")
-    top = [Alternative(*pair) for pair in zip(told.top_token_ids, told.top_logprobs, strict=True)]
+    top = [Alternative(*pair) for pair in zip(scores.top_token_ids, scores.top_logprobs, strict=True)]
     return tuple(
         TokenLogprob(token_id, logprob, tuple(top[index * width : (index + 1) * width]))
-        for index, (token_id, logprob) in enumerate(zip(tokens_told.token_ids, told.chosen, strict=True))
+        for index, (token_id, logprob) in enumerate(zip(message.token_ids, scores.chosen, strict=True))
     )
 
 

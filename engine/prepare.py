@@ -21,7 +21,7 @@ from baton.engine.models.model import Model
 from baton.engine.models.packed import packs
 from baton.engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
 from baton.engine.parallel.load import check_gpus, check_parallel
-from baton.engine.parallel.orders import FollowerPool, FollowerStart, RankOptions
+from baton.engine.parallel.orders import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.runner import Runner
 from baton.engine.weights.files import model_fingerprint
@@ -103,9 +103,9 @@ class PreparedModel:
         kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
         return f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
 
-    def follower_start(self, ranks: RankOptions) -> FollowerStart:
+    def rank_start(self, ranks: RankOptions) -> RankStart:
         options = self.options
-        return FollowerStart(
+        return RankStart(
             folder=str(options.folder.resolve()),
             device=str(options.device),
             dtype=self.dtype_name,
@@ -116,8 +116,8 @@ class PreparedModel:
             nice=ranks.nice,
         )
 
-    def follower_pool(self, host_slots: int) -> FollowerPool:
-        return FollowerPool(self.kv_dtype_name, self.options.block_tokens, self.total_blocks, host_slots)
+    def rank_pool(self, host_slots: int) -> RankPool:
+        return RankPool(self.kv_dtype_name, self.options.block_tokens, self.total_blocks, host_slots)
 
     def load(
         self,
@@ -150,7 +150,7 @@ class PreparedModel:
 
     def load_ranks(self, progress: bool, options: RankOptions) -> LoadedRanks:
         """Blocks. Raises: ModelError, RankLost."""
-        return load_ranks(self.follower_start(options), self.dtype, self.options.device, progress)
+        return load_ranks(self.rank_start(options), self.dtype, self.options.device, progress)
 
     def load_model(self, progress: bool, adapters: AdapterSet | None = None) -> Model:
         """On one rank. Raises: ModelError."""

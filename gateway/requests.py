@@ -70,11 +70,11 @@ def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> Generation
 
 def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
     """Raises: Problem."""
-    said = [Message("user", message.input)] if isinstance(message.input, str) else _said(message.input)
+    messages = [Message("user", message.input)] if isinstance(message.input, str) else _messages(message.input)
     if message.instructions:
-        said.insert(0, Message("system", message.instructions))
+        messages.insert(0, Message("system", message.instructions))
     effort = message.reasoning.effort if message.reasoning is not None else None
-    prompt = ChatPrompt(said, template_options=_template_options(None, "reasoning.effort", effort))
+    prompt = ChatPrompt(messages, template_options=_template_options(None, "reasoning.effort", effort))
     sampling = _sampling(message, 1, message.max_output_tokens, None, structure_of(message))
     return _request(Operation.CHAT, prompt, message, call, sampling)
 
@@ -198,7 +198,7 @@ def _prompts(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]
     return prompts
 
 
-def _said(messages: Sequence[InputMessage]) -> list[Message]:
+def _messages(messages: Sequence[InputMessage]) -> list[Message]:
     return [
         Message(
             each.role,

@@ -33,10 +33,10 @@ class TokenTexts:
         """`logprobs` of a chat choice; one entry per token."""
         content = [
             {
-                **self._entry(token_id, told.logprob),
-                "top_logprobs": [self._entry(each.token_id, each.logprob) for each in told.top],
+                **self._entry(token_id, scored.logprob),
+                "top_logprobs": [self._entry(each.token_id, each.logprob) for each in scored.top],
             }
-            for token_id, told in zip(token_ids, logprobs, strict=True)
+            for token_id, scored in zip(token_ids, logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
 
@@ -54,9 +54,10 @@ class TokenTexts:
             offset += len(text)
         return {
             "tokens": tokens,
-            "token_logprobs": [None if told is None else _finite(told.logprob) for told in logprobs],
+            "token_logprobs": [None if scored is None else _finite(scored.logprob) for scored in logprobs],
             "top_logprobs": [
-                None if told is None else self._top(text, told) for text, told in zip(tokens, logprobs, strict=True)
+                None if scored is None else self._top(text, scored)
+                for text, scored in zip(tokens, logprobs, strict=True)
             ],
             "text_offset": offsets,
         }
@@ -64,25 +65,25 @@ class TokenTexts:
     def prompt(self, parts: Sequence[PromptPart]) -> list[Mapping[str, Any] | None]:
         """vLLM's `prompt_logprobs`: for each token its own entry and the likeliest, by id; None for the first token."""
         return [
-            None if told is None else self._by_id(token_id, told)
+            None if scored is None else self._by_id(token_id, scored)
             for part in parts
-            for token_id, told in zip(part.token_ids, part.logprobs or [None] * len(part.token_ids), strict=True)
+            for token_id, scored in zip(part.token_ids, part.logprobs or [None] * len(part.token_ids), strict=True)
         ]
 
-    def _by_id(self, token_id: int, told: TokenLogprob) -> Mapping[str, Any]:
-        ranks = {each.token_id: rank for rank, each in enumerate(told.top, 1)}
-        scores = {token_id: told.logprob} | {each.token_id: each.logprob for each in told.top}
+    def _by_id(self, token_id: int, scored: TokenLogprob) -> Mapping[str, Any]:
+        ranks = {each.token_id: rank for rank, each in enumerate(scored.top, 1)}
+        scores = {token_id: scored.logprob} | {each.token_id: each.logprob for each in scored.top}
         return {
             str(each): {"logprob": _finite(score), "rank": ranks.get(each), "decoded_token": self.text(each)}
             for each, score in scores.items()
         }
 
-    def _top(self, text: str, told: TokenLogprob) -> Mapping[str, float]:
+    def _top(self, text: str, scored: TokenLogprob) -> Mapping[str, float]:
         """The likeliest, and the token itself; of tokens with one text the likeliest counts."""
         top: dict[str, float] = {}
-        for each in told.top:
+        for each in scored.top:
             top.setdefault(self.text(each.token_id), _finite(each.logprob))
-        top.setdefault(text, _finite(told.logprob))
+        top.setdefault(text, _finite(scored.logprob))
         return top
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:

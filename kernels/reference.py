@@ -12,10 +12,10 @@ from baton.kernels.types import (
     KvLayer,
     KvPages,
     QuantisedWeight,
+    RowStatistics,
     Sampled,
     Scoring,
     SortedPairs,
-    Survey,
     dequantise,
     quantise,
 )
@@ -141,13 +141,13 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
     blocks[block_ids] = source
 
 
-def survey_rows(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> Survey:
-    among = take_rows(logits, range(len(logits)), allowed) if allowed else logits
+def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
+    among = masked_rows(logits, range(len(logits)), allowed) if allowed else logits
     # A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite.
-    return Survey(among.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
+    return RowStatistics(among.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
 
 
-def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
     taken = logits[list(places)]  # a copy
     size = logits.shape[-1]
     masked = [(row, bits) for row, bits in enumerate(allowed) if bits is not None]

@@ -7,10 +7,10 @@ import torch
 from baton.kernels import reference
 from baton.kernels.native.library import native_library
 from baton.kernels.on_triton import triton_kernels
-from baton.kernels.types import Sampled, Survey, check_dtype, check_shape
+from baton.kernels.types import RowStatistics, Sampled, check_dtype, check_shape
 
 
-def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """logits: float32 `[rows, vocab]`. Returns float32 `[len(places), vocab]`, contiguous, of its own memory.
 
     places: rows of logits, in any order, also several times. allowed: for each of them None, where all tokens are, or
@@ -24,8 +24,8 @@ def take_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[tor
     check_masks(allowed, len(places))
     native = native_library()
     if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
-        return reference.take_rows(logits, places, allowed)
-    return native.sampling.take_rows(logits, places, allowed)
+        return reference.masked_rows(logits, places, allowed)
+    return native.sampling.masked_rows(logits, places, allowed)
 
 
 def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
@@ -35,12 +35,12 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
         raise ValueError(f"masks must be {torch.uint8} [any]")
 
 
-def survey_rows(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> Survey:
+def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
     """logits: float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`, within 1e-5.
 
     The likeliest token is the first of several where the native kernel runs, and of those that are `allowed`, where
-    that is given: for each row what `take_rows` takes, with one token at least. Of a row that is not finite throughout
-    only that is known. No row depends on others.
+    that is given: for each row what `masked_rows` takes, with one token at least. Of a row that is not finite
+    throughout only that is known. No row depends on others.
     """
     check_shape("logits", logits, None, None)
     check_dtype("logits", logits, torch.float32)
@@ -48,8 +48,8 @@ def survey_rows(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | N
         check_masks(allowed, len(logits))
     native = native_library()
     if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
-        return reference.survey_rows(logits, allowed)
-    return native.sampling.survey_rows(logits, allowed)
+        return reference.row_statistics(logits, allowed)
+    return native.sampling.row_statistics(logits, allowed)
 
 
 def sample_tokens(

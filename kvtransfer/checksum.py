@@ -80,13 +80,13 @@ class SampledChecksums:
 
     def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
         """`logical` counts from the first of `blocks`."""
-        told: list[BlockChecksum] = []
+        checksums: list[BlockChecksum] = []
         if self._share:
             while self._next < len(blocks):
-                told.append(BlockChecksum(self._next, self._checksums.of(blocks[self._next])))
+                checksums.append(BlockChecksum(self._next, self._checksums.of(blocks[self._next])))
                 self._next += self._gap()
             self._next -= len(blocks)
-        return told
+        return checksums
 
     def _gap(self) -> int:
         """From one drawn block to the next, as if a coin were tossed for each, which would cost more."""

@@ -84,8 +84,8 @@ class Exposure:
     def arguments(self) -> list[object]:
         """Of a router."""
         flags = (("--api-keys", self.api_keys), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))
-        told: list[object] = [part for flag, value in flags if value is not None for part in (flag, value)]
-        return [*told, *(["--insecure"] if self.insecure else [])]
+        arguments: list[object] = [part for flag, value in flags if value is not None for part in (flag, value)]
+        return [*arguments, *(["--insecure"] if self.insecure else [])]
 
 
 @dataclass(frozen=True, slots=True)

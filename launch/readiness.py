@@ -45,7 +45,7 @@ async def wait_until_serving(
     While it takes long, `report` gets the text of `explain`, when that changes.
     """
     loop = asyncio.get_running_loop()
-    started, said, word, health = loop.time(), "", "", Health.UNREACHABLE
+    started, reported, word, health = loop.time(), "", "", Health.UNREACHABLE
     next_word = started + say_after_s
     # A fresh connection is tried at once; gRPC would wait longer and longer between attempts.
     options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
@@ -58,9 +58,9 @@ async def wait_until_serving(
                 if health is Health.SERVING and not word:
                     return
             if loop.time() >= next_word:
-                if word and word != said:
+                if word and word != reported:
                     report(f"{loop.time() - started:.0f} s: {word}")
-                said, next_word = word, loop.time() + say_after_s
+                reported, next_word = word, loop.time() + say_after_s
             await asyncio.sleep(POLL_S)
     raise NotReady(f"the router is {health.value} after {timeout_s:g} s" + (f": {word}" if word else ""))
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from baton.router.admission.key_limits import KeyMeters, Meter
-from baton.router.admission.queue import RETRY_AFTER_S, Standing
+from baton.router.admission.queue import RETRY_AFTER_S, RequestClass
 from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
 from baton.router.readiness import Readiness
@@ -19,7 +19,7 @@ from baton.router.request.resume import (
     Streams,
     check_names,
     check_received,
-    without_told,
+    without_sent,
 )
 from baton.router.request.retry import Scheduling
 from baton.router.request.run import Generation
@@ -116,7 +116,7 @@ class Dispatcher:
         """The meter of its key. Raises: BatonError where it is not taken."""
         if self.active > self._limits.max_active:
             message = f"{self._limits.max_active} requests are active already"
-            raise ResourceExhausted(message, self._scheduling.queue.prospects.retry_after_s(), "max_active")
+            raise ResourceExhausted(message, self._scheduling.queue.forecast.retry_after_s(), "max_active")
         if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         # A request that is resumed by its record was charged to the key when it began.
@@ -192,7 +192,7 @@ class Dispatcher:
         if isinstance(request, ResumeRequest):
             return await self._begin_again(request)
         # Before anything is spent on it, tokenising included.
-        self._scheduling.queue.prospects.refuse_hopeless(Standing(request.tenant, request.priority, deadline_s))
+        self._scheduling.queue.forecast.refuse_late(RequestClass(request.tenant, request.priority, deadline_s))
         chosen = await self.choose(request.model)
         prepared = await self._prepare(request, chosen)
         return Beginning(prepared, chosen, request.tenant, secrets.token_hex(TOKEN_CHARACTERS // 2))
@@ -217,7 +217,7 @@ class Dispatcher:
             raise NotFound("stream", asked.request_id)
         received = check_received(asked, prepared, served.vocab_size)
         resumption = self._streams.resumption(received, record)
-        return Beginning(without_told(prepared, received), chosen, asked.tenant, asked.resume_token, resumption, record)
+        return Beginning(without_sent(prepared, received), chosen, asked.tenant, asked.resume_token, resumption, record)
 
     async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
         served = chosen.served
@@ -230,7 +230,7 @@ class Dispatcher:
 
     def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:
         timeline = generation.timeline
-        landed, placement = timeline.last_landed, timeline.placement
+        kv_received, placement = timeline.last_kv_received, timeline.placement
         return Summary(
             usage=Usage(
                 prompt_tokens=len(prepared.token_ids),
@@ -239,8 +239,8 @@ class Dispatcher:
             ),
             timings=Timings(
                 stages=stages(timeline, time.monotonic()),
-                transfer_bytes=landed.transferred_bytes if landed else 0,
-                transport=landed.transport if landed else "",
+                transfer_bytes=kv_received.transferred_bytes if kv_received else 0,
+                transport=kv_received.transport if kv_received else "",
                 prefill_pid=self._pid(placement.prefill or placement.decode) if placement else 0,
                 decode_pid=self._pid(placement.decode) if placement else 0,
             ),

@@ -15,14 +15,14 @@ from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
 from baton.router.config import RouterConfig, warnings
 from baton.router.dispatcher import Dispatcher, DispatcherLimits
 from baton.router.fleet.fleet import Fleet
-from baton.router.fleet.peers import Replicas
+from baton.router.fleet.peers import PeerRouters
 from baton.router.fleet.session import SessionTiming
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy, Strategy
 from baton.router.placement.planner import Planner, PlannerTiming
 from baton.router.public.access import Access
+from baton.router.public.prevalidation import Prevalidation
 from baton.router.public.service import SERVICE_NAME, BatonServicer
-from baton.router.public.vetting import Vetting
 from baton.router.readiness import Readiness
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import Journal
@@ -68,7 +68,7 @@ class RouterProcess:
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
         self._fleet = Fleet(cluster, timing, self._on_change, router_id, config.internal_tls)
-        self._queue.wanting.on_want = self._fleet.want
+        self._queue.credit_requests.on_credit_request = self._fleet.request_credit
         self._queue.on_fault = self._on_fault
         scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1), config.attempts)
         self._readiness = Readiness(
@@ -76,11 +76,13 @@ class RouterProcess:
         )
         self.tracer = tracer = Tracer(telemetry, cluster.name_of)
         self._shares = _shares(config, router_id)
-        self._replicas: Replicas | None = None
+        self._peer_routers: PeerRouters | None = None
         meters = KeyMeters()
         if self._shares is not None:
             address = _address(config)
-            self._replicas = Replicas(cluster, self._shares, router_id, self._end_stream, meters, address=address)
+            self._peer_routers = PeerRouters(
+                cluster, self._shares, router_id, self._end_stream, meters, address=address
+            )
         self._journal_store = _journal_store(config, router_id)
         self.journal: Journal | None = None
         """None without Redis."""
@@ -99,7 +101,7 @@ class RouterProcess:
             self.streams,
             meters,
         )
-        self.vetting = Vetting(Helper("baton.router.public.vet_process"))
+        self.prevalidation = Prevalidation(Helper("baton.router.public.prevalidation_process"))
         self._admin = AdminServicer(
             cluster,
             self._queue,
@@ -109,7 +111,7 @@ class RouterProcess:
             self._fleet,
             explainer,
             latency,
-            self._replicas,
+            self._peer_routers,
             self._planning,
         )
 
@@ -133,7 +135,7 @@ class RouterProcess:
     @property
     def listeners(self) -> Sequence[Listener]:
         config = self._config
-        public = BatonServicer(self._dispatcher, self.access, self.vetting)
+        public = BatonServicer(self._dispatcher, self.access, self.prevalidation)
         guarded = self.access.is_guarded
         return (
             Listener(
@@ -161,7 +163,7 @@ class RouterProcess:
             logger.warning("%s", risk)
         await self._membership.start()
         works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]
-        works += [("replicas", self._replicas.run())] if self._replicas is not None else []
+        works += [("peer_routers", self._peer_routers.run())] if self._peer_routers is not None else []
         works += [("journal", self.journal.run())] if self.journal is not None else []
         works += [("planning", self._planning.run())] if self._planning is not None else []
         works += [("keys", self._keys.run())] if self._keys is not None else []
@@ -179,7 +181,7 @@ class RouterProcess:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._membership.close()
-        self.vetting.close()
+        self.prevalidation.close()
         if self._shares is not None:
             await self._shares.close()
         if self._journal_store is not None:
@@ -192,8 +194,8 @@ class RouterProcess:
         self.streams.end(number)
 
     def _took_over(self, router_id: bytes, stream: int) -> None:
-        if self._replicas is not None:
-            self._replicas.took_over(router_id, stream)
+        if self._peer_routers is not None:
+            self._peer_routers.took_over(router_id, stream)
 
     def _on_change(self) -> None:
         self._queue.pump_soon()
@@ -205,8 +207,8 @@ class RouterProcess:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """These tasks end only by cancellation; anything else is a bug, and a router without them serves no request."""
-        ended_as_told = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
-        if ended_as_told or self._running is None:
+        ended_on_cancel = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
+        if ended_on_cancel or self._running is None:
             return
         logger.critical("task %s ended; the process exits", task.get_name(), exc_info=task.exception())
         self._running.stop(exit_code=1)

@@ -2,9 +2,9 @@
 
 The way is prefill, transfer and decode, or a decode worker that computes the prompt itself.
 
-waiting for workers -> loading the tokenizer -> canary -> ready -> (no such workers left) -> waiting ...
+waiting for workers -> loading the tokenizer -> probe -> ready -> (no such workers left) -> waiting ...
 An answer takes a decode worker, and a prefill worker unless decode workers may compute prompts themselves. In that case
-the first prefill worker may come later: then another canary goes through it, while requests are served already.
+the first prefill worker may come later: then another probe goes through it, while requests are served already.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ from baton.service.registry.worker_record import WorkerRole
 _TOKENS = 2  # the second one is decode's own
 
 
-class CanaryFailed(Exception):
+class ProbeFailed(Exception):
     """The path does not work, though its workers are there."""
 
 
-async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> Placement:
-    """Returns which way, once the request went all of it. Raises: CanaryFailed, BatonError."""
+async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> Placement:
+    """Returns which way, once the request went all of it. Raises: ProbeFailed, BatonError."""
     # One complete block and one token: KV of a whole block travels.
     prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
     token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))
     valid = ValidRequest(
         operation=Operation.GENERATE,
         prompt=TokenPrompt(token_ids),
-        request_id="canary",
+        request_id="readiness-probe",
         max_tokens=_TOKENS,
         temperature=0.0,
         top_k=0,
@@ -54,7 +54,7 @@ async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) 
         stop=(),
         stop_token_ids=(),
         n=1,
-        cache_salt=f"canary-{secrets.token_hex(8)}",
+        cache_salt=f"probe-{secrets.token_hex(8)}",
     )
     now = time.monotonic()
     timeline = Timeline(arrived_s=now)
@@ -70,19 +70,19 @@ async def sing(served: ServedModel, scheduling: Scheduling, time_left_s: float) 
     async for event in generation.events():
         tokens += len(event.token_ids) if isinstance(event, Delta) else 0
     if tokens != _TOKENS:
-        raise CanaryFailed(f"{tokens} tokens came back, not {_TOKENS}")
+        raise ProbeFailed(f"{tokens} tokens came back, not {_TOKENS}")
     placement = timeline.placement
     if placement is None:
         raise RuntimeError("a request that was answered was placed")
-    if placement.prefill is not None and timeline.landed is None:
-        raise CanaryFailed("the decode worker did not report the transfer")
+    if placement.prefill is not None and timeline.kv_received is None:
+        raise ProbeFailed("the decode worker did not report the transfer")
     return placement
 
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_CANARY_S = 30.0  # a worker's first request may warm it
+_PROBE_S = 30.0  # a worker's first request may warm it
 
 
 class Readiness:
@@ -124,7 +124,7 @@ class Readiness:
     def detail(self) -> str:
         """Why it is not ready, or in which way less than it should be; empty when all is well."""
         if self.ready and not self._detail and self._prefill_untried:
-            return "a prefill worker awaits its canary request"
+            return "a prefill worker awaits its readiness probe"
         return self._detail
 
     async def served(self) -> ServedModel:
@@ -167,21 +167,21 @@ class Readiness:
             return False
         try:
             served = await self._load(description)
-            self._detail = "the canary request is running"
-            await self._sing(served)
-        except (ModelFolderError, BatonError, CanaryFailed) as error:
+            self._detail = "the readiness probe is running"
+            await self._probe(served)
+        except (ModelFolderError, BatonError, ProbeFailed) as error:
             await self._failed(str(error))
             return False
         return True
 
-    async def _sing(self, served: ServedModel) -> None:
-        placement = await sing(served, self._scheduling, _CANARY_S)
+    async def _probe(self, served: ServedModel) -> None:
+        placement = await probe(served, self._scheduling, _PROBE_S)
         self._sung_through_prefill = placement.prefill is not None
         self._detail = ""
 
     @property
     def _prefill_untried(self) -> bool:
-        """A prefill worker is there, and the canary has gone only through decode workers alone."""
+        """A prefill worker is there, and the probe has gone only through decode workers alone."""
         served = self._served
         if served is None or self._sung_through_prefill:
             return False
@@ -195,9 +195,9 @@ class Readiness:
         if not self._prefill_untried:
             return
         try:
-            await self._sing(self._served)
-        except (BatonError, CanaryFailed) as error:
-            await self._failed(f"the canary request through a prefill worker failed: {error}")
+            await self._probe(self._served)
+        except (BatonError, ProbeFailed) as error:
+            await self._failed(f"the readiness probe through a prefill worker failed: {error}")
 
     async def _failed(self, detail: str) -> None:
         """Logs it, once, and tries again a little later."""

@@ -154,12 +154,12 @@ class RolePlanning:
 
     def _to_change(self, to: WorkerRole) -> str | None:
         """The worker of the other role with least on it that can change."""
-        able = [
+        available = [
             worker
             for worker in self._cluster.workers
             if worker.role is not to and serves(worker) and worker.description and to in worker.description.roles
         ]
-        chosen = min(able, key=lambda worker: worker.charges.tokens, default=None)
+        chosen = min(available, key=lambda worker: worker.charges.tokens, default=None)
         return chosen.description.worker_id if chosen is not None and chosen.description is not None else None
 
 

@@ -38,7 +38,7 @@ def pin_process(cores: frozenset[int]) -> None:
             continue  # that thread ended meanwhile
 
 
-def stand_back(nice: int) -> None:
+def lower_priority(nice: int) -> None:
     """Behind other sessions, where Linux shares out the CPU by session (autogroup) and the niceness of a thread means
     nothing between two of them. Does nothing elsewhere, nor in a session that is not this process's own.
     """

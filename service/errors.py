@@ -51,8 +51,8 @@ class BatonError(Exception):
 
     @property
     def details(self) -> tuple[Message, ...]:
-        told = [] if self.reason is None else [_error_info(self.reason, self.metadata)]
-        return (*told, *([] if self.retry_after_s is None else [_retry_info(self.retry_after_s)]))
+        details = [] if self.reason is None else [_error_info(self.reason, self.metadata)]
+        return (*details, *([] if self.retry_after_s is None else [_retry_info(self.retry_after_s)]))
 
 
 class InvalidArgument(BatonError):

@@ -210,10 +210,10 @@ def _plain(wanted: Any, value: Any) -> Any:
 
 
 def _one_of(choices: tuple[Any, ...], value: Any) -> Any:
-    said = []
+    problems = []
     for choice in choices:
         try:
             return _convert(choice, value)
         except ValueError as error:
-            said.append(str(error))
-    raise ValueError("; ".join(said))
+            problems.append(str(error))
+    raise ValueError("; ".join(problems))

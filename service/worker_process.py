@@ -16,7 +16,7 @@ DRAIN_POLL_S = 0.05
 
 
 class Worker(Protocol):
-    """The parts that differ between the workers: an engine that loads and stops, and a book of requests."""
+    """The parts that differ between the workers: an engine that loads and stops, and a table of requests."""
 
     on_role: Callable[[int], None]
     """To be called with its epoch when another role serves."""
@@ -111,7 +111,7 @@ class WorkerProcess:
         if self._lost:
             return
         self._worker.begin_drain()
-        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the book has no event
+        while self._worker.busy and not self._lost:  # noqa: ASYNC110 -- the table has no event
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:

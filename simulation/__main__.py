@@ -25,7 +25,7 @@ def main() -> int:
     show = _show if arguments.trace else None
     gc.collect()
     gc.freeze()  # imported objects stay: searching them after every seed would take longer than the seed
-    tally, told_s, violated = Tally(), time.monotonic(), False
+    tally, printed_s, violated = Tally(), time.monotonic(), False
     with planted(arguments.plant):
         for seed in range(arguments.first, arguments.first + arguments.count * arguments.stride, arguments.stride):
             result = run_seed(seed, options, show)
@@ -36,9 +36,9 @@ def main() -> int:
                     break
             else:
                 tally.add(result)
-            if time.monotonic() - told_s > TELL_EVERY_S:
+            if time.monotonic() - printed_s > TELL_EVERY_S:
                 _tell({"tally": tally.to_plain()})
-                tally, told_s = Tally(), time.monotonic()
+                tally, printed_s = Tally(), time.monotonic()
     _tell({"tally": tally.to_plain()})
     return int(violated)
 
@@ -47,12 +47,12 @@ def _tell_violation(result: Result) -> None:
     last = [] if result.trace is None else list(result.trace.last)
     faults = [str(fault) for fault in result.faults]
     digest = "" if result.trace is None else result.trace.digest
-    told = {"seed": result.seed, "violation": result.violation, "faults": faults, "last": last, "digest": digest}
-    _tell(told)
+    line = {"seed": result.seed, "violation": result.violation, "faults": faults, "last": last, "digest": digest}
+    _tell(line)
 
 
-def _tell(told: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
+def _tell(line: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 

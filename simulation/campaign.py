@@ -122,27 +122,27 @@ class Found:
     last: tuple[str, ...]  # events
 
 
-Told = Tally | Found | str
+Report = Tally | Found | str
 
 
-def run(campaign: Campaign) -> Generator[Told, None, None]:
+def run(campaign: Campaign) -> Generator[Report, None, None]:
     """The reports of the processes, as they come; a text is an event. Ends with them; closing it ends them."""
     environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
     processes = [
         subprocess.Popen(campaign.command(job), stdout=subprocess.PIPE, text=True, env=environment) for job in jobs
     ]
-    told: SimpleQueue[str | None] = SimpleQueue()
+    lines: SimpleQueue[str | None] = SimpleQueue()
     for process in processes:
-        Thread(target=_read, args=(process, told), daemon=True).start()
+        Thread(target=_read, args=(process, lines), daemon=True).start()
     try:
         ended = 0
         while ended < len(processes):
-            line = told.get()
+            line = lines.get()
             if line is None:
                 ended += 1
             else:
-                yield _told(json.loads(line))
+                yield _report_of(json.loads(line))
         failed = [code for process in processes if (code := process.wait()) not in (0, 1)]
         if failed:
             raise RuntimeError(f"a process of the simulation ended with {', '.join(map(str, failed))}")
@@ -152,14 +152,14 @@ def run(campaign: Campaign) -> Generator[Told, None, None]:
             process.wait()
 
 
-def _read(process: "subprocess.Popen[str]", told: "SimpleQueue[str | None]") -> None:
+def _read(process: "subprocess.Popen[str]", lines: "SimpleQueue[str | None]") -> None:
     if process.stdout is not None:
         for line in process.stdout:
-            told.put(line)
-    told.put(None)
+            lines.put(line)
+    lines.put(None)
 
 
-def _told(plain: dict[str, Any]) -> Told:
+def _report_of(plain: dict[str, Any]) -> Report:
     if "event" in plain:
         return str(plain["event"])
     if "tally" in plain:

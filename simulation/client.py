@@ -180,9 +180,9 @@ def _wrong_choice(history: History, choice: int) -> str | None:
     if tokens != wanted[: len(tokens)]:
         return f"tokens are {tokens}, not {wanted}"
     if request.logprobs:
-        told = [logprob.logprob for delta in deltas for logprob in delta.logprobs or ()]
-        if told != list(expected.logprobs[: len(tokens)]):
-            return f"log-probabilities are {told}, not {expected.logprobs}"
+        logprobs = [logprob.logprob for delta in deltas for logprob in delta.logprobs or ()]
+        if logprobs != list(expected.logprobs[: len(tokens)]):
+            return f"log-probabilities are {logprobs}, not {expected.logprobs}"
     finished = next((each for each in history.events if isinstance(each, Finished) and each.index == choice), None)
     text = "".join(delta.text for delta in deltas)
     if finished is None:

@@ -10,10 +10,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from baton.engine.scheduler.batch import MixedBatch
+from baton.engine.scheduler.batch import RunningBatch
 from baton.kvtransfer.source import SourceTable
 from baton.service.sessions.hub import SessionHub
-from baton.worker.decode.book import Adoptions
+from baton.worker.decode.request_table import Adoptions
 from baton.worker.prefill.fetch import PrefixFetcher
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from baton.simulation.world import World
 
 _CALLS: tuple[tuple[type, str, str], ...] = (
-    (Adoptions, "tell_again", "answers taken over by another router"),
-    (MixedBatch, "preempt", "sequences preempted"),
+    (Adoptions, "send_again", "answers taken over by another router"),
+    (RunningBatch, "preempt", "sequences preempted"),
     (PrefixFetcher, "fetch", "prefixes looked for at another worker"),
     (SessionHub, "end", "sessions ended by a worker"),
     (SourceTable, "confirm", "transfers confirmed"),
@@ -156,7 +156,7 @@ class Injector:
             self._world.exercised[f"{fault.kind.name.lower()} of one with work"] += 1
         match fault.kind:
             case Kind.KILL | Kind.VANISH:
-                machine.kill(told=fault.kind is Kind.KILL)
+                machine.kill(peers_notice=fault.kind is Kind.KILL)
                 await asyncio.sleep(fault.lasts_s)
                 machine.start()
             case Kind.HANG:

@@ -121,7 +121,7 @@ class SimulatedRunner:
     """A `PlanRunner` over `numbers`, the KV as [block][token]."""
 
     launches_ahead = False
-    followers = None
+    other_ranks = None
 
     def __init__(self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, pace: Pace) -> None:
         self._loop = loop

@@ -82,11 +82,11 @@ def check_pages(world: "World") -> None:
                 raise Violation(f"{machine.name}: {error}") from error
 
 
-def unexpected_shouts(world: "World") -> list[str]:
+def unexpected_error_logs(world: "World") -> list[str]:
     """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is Kind.FLIP for fault in world.faults) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
-    return [shout for shout in world.trace.shouts if not any(said.search(shout) for said in expected)]
+    return [line for line in world.trace.error_logs if not any(said.search(line) for said in expected)]
 
 
 def check_quiet(world: "World") -> str | None:
@@ -111,7 +111,7 @@ def _held_by_worker(machine: "Machine") -> Iterator[str]:
     if pool.counts.held:
         yield f"{machine.name} holds {pool.counts.held} pages"
     if life.worker.service.busy:
-        yield f"{machine.name} has requests in its book"
+        yield f"{machine.name} has requests in its request table"
     transfers = len(life.worker._transfers._table)
     if transfers:
         yield f"{machine.name} has {transfers} transfers open"

@@ -14,7 +14,7 @@ from baton.router.request.answer import BestOf
 from baton.service.registry.membership import Registration
 from baton.simulation.network.calls import current_process
 from baton.worker.decode.answer import Answer
-from baton.worker.transfer.reader import Certain, Progress, TransferReader
+from baton.worker.transfer.reader import ConfirmedBlocks, Progress, TransferReader
 
 
 def dropped_pin() -> AbstractContextManager[Any]:
@@ -81,12 +81,14 @@ def best_by_sum() -> AbstractContextManager[Any]:
 
 
 def kept_unconfirmed() -> AbstractContextManager[Any]:
-    """A reader takes its source's announced blocks for certain, whether or not they have landed and were confirmed."""
+    """A reader takes its source's announced blocks for confirmed, whether or not they are."""
 
-    async def confirm(stub: object, transfer_id: bytes, progress: Progress, certain: Certain, period_s: float) -> None:
+    async def confirm(
+        stub: object, transfer_id: bytes, progress: Progress, confirmed: ConfirmedBlocks, period_s: float
+    ) -> None:
         while True:
             await asyncio.sleep(period_s)
-            certain.blocks = len(progress.source_blocks)
+            confirmed.blocks = len(progress.source_blocks)
 
     return patch.object(baton.worker.transfer.reader, "keep_confirming", confirm)
 

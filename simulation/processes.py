@@ -99,12 +99,12 @@ class Machine:
         self.lives.append(self.life)
         task.add_done_callback(self._ended, context=self.internet.network.process.context)
 
-    def kill(self, told: bool) -> None:
-        """`told`: its connections end, so its peers notice."""
+    def kill(self, peers_notice: bool) -> None:
+        """`peers_notice`: its connections end, so its peers notice."""
         if self.life is None:
             return
         self.loop.kill(self.life.process)
-        self.internet.network.process_died(self.life.process, told)
+        self.internet.network.process_died(self.life.process, peers_notice)
         self.life = None
 
     def hang(self) -> None:
@@ -129,7 +129,7 @@ class Machine:
         self.exits.append(error or (task.result() if not task.cancelled() else 1))
         if self.life is not None and self.life.task is task:
             self.loop.kill(self.life.process)
-            self.internet.network.process_died(self.life.process, told=True)
+            self.internet.network.process_died(self.life.process, peers_notice=True)
             self.life = None
 
 
@@ -171,7 +171,7 @@ class Factory:
     ) -> int:
         life = machine.life
         if life is None:
-            raise RuntimeError("nobody lives here")
+            raise RuntimeError("no process runs here")
         life.worker, life.host = worker, host
         return await serve(_Observed(process, life), DRAIN_S)
 
@@ -179,7 +179,7 @@ class Factory:
         async def begin(machine: Machine) -> int:
             life = machine.life
             if life is None:
-                raise RuntimeError("nobody lives here")
+                raise RuntimeError("no process runs here")
             config = _router_config(machine.name, () if self._shape.announced else workers)
             life.router = RouterProcess(config, NoTelemetry())
             return await serve(_Observed(life.router, life), DRAIN_S)
@@ -255,8 +255,8 @@ def _differs(name: str, shape: WorkerShape) -> dict[str, object]:
 def _router_config(name: str, workers: tuple[WorkerRecord, ...]) -> RouterConfig:
     listed = ",".join(f"{worker.role}@{worker.endpoint}" for worker in workers)
     ports = ("--host", name, "--port", str(PORT), "--admin-port", str(PORT + 1))
-    told = ("--workers", listed) if workers else ("--redis-url", URL)
-    return read_config(RouterConfig, (*ports, *told, "--insecure", "--no-reflection", "--planner", "off"))
+    members = ("--workers", listed) if workers else ("--redis-url", URL)
+    return read_config(RouterConfig, (*ports, *members, "--insecure", "--no-reflection", "--planner", "off"))
 
 
 def worker_record(name: str, role: WorkerRole) -> WorkerRecord:

@@ -29,7 +29,7 @@ import baton.worker.transfer.source
 from baton.kvtransfer.checksum import SampledChecksums
 from baton.router.admin.explain import Explainer
 from baton.router.admission.queue import AdmissionQueue
-from baton.router.fleet.peers import Replicas
+from baton.router.fleet.peers import PeerRouters
 from baton.router.request.journal import Journal
 from baton.simulation.host import (
     SharedMemories,
@@ -42,7 +42,7 @@ from baton.simulation.host import (
 from baton.simulation.network.calls import Internet
 from baton.simulation.network.loop import SimulatedLoop
 from baton.simulation.redis import SimulatedJournal, SimulatedRedis
-from baton.worker.prefill.loop import Pace
+from baton.worker.prefill.loop import PrefillThrottle
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
@@ -89,11 +89,11 @@ def installed(
         (baton.router.process, "_shares", redis.shares),
         (baton.router.process, "open_registry", redis.registry),
         (baton.service.worker_process, "open_registry", redis.registry),
-        (baton.router.process, "Replicas", partial(Replicas, clock=loop.time)),
+        (baton.router.process, "PeerRouters", partial(PeerRouters, clock=loop.time)),
         (baton.router.process, "Journal", partial(Journal, clock=loop.time)),
         (baton.router.process, "AdmissionQueue", partial(AdmissionQueue, clock=loop.time)),
         (baton.router.process, "Explainer", partial(Explainer, clock=loop.time)),
-        (baton.worker.prefill.loop, "Pace", partial(Pace, now=loop.time)),
+        (baton.worker.prefill.loop, "PrefillThrottle", partial(PrefillThrottle, now=loop.time)),
         (baton.router.readiness, "load_served_model", served_model),
         (baton.service.serving.server, "Watchdog", watchdog),
         (baton.service.serving.server, "_keep_for_good", lambda: None),

@@ -23,7 +23,7 @@ from baton.simulation.invariants import (
     check_cache_contents,
     check_pages,
     check_quiet,
-    unexpected_shouts,
+    unexpected_error_logs,
 )
 from baton.simulation.model import CONTEXT_TOKENS
 from baton.simulation.network.calls import Internet
@@ -44,7 +44,7 @@ class Trace:
         self._show = show
         self._digest = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=KEPT)
-        self.shouts: list[str] = []
+        self.error_logs: list[str] = []
         """Our code's log lines of level error."""
         self.retried: list[str] = []
         """A router's log lines of attempts that failed."""
@@ -81,7 +81,7 @@ class TraceHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         who, line = self._who(), self._formatter.format(record)
         if record.levelno >= logging.ERROR:
-            self._trace.shouts.append(f"{who}: {line}")
+            self._trace.error_logs.append(f"{who}: {line}")
         else:
             line = line.splitlines()[0]
         if record.name == "baton.router.request.retry":
@@ -175,7 +175,7 @@ class World:
         self.trace.note(self.now_in(), f"the {what} stood still for {still_s:.1f} s")
         for machine in self.machines:
             if machine.life is not None and machine.life.process is CURRENT.get():
-                machine.kill(told=True)
+                machine.kill(peers_notice=True)
                 self.loop.call_later(1.0, machine.start, context=self.network.process.context)
 
     def now_in(self) -> str:
@@ -199,7 +199,7 @@ async def live(world: World, result: Result) -> None:
     await _all_ended(tasks)
     await asyncio.wait([befalling], timeout=LONGEST_DRAIN_S)
     if not befalling.done():
-        raise Violation("a process that was told to drain is still there")
+        raise Violation("a process that was to drain is still there")
     befalling.result()
     await _until(world, lambda: all(_ready(router) for router in world.routers), START_S, "a router is not ready again")
     probes = [_ask_later(world, [client], _probe(world, 1000 + n), result) for n, client in enumerate(clients)]
@@ -246,10 +246,10 @@ def _run(world: World, seed: int) -> Result:
     with _logging_to(world), surroundings, counting(world.exercised):
         try:
             world.loop.run_until_complete(live(world, result))
-            if shouts := unexpected_shouts(world):
-                result.violation = f"an error was logged: {shouts[0]}"
+            if error_logs := unexpected_error_logs(world):
+                result.violation = f"an error was logged: {error_logs[0]}"
         except Violation as violation:
-            result.violation = "; ".join((str(violation), *world.trace.shouts[:1]))
+            result.violation = "; ".join((str(violation), *world.trace.error_logs[:1]))
         except OutOfTurns as error:
             result.violation = f"unbounded: {error}"
     count_at_end(world, world.exercised)

@@ -12,7 +12,7 @@ MODULES = (
     "baton.worker.prefill.role",
     "baton.worker.decode.role",
     "baton.worker.transfer.rank",
-    "baton.engine.parallel.follower",
+    "baton.engine.parallel.rank_process",
 )
 NEEDED = ["--worker-id", "a-1", "--model", "folder"]
 FLAGS: list[list[str]] = [

@@ -79,7 +79,7 @@ def _pieces(hashes: tuple[bytes, ...], size: int) -> Iterator[tuple[bytes, ...]]
         yield hashes[begin : begin + size]
 
 
-class CacheTeller:
+class CacheEventPublisher:
     """Of one epoch of a worker. Lives on the event loop."""
 
     def __init__(self, hub: SessionHub[session_pb2.ConnectResponse], epoch: int) -> None:

@@ -15,8 +15,8 @@ ChangeRole = Callable[[session_pb2.Role], None]
 NOTICE_S = 0.3  # a report to every router, and the requests that they sent before it came
 
 
-class Departing:
-    """Base of a worker's book of requests."""
+class DrainState:
+    """Base of a worker's table of requests."""
 
     leaving = False  # reported as draining
     draining = False  # and new work is refused
@@ -30,7 +30,7 @@ class Departing:
         return self.leaving and not self.broken
 
     def breaks(self, on_fault: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-        """`on_fault`, of which this book takes note."""
+        """`on_fault`, of which this table takes note."""
 
         def noted(fault: BaseException) -> None:
             self.broken = True
@@ -51,7 +51,7 @@ class Departing:
 
 
 class Draining(Protocol):
-    """A worker's book of requests. `leaving` is reported; with `draining` new work is refused."""
+    """A worker's table of requests. `leaving` is reported; with `draining` new work is refused."""
 
     leaving: bool
     draining: bool

@@ -16,7 +16,7 @@ import grpc
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
 from baton.protos import session_pb2
-from baton.service.affinity import stand_back
+from baton.service.affinity import lower_priority
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.worker_process import end_on_error, take_worker_epoch
 from baton.worker.config import ElasticConfig
@@ -27,7 +27,7 @@ from baton.worker.process import PROMPTS_AT_ONCE, run_worker
 from baton.worker.role import ServedWorker
 
 
-class Door(grpc.GenericRpcHandler):
+class ServicerSwitch(grpc.GenericRpcHandler):
     """Stands in a server as a handler, and for each role as the server that its servicers are added to.
 
     Calls that are under way stay with the servicer that they reached.
@@ -73,7 +73,7 @@ class ElasticWorker(ServedWorker):
         super().__init__(config, prepared)
         self._config = config
         self._next_epoch = next_epoch
-        self._door = Door()
+        self._servicer_switch = ServicerSwitch()
         rows = config.max_sequences if config.graphs else 0
         slots = swap_slots(config, prepared)
         self.host = EngineHost(config, prepared, transfer_options(config), slots, config.nice, rows)
@@ -96,7 +96,7 @@ class ElasticWorker(ServedWorker):
         return self._current.turns
 
     def register(self, server: grpc.aio.Server) -> None:
-        server.add_generic_rpc_handlers((self._door,))
+        server.add_generic_rpc_handlers((self._servicer_switch,))
 
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
@@ -138,7 +138,7 @@ class ElasticWorker(ServedWorker):
         old.drain.begin()
         try:
             async with asyncio.timeout(self._config.role_drain_s):
-                while old.busy:  # noqa: ASYNC110 -- the book has no event
+                while old.busy:  # noqa: ASYNC110 -- the table has no event
                     await asyncio.sleep(DRAIN_POLL_S)
                 epoch = await self._next_epoch()
         except TimeoutError:
@@ -160,15 +160,15 @@ class ElasticWorker(ServedWorker):
 
     def _make(self, role: WorkerRole, epoch: int) -> PrefillWorker | DecodeWorker:
         config, host = self._config, self.host
-        stand_back(config.nice if role is WorkerRole.PREFILL else 0)
+        lower_priority(config.nice if role is WorkerRole.PREFILL else 0)
         worker: PrefillWorker | DecodeWorker
         if role is WorkerRole.PREFILL:
             worker = PrefillWorker(config, self._prepared, epoch, host)
         else:
             worker = DecodeWorker(config, self._prepared, epoch, host=host)
         worker.service.offer_roles(tuple(ROLES), self.change_role)
-        self._door.clear()
-        worker.register(cast(grpc.aio.Server, self._door))
+        self._servicer_switch.clear()
+        worker.register(cast(grpc.aio.Server, self._servicer_switch))
         return worker
 
 

@@ -47,9 +47,9 @@ def load_runner(
 
 def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:
     """`on_fault` is called on this event loop, at once, when another rank has ended: the worker cannot continue."""
-    if runner.followers is not None:
+    if runner.other_ranks is not None:
         events = asyncio.get_running_loop()
-        runner.followers.watch(lambda lost: _post(events, on_fault, lost))
+        runner.other_ranks.watch(lambda lost: _post(events, on_fault, lost))
 
 
 def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException], None], lost: BaseException) -> None:

@@ -9,7 +9,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.parallel.collectives import RankLost
 from baton.engine.prepare import PreparedModel
-from baton.service.affinity import pin_process, stand_back
+from baton.service.affinity import lower_priority, pin_process
 from baton.service.serving.server import run, serve
 from baton.service.telemetry.logs import configure_logging
 from baton.service.worker_config import WorkerConfig
@@ -32,7 +32,7 @@ def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker,
         # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
         pin_process(config.cores | (config.transfer_cores or frozenset()))
     if nice:
-        stand_back(nice)
+        lower_priority(nice)
     try:
         return run(_serve(config, step, make_worker, nice))
     except ModelError as error:

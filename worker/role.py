@@ -88,7 +88,7 @@ class RoleWorker(ServedWorker):
         super().__init__(config, prepared)
         memory = host.memory
         self._host, self._owns_host = host, owns_host
-        self._book = service
+        self._service = service
         self.drain = Drain(service)
         self._transfers = transfers
         self._peers = Peers(
@@ -126,11 +126,11 @@ class RoleWorker(ServedWorker):
         return None if self._running is None else self._running.turns
 
     def register(self, server: grpc.aio.Server) -> None:
-        session_pb2_grpc.add_SessionServiceServicer_to_server(self._book, server)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
 
     async def start(self, on_fault: FaultHandler) -> None:
-        on_fault = self._book.breaks(on_fault)
+        on_fault = self._service.breaks(on_fault)
         runner = await self._host.load(on_fault)
         self._running = loop = self._make_loop(runner, on_fault)
         await loop.start()
@@ -139,14 +139,14 @@ class RoleWorker(ServedWorker):
         end_on_error(self._sweep, on_fault)
 
     def report(self) -> None:
-        self._book.report()
+        self._service.report()
 
     def begin_drain(self) -> None:
         self.drain.begin()
 
     async def stop(self) -> None:
         """Sessions first, whose requests go with them; then copies and links; the engine and its memory last."""
-        await self._book.close()
+        await self._service.close()
         self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()

@@ -125,14 +125,14 @@ def add_logprobs(output: session_pb2.SequenceOutput, token: LoggedToken) -> None
     output.top_logprobs.extend(each.logprob for each in token.top)
 
 
-def prompt_scores(attempt_id: int, offset: int, told: Sequence[Drawn]) -> session_pb2.PromptScores:
-    """`told`: the prompt's tokens from position `offset` on."""
+def prompt_scores(attempt_id: int, offset: int, scores: Sequence[Drawn]) -> session_pb2.PromptScores:
+    """`scores`: the prompt's tokens from position `offset` on."""
     return session_pb2.PromptScores(
         attempt_id=attempt_id,
         offset=offset,
-        logprobs=[token.logprob for token in told],
-        top_token_ids=[each.token_id for token in told for each in token.top],
-        top_logprobs=[each.logprob for token in told for each in token.top],
+        logprobs=[token.logprob for token in scores],
+        top_token_ids=[each.token_id for token in scores for each in token.top],
+        top_logprobs=[each.logprob for token in scores for each in token.top],
     )
 
 

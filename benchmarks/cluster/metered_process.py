@@ -119,9 +119,9 @@ class _Resumed:
 
 def keep_tokens(count: int) -> None:
     from baton.engine.plan import Drawn
-    from baton.worker.decode.kept import KeptAnswer
+    from baton.worker.decode.retained import RetainedOutputs
 
-    kept, token = KeptAnswer(), Drawn(5, -0.5)
+    kept, token = RetainedOutputs(), Drawn(5, -0.5)
     for _ in range(count):
         kept.add(0, token, None)
 
@@ -129,17 +129,17 @@ def keep_tokens(count: int) -> None:
 def run_worker(role: str, meter: Meter) -> int:
     from baton.engine.runner.thread import EngineThread
     from baton.kvtransfer.checksum import Checksums
-    from baton.worker.decode.book import AnswerBook
     from baton.worker.decode.config import DecodeConfig
-    from baton.worker.decode.kept import KeptAnswer
+    from baton.worker.decode.request_table import RequestTable
+    from baton.worker.decode.retained import RetainedOutputs
     from baton.worker.decode.role import main as decode_main
     from baton.worker.prefill.config import PrefillConfig
     from baton.worker.prefill.role import main as prefill_main
     from baton.worker.transfer import reader as transfer_reader
     from baton.worker.transfer.source import TransferSource
 
-    meter.count("kept outputs", KeptAnswer, "add", keep_tokens)
-    meter.wrap("kept answers", AnswerBook, "keep")
+    meter.count("kept outputs", RetainedOutputs, "add", keep_tokens)
+    meter.wrap("kept answers", RequestTable, "keep")
     meter.wrap("checksums", Checksums, "of")
     meter.wrap("confirmations", transfer_reader, "keep_confirming")
     meter.wrap("confirmations", TransferSource, "Confirm")

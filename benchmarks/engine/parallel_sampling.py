@@ -17,7 +17,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Computed, Drawn, Plan
 from baton.engine.request import Request, blocks_for
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 
 COUNTS = (1, 2, 4, 6, 8, 16)
 
@@ -63,7 +63,7 @@ def measure(case: Case) -> Use:
     # One token more is drawn than KV is kept of: that of the last one is never needed.
     params = SamplingParams(max_tokens=case.answer_tokens + 1, n=case.n)
     pool = BlockPool(case.n * blocks_for(case.prompt_tokens + case.answer_tokens, case.block_tokens) + case.n)
-    scheduler = MixedScheduler(pool, case.block_tokens, max_step_tokens=512, max_sequences=case.n)
+    scheduler = Scheduler(pool, case.block_tokens, max_step_tokens=512, max_sequences=case.n)
     scheduler.add(Request(1, tuple(range(case.prompt_tokens)), params, ()))
     most = copied = prefilled = 0
     unfilled = 0.0

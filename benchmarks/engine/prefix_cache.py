@@ -36,7 +36,7 @@ from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Prompt
 from baton.engine.plan import Chunk, Plan, Sample
 from baton.engine.sampling.params import SamplingParams as EngineSampling
-from baton.engine.scheduler.sequences import MixedSequence, TokenMade
+from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
 from baton.generation.block_hash import HashChain
 from baton.launch.paths import ROOT
 from models.tableqa.train_data import people, table
@@ -155,7 +155,7 @@ def cost_without_hits(model: str, repetitions: int) -> Cost:
     engine = _engine(model)
     draw = random.Random(3)
     spent = _Spent()
-    with spent.on((HashChain, "first"), (BlockPool, "lookup"), (BlockTable, "publish"), (MixedSequence, "publish")):
+    with spent.on((HashChain, "first"), (BlockPool, "lookup"), (BlockTable, "publish"), (ScheduledSequence, "publish")):
         began = time.thread_time_ns()
         for _ in range(repetitions):
             _run(engine, [_random_tokens(engine, draw, 512) for _ in range(8)], max_tokens=64)

@@ -22,8 +22,8 @@ from baton.engine.request import Request, blocks_for
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
-from baton.engine.scheduler.sequences import MixedOutcome, PromptComputed, RequestFailed, TokenMade
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
@@ -80,7 +80,7 @@ class EngineRun:
     def __init__(self, loaded: LoadedEngine, batch: int) -> None:
         prepared = loaded.prepared
         self.first_tokens: tuple[int, ...] = ()  # of the prompts of the last `prefill_s`
-        self._scheduler = MixedScheduler(
+        self._scheduler = Scheduler(
             BlockPool(prepared.total_blocks), prepared.layout.block_tokens, loaded.setup.step_tokens, batch
         )
         self._engine = Engine(loaded.runner, self._scheduler)
@@ -120,7 +120,7 @@ class EngineRun:
             self._scheduler.add(Request(self._requests, tuple(prompt), params, ()), CACHE_ROOT)
             self._requests += 1
 
-    def _step(self) -> Sequence[MixedOutcome] | None:
+    def _step(self) -> Sequence[SchedulerOutcome] | None:
         outcomes = self._engine.step()
         if outcomes is not None and any(isinstance(outcome, RequestFailed) for outcome in outcomes):
             raise CommandFailed("the model's logits are not finite")

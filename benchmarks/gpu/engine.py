@@ -24,7 +24,7 @@ from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSi
 from baton.engine.runner.engine import OverlappedEngine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.kernels.sampling import sample_tokens
 from baton.kernels.types import KvPages
@@ -64,7 +64,7 @@ class DrawnEngine:
             Runner(self.decoder, layout, self.kv).warm_up()
             sizes = GraphSizes(len(work.prompts), -(-work.most_tokens // BLOCK_TOKENS))
             self.model = GraphedModel(self.decoder, self.kv, GraphRecorder(), sizes)
-        self._scheduler = MixedScheduler(BlockPool(work.blocks), BLOCK_TOKENS, step_tokens, len(work.prompts))
+        self._scheduler = Scheduler(BlockPool(work.blocks), BLOCK_TOKENS, step_tokens, len(work.prompts))
         self._engine = OverlappedEngine(Runner(self.model, layout, self.kv), self._scheduler)
         self._requests = 0
 

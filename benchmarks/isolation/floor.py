@@ -16,13 +16,13 @@ from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import Gated
 from baton.engine.prepare import ModelOptions, resolve_dtype
 from baton.engine.weights.load import load_model
-from baton.service.affinity import stand_back
+from baton.service.affinity import lower_priority
 
 
 def main() -> None:
     arguments = _arguments()
     os.nice(arguments.nice)
-    stand_back(arguments.nice)
+    lower_priority(arguments.nice)
     torch.set_num_threads(1)
     options = ModelOptions(arguments.model, torch.device("cpu"), "auto", 32, 0, None, quantize=arguments.quantize)
     dtype = resolve_dtype(options)

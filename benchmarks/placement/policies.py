@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from baton.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
 from baton.benchmarks.placement.world import BlockCache, Changes, PrefillWorker, Prompt, World
-from baton.router.cache.index import Branching, PrefixIndex
+from baton.router.cache.index import PrefixFanOut, PrefixIndex
 from baton.router.placement.cluster import RecentWork, shortlist
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.policies import early_block
@@ -44,7 +44,7 @@ class PlacedByRouter:
         self._policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=strategy)
         self._index, self._rates, self._recent = PrefixIndex(), RateLedger(), RecentWork()
         self._prefill, self._decode = ([f"{role}{n}" for n in range(workers)] for role in "pd")
-        self._branching = Branching()
+        self._branching = PrefixFanOut()
         self._number = {name: number for names in (self._prefill, self._decode) for number, name in enumerate(names)}
 
     def choose(self, prompt: Prompt, world: World) -> Choice:

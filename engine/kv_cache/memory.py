@@ -104,13 +104,13 @@ def _prepare_ranks(
     degree, block_tokens = roomy.options.tensor_parallel, roomy.options.block_tokens
     ranks = roomy.load_ranks(progress=False, options=options)
     with ExitStack() as undo:
-        undo.callback(ranks.followers.close)
+        undo.callback(ranks.other_ranks.close)
         plan = largest_plan(step, block_tokens, roomy.max_model_len)
         asked = StepToMeasure(roomy.kv_dtype_name, block_tokens, step.tokens, step.sequences, roomy.max_model_len)
-        ranks.followers.measure(asked)
+        ranks.other_ranks.measure(asked)
         trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
         trial.runner.run(plan)
-        memories = [trial.memory(), *ranks.followers.memories()]
+        memories = [trial.memory(), *ranks.other_ranks.memories()]
         left = kv_bytes_left(memories, utilization, roomy.layout.block_bytes // degree)
         prepared = replace(roomy.resized(left * degree), ranks=ranks)
         undo.pop_all()

@@ -137,7 +137,7 @@ def _refusal_of_calls(calls: Sequence[AttentionCall], text: Any) -> str | None:
     if not isinstance(getattr(text, "max_position_embeddings", None), int):
         return "it does not say how many positions it has"
     if any(kind == WINDOWED and call.window is None for kind, call in zip(kinds, calls, strict=True)):
-        return "its sliding windows are not told to attention"
+        return "its sliding windows are not passed to attention"
     if _has_window(text) and not any(call.window for call in calls):
-        return "its sliding window is not told to attention"
+        return "its sliding window is not passed to attention"
     return None

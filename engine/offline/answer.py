@@ -65,9 +65,9 @@ class Answer:
     def made_tokens(self) -> int:
         return sum(len(choice.drawn) for choice in self._choices)
 
-    def take_prompt(self, told: Sequence[Drawn]) -> None:
+    def take_prompt(self, scores: Sequence[Drawn]) -> None:
         """Log-probabilities of the next tokens of the prompt."""
-        self._prompt += told
+        self._prompt += scores
 
     def take(self, made: TokenMade) -> bool:
         """Adds a token. True: a stop string ended the choice, of which the engine is to make no more."""
@@ -158,13 +158,13 @@ class Answer:
 
     def _logprobs(self, drawn: Drawn) -> dict[int, Logprob]:
         """The likeliest tokens by rank, and the one that is there."""
-        told = {
+        by_token_id = {
             top.token_id: Logprob(top.logprob, rank, self._decoder.decode((top.token_id,), False))
             for rank, top in enumerate(drawn.top, start=1)
         }
-        if drawn.token_id not in told:
-            told[drawn.token_id] = Logprob(drawn.logprob, None, self._decoder.decode((drawn.token_id,), False))
-        return told
+        if drawn.token_id not in by_token_id:
+            by_token_id[drawn.token_id] = Logprob(drawn.logprob, None, self._decoder.decode((drawn.token_id,), False))
+        return by_token_id
 
 
 def _mean_logprob(choice: ChoiceAnswer) -> float:

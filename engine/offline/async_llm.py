@@ -16,7 +16,7 @@ from baton.engine.offline.prompts import PromptType
 from baton.engine.offline.request_output import RequestOutput
 from baton.engine.runner.thread import EngineStopped, EngineThread, StepTiming
 from baton.engine.runner.thread_preparation import thread_preparation
-from baton.engine.scheduler.sequences import MixedOutcome
+from baton.engine.scheduler.sequences import SchedulerOutcome
 
 STOP_TIMEOUT_S = 30.0
 
@@ -102,13 +102,13 @@ class AsyncLLM:
         read = await loop.run_in_executor(self._tokenizer, self._engine.read_adapter, lora)
         return await asyncio.wrap_future(self._thread.call(self._engine.add_adapter, read))
 
-    def _on_step(self, outcomes: Sequence[MixedOutcome], timing: StepTiming) -> None:
+    def _on_step(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
         self._to_loop(self._deliver, outcomes)
 
     def _on_fault(self, fault: BaseException) -> None:
         self._to_loop(self._end, fault)
 
-    def _deliver(self, outcomes: Sequence[MixedOutcome]) -> None:
+    def _deliver(self, outcomes: Sequence[SchedulerOutcome]) -> None:
         by_number = {stream.number: stream for stream in self._streams.values()}
         answers = {number: stream.answer for number, stream in by_number.items()}
         for number in deliver(answers, outcomes, self._stop_choice):

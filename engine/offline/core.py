@@ -25,7 +25,7 @@ from baton.engine.offline.lora import (
 )
 from baton.engine.offline.params import ModelLimits, SamplingParams, resolve
 from baton.engine.offline.prompts import Prompt, PromptReader
-from baton.engine.parallel.followers import threads_of
+from baton.engine.parallel.other_ranks import threads_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.request import Request
@@ -33,8 +33,8 @@ from baton.engine.runner.engine import engine_over
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.grammars import Grammars
-from baton.engine.scheduler.scheduler import MixedScheduler
-from baton.engine.scheduler.sequences import MixedOutcome, PromptComputed, RequestFailed
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.block_hash import root_hash
 from baton.generation.structured.library import LibraryMissing
@@ -97,7 +97,7 @@ class OfflineEngine:
         self.vocab_size = prepared.config.vocab_size
         self.folder = prepared.options.folder
         self.device = prepared.options.device
-        self.scheduler = MixedScheduler(
+        self.scheduler = Scheduler(
             BlockPool(prepared.total_blocks),
             args.block_size,
             args.step_tokens(prepared.options.device),
@@ -155,7 +155,7 @@ class OfflineEngine:
         """Queues it. Raises: ValueError (RequestRefused)."""
         self.scheduler.add(request, self._roots.get(request.adapter))
 
-    def step(self) -> Sequence[MixedOutcome] | None:
+    def step(self) -> Sequence[SchedulerOutcome] | None:
         return self._engine.step()
 
 
@@ -228,7 +228,7 @@ def summary(prepared: PreparedModel, load_s: float) -> str:
 
 
 def deliver(
-    answers: Mapping[int, Answer], outcomes: Sequence[MixedOutcome], stop_choice: Callable[[int, int], object]
+    answers: Mapping[int, Answer], outcomes: Sequence[SchedulerOutcome], stop_choice: Callable[[int, int], object]
 ) -> list[int]:
     """Hands a step's tokens to their answers. Returns the ids of requests whose answers changed, once each.
 

@@ -1,1 +1,1 @@
-"""Tensor parallelism inside one worker: a leader that decides, and followers that compute their share of every step."""
+"""Tensor parallelism inside one worker: the first rank decides, and others compute their share of every step."""

@@ -56,7 +56,7 @@ class ParallelModel:
 
     part: DecoderModel
     collectives: Collectives
-    announce_logits: Callable[[int], None]  # sends the followers how many rows the leader wants logits of
+    announce_logits: Callable[[int], None]  # tells the other ranks of how many rows the leader wants logits
 
     @property
     def config(self) -> DecoderConfig:

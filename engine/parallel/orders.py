@@ -10,13 +10,13 @@ class RankOptions:
 
     storage_fd: int | None = None  # of all ranks' parts, one after the other
     part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
-    entry: str = "baton.engine.parallel.follower"  # the module that such a process runs
+    entry: str = "baton.engine.parallel.rank_process"  # the module that such a process runs
     nice: int = 0  # how far they stand back behind other processes on their cores
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerStart:
-    """The values by which a follower loads its part of the model."""
+class RankStart:
+    """The values by which a rank loads its part of the model."""
 
     folder: str
     device: str  # of the leader; that of rank r is r places further, where devices have numbers
@@ -33,12 +33,12 @@ class FollowerStart:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def of_bytes(cls, payload: bytes) -> "FollowerStart":
+    def of_bytes(cls, payload: bytes) -> "RankStart":
         return cls(**json.loads(payload))
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerPool:
+class RankPool:
     """Its part of the pool."""
 
     kv_dtype: str  # a key of KV_DTYPES
@@ -52,7 +52,7 @@ class FollowerPool:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def of_bytes(cls, payload: bytes) -> "FollowerPool":
+    def of_bytes(cls, payload: bytes) -> "RankPool":
         return cls(**json.loads(payload))
 
 

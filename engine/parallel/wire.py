@@ -1,4 +1,4 @@
-"""A leader's messages to its followers over a socket: plain numbers in frames. Knows no processes and no model."""
+"""A leader's messages to the other ranks over a socket: plain numbers in frames. Knows no processes and no model."""
 
 import socket
 import struct

@@ -18,7 +18,7 @@ class PlanRunner(Protocol):
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]: ...
 
 
-class Scheduler(Protocol[Committed]):
+class StepScheduler(Protocol[Committed]):
     """Decides. Each plan is committed, with its results, before the next one is made."""
 
     def plan(self) -> Plan | None: ...
@@ -32,7 +32,7 @@ class Engine(Generic[Outcome]):
     def __init__(
         self,
         runner: PlanRunner,
-        scheduler: Scheduler[Outcome],
+        scheduler: StepScheduler[Outcome],
         on_computed: Callable[[Plan, float], None] = lambda plan, seconds: None,
     ) -> None:
         """`on_computed` is called with the runner's time for each plan, before the plan is committed."""
@@ -67,7 +67,7 @@ class AheadScheduler(Protocol[Committed]):
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class StepInFlight:
     plan: Plan
     launched: Launched
 
@@ -85,27 +85,27 @@ class OverlappedEngine(Generic[Outcome]):
         self._runner = runner
         self._scheduler = scheduler
         self._on_computed = on_computed
-        self._flight: Flight | None = None
+        self._in_flight: StepInFlight | None = None
         self._free_since = 0.0  # when the device had finished the step before
 
     def step(self) -> Sequence[Outcome] | None:
         """The outcomes of the oldest step under way; None when nothing can run."""
-        flight = self._flight or self._launch(self._scheduler.plan(), None)
-        if flight is None:
+        in_flight = self._in_flight or self._launch(self._scheduler.plan(), None)
+        if in_flight is None:
             return None
-        self._flight = self._launch(self._scheduler.plan_ahead(), flight.launched)
-        results = flight.launched.results()
+        self._in_flight = self._launch(self._scheduler.plan_ahead(), in_flight.launched)
+        results = in_flight.launched.results()
         now = time.monotonic()
-        self._on_computed(flight.plan, now - self._free_since)
+        self._on_computed(in_flight.plan, now - self._free_since)
         self._free_since = now
-        return self._scheduler.commit(flight.plan, results)
+        return self._scheduler.commit(in_flight.plan, results)
 
-    def _launch(self, plan: Plan | None, after: Launched | None) -> Flight | None:
+    def _launch(self, plan: Plan | None, after: Launched | None) -> StepInFlight | None:
         if plan is None:
             return None
         if after is None:
             self._free_since = time.monotonic()
-        return Flight(plan, self._runner.launch(plan, after))
+        return StepInFlight(plan, self._runner.launch(plan, after))
 
 
 class EitherRunner(LaunchingRunner, PlanRunner, Protocol):

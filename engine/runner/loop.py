@@ -52,7 +52,7 @@ class EngineLoop(Generic[Outcome, Load]):
             on_busy=on_busy,
         )
         if pool is not None and on_cache is not None:
-            _tell_of_cache(pool, events, on_cache)
+            _publish_cache_changes(pool, events, on_cache)
 
     async def start(self) -> None:
         """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
@@ -78,7 +78,7 @@ class EngineLoop(Generic[Outcome, Load]):
         return self._thread.observed
 
 
-def _tell_of_cache(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
+def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
     """At once, not after the step: routers should know of an eviction before the block is filled anew."""
 
     def tell() -> None:

@@ -18,7 +18,7 @@ from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.models.batch import Batch, make_batch, to_device
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.model import Model
-from baton.engine.parallel.followers import Followers
+from baton.engine.parallel.other_ranks import OtherRanks
 from baton.engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
 from baton.engine.runner.launched import (
@@ -73,10 +73,10 @@ class Runner:
         layout: KvLayout,
         kv: KvPages,
         host: HostPool | None = None,
-        followers: Followers | None = None,
+        other_ranks: OtherRanks | None = None,
         graphs: GraphSizes | None = None,
     ) -> None:
-        """`host`: where plans that swap blocks put them. `followers`: the other ranks, owned; `kv` is this rank's.
+        """`host`: where plans that swap blocks put them. `other_ranks`: the other ranks, owned; `kv` is this rank's.
 
         `graphs`: decode steps that `warm_up` records, where device and model allow it.
         """
@@ -92,7 +92,7 @@ class Runner:
         self._block_tokens = layout.block_tokens
         self._kv = kv
         self._host = host
-        self.followers = followers
+        self.other_ranks = other_ranks
         self._graphs = graphs
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
@@ -103,9 +103,9 @@ class Runner:
     def launches_ahead(self) -> bool:
         """Whether a step gains from being launched before the one before is known.
 
-        Not with followers: a plan contains the very tokens, and those of the step before are not known then.
+        Not with several ranks: a plan contains the very tokens, and those of the step before are not known then.
         """
-        return self._model.device.type == "cuda" and self.followers is None
+        return self._model.device.type == "cuda" and self.other_ranks is None
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
@@ -139,11 +139,11 @@ class Runner:
 
         On every rank: else each has moved its own by the time of the first sum, and no block is free before that.
         """
-        if self.followers is not None:
-            self.followers.carry_out(plan)
+        if self.other_ranks is not None:
+            self.other_ranks.carry_out(plan)
         self._move(plan)
-        if not plan.chunks and self.followers is not None:
-            self.followers.wait_moved()
+        if not plan.chunks and self.other_ranks is not None:
+            self.other_ranks.wait_moved()
         if not plan.chunks:
             return None
         formed = formed_samples(plan.chunks)
@@ -162,7 +162,7 @@ class Runner:
         )
 
     def follow(self, plan: Plan) -> None:
-        """As a follower: moves blocks and computes KV, and draws nothing."""
+        """As another rank: moves blocks and computes KV, and draws nothing."""
         with torch.inference_mode():
             self._move(plan)
             if plan.chunks:
@@ -174,8 +174,8 @@ class Runner:
 
     def close(self) -> None:
         """Ends the other ranks, if there are any. They also end with this process."""
-        if self.followers is not None:
-            self.followers.close()
+        if self.other_ranks is not None:
+            self.other_ranks.close()
 
     def warm_up(self) -> None:
         """Runs a few steps, so that the first requests do not pay for lazy set-up; records graphs.
@@ -190,8 +190,8 @@ class Runner:
         if reason := why_not_recorded(self._model):
             logger.info("decode steps are launched kernel by kernel: %s", reason)
         else:
-            if self.followers is not None:
-                self.followers.record(*self._graphs)
+            if self.other_ranks is not None:
+                self.other_ranks.record(*self._graphs)
             self.record(self._graphs)
         self._graphs = None
 

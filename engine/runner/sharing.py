@@ -53,7 +53,7 @@ class DeviceShare:
         self._rest = 0.0
         self._heard_at: float | None = None
 
-    def hear(self, slow_down: float, now: float) -> None:
+    def observe_slow_down(self, slow_down: float, now: float) -> None:
         """A decode worker on this GPU reports how much longer its steps take; `now`: monotonic seconds."""
         self._heard_at = now
         if slow_down > self._target:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.engine.parallel.followers import cores_of, threads_of
+from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.runner.runner import Runner
 from baton.kernels.native.library import native_library
@@ -113,7 +113,7 @@ def thread_preparation(
     it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
     `warm`: another thread has warmed this model up before, and blocks are owned by now. `spare`: see SpareCores.
     """
-    first = Shard(0, 1 if runner.followers is None else runner.followers.degree)
+    first = Shard(0, 1 if runner.other_ranks is None else runner.other_ranks.degree)
     dealt = None if cores is None else tuple(sorted(cores))
     own = cores_of(first, dealt)
 

@@ -112,7 +112,7 @@ def _add_ends(room: Room, ends: Words | None) -> int:
     return taken_words
 
 
-class Follower:
+class GrammarState:
     """One choice: its matcher, and the mask that was asked for last. All its masks are made in the same memory."""
 
     __slots__ = ("_ends", "_forced", "_grammar", "_matcher", "_room", "mask", "tokens")
@@ -162,7 +162,7 @@ class Constraint:
         self._ends = grammar.bits(grammar.vocabulary.ends(stop_token_ids))
         self._threads = threads
         self._first = Mask.of(grammar.first_allowed(self._ends))
-        self._followers: dict[int, Follower] = {}
+        self._states: dict[int, GrammarState] = {}
 
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int) -> Mask:
         """Of the token after `history`: the prompt, of so many tokens, and all of a choice so far.
@@ -173,12 +173,12 @@ class Constraint:
         answer_tokens = len(history) - prompt_tokens
         if answer_tokens == 0:
             return self._first
-        follower = self._followers.get(choice)
-        if follower is None or follower.tokens > answer_tokens:
-            follower = self._followers[choice] = Follower(self._grammar, self._ends)
-        elif follower.tokens == answer_tokens and follower.mask.is_ready:
-            return follower.mask
-        return follower.follow(history[prompt_tokens + follower.tokens :], self._threads)
+        state = self._states.get(choice)
+        if state is None or state.tokens > answer_tokens:
+            state = self._states[choice] = GrammarState(self._grammar, self._ends)
+        elif state.tokens == answer_tokens and state.mask.is_ready:
+            return state.mask
+        return state.follow(history[prompt_tokens + state.tokens :], self._threads)
 
 
 def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> None:

@@ -10,7 +10,7 @@ from baton.engine.sampling.constraint import Constraint, wait_for
 from baton.engine.sampling.mask_threads import Allowed, Mask
 from baton.engine.sampling.processors import HistoryMissing
 from baton.generation.structured.library import GrammarFailed
-from baton.kernels.sampling import take_rows
+from baton.kernels.sampling import masked_rows
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def put_form_first(
     rows = [row for row, each in enumerate(distributions) if each.allowed is not None and not alive[row]]
     if rows:
         formed = [distributions[row] for row in rows]
-        adjusted[rows] = take_rows(logits, [each.row for each in formed], [each.allowed for each in formed])
+        adjusted[rows] = masked_rows(logits, [each.row for each in formed], [each.allowed for each in formed])
     return bool(rows)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from baton.engine.plan import Drawn, Scored, TokenLogprob
 from baton.engine.sampling.filters import likeliest
-from baton.kernels.sampling import survey_rows
+from baton.kernels.sampling import row_statistics
 
 
 def described(
@@ -63,13 +63,13 @@ def prompt_scores(
     `hidden` are the rows of one chunk, `[tokens, hidden size]`; `logits` makes float32 `[rows, vocab]` of some of them.
     None where those are not finite.
     """
-    told: list[Drawn] = []
+    scores: list[Drawn] = []
     for start in range(0, len(scored.token_ids), ROWS_AT_ONCE):
         token_ids = scored.token_ids[start : start + ROWS_AT_ONCE]
         rows = logits(hidden[start : start + len(token_ids)])
-        surveyed = survey_rows(rows)
-        if not bool(surveyed.finite.all()):
+        statistics = row_statistics(rows)
+        if not bool(statistics.finite.all()):
             return None
         places = range(len(token_ids))
-        told += described(rows, surveyed.log_totals, places, token_ids, [scored.top] * len(token_ids))
-    return tuple(told)
+        scores += described(rows, statistics.log_totals, places, token_ids, [scored.top] * len(token_ids))
+    return tuple(scores)

@@ -12,7 +12,7 @@ from baton.engine.sampling.filters import filtered, is_narrow, pick
 from baton.engine.sampling.logprobs import described
 from baton.engine.sampling.processors import adjust
 from baton.engine.sampling.uniform import uniform
-from baton.kernels.sampling import sample_tokens, samples_natively, survey_rows, take_rows
+from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, samples_natively
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
 CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operation and the next
@@ -40,9 +40,9 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf)
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), began_s)
     alone = {each.row: each.allowed for each in special if _is_best_allowed(each, rows[each.row])}
-    surveyed = survey_rows(logits, [alone.get(index) for index in range(len(rows))] if alone else None)
-    finite: list[bool] = surveyed.finite.tolist()
-    best = surveyed.best.tolist()
+    statistics = row_statistics(logits, [alone.get(index) for index in range(len(rows))] if alone else None)
+    finite: list[bool] = statistics.finite.tolist()
+    best = statistics.best.tolist()
     drawn = [[best[index]] * len(row.samples) if finite[index] else None for index, row in enumerate(rows)]
     if undrawn:
         undrawn = {index: why for index, why in undrawn.items() if finite[index]}
@@ -57,7 +57,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf)
         elif token_ids is not None:
             for place, token_id in zip(distribution.places, distribution.token_ids, strict=True):
                 token_ids[place] = token_id
-    results = _results(logits, surveyed.log_totals, rows, drawn)
+    results = _results(logits, statistics.log_totals, rows, drawn)
     return [undrawn.get(index, result) for index, result in enumerate(results)] if undrawn else results
 
 
@@ -104,7 +104,7 @@ def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
 
 
 def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
-    adjusted = take_rows(logits, [each.row for each in distributions], [each.allowed for each in distributions])
+    adjusted = masked_rows(logits, [each.row for each in distributions], [each.allowed for each in distributions])
     adjust(adjusted, [each.sample for each in distributions])
     largest = adjusted.max(-1)
     alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
@@ -157,5 +157,5 @@ def _results(
     counts = [
         wanted.params.logprobs for row, of_row in zip(rows, drawn, strict=True) if of_row for wanted in row.samples
     ]
-    told: Iterator[Drawn] = iter(described(logits, log_totals, of_rows, token_ids, counts))
-    return [NonFinite() if of_row is None else tuple(next(told) for _ in of_row) for of_row in drawn]
+    results: Iterator[Drawn] = iter(described(logits, log_totals, of_rows, token_ids, counts))
+    return [NonFinite() if of_row is None else tuple(next(results) for _ in of_row) for of_row in drawn]

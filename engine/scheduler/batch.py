@@ -15,7 +15,14 @@ from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.plan import BlockCopy, BlockSwap
 from baton.engine.request import Request, blocks_for
 from baton.engine.scheduler.overtaking import is_coming
-from baton.engine.scheduler.sequences import Flights, Line, MixedCounters, MixedSequence, Swapped, Turn
+from baton.engine.scheduler.sequences import (
+    ArrivalKey,
+    ArrivalOrder,
+    ScheduledSequence,
+    SchedulerCounters,
+    StepsInFlight,
+    Swapped,
+)
 from baton.generation.block_hash import HashChain
 
 
@@ -26,7 +33,7 @@ class Write(NamedTuple):
     position: int
 
 
-def wanted_blocks(running: Iterable[MixedSequence], pool: BlockPool, block_tokens: int) -> int:
+def wanted_blocks(running: Iterable[ScheduledSequence], pool: BlockPool, block_tokens: int) -> int:
     """Blocks that one more token for each answer takes."""
     growing = (sequence for sequence in running if sequence.uncomputed_tokens == 1)
     return blocks_to_write((Write(each.held(), each.computed_tokens) for each in growing), pool, block_tokens)
@@ -56,7 +63,7 @@ def grow(table: BlockTable, position: int, block_tokens: int) -> BlockCopy | Non
     return table.make_writable(index)
 
 
-def unfilled_slots(running: Iterable[MixedSequence], block_tokens: int) -> int:
+def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> int:
     """Token slots of their blocks that have no KV yet: the PagedAttention paper's internal fragmentation.
 
     Looks only at the ends of tables, behind the KV that is written; a block that several share counts once.
@@ -71,24 +78,24 @@ def unfilled_slots(running: Iterable[MixedSequence], block_tokens: int) -> int:
 
 
 SEQUENCES_PER_RESERVED_BLOCK = 2
-"""Admission leaves one block for so many running sequences to grow into, lest it preempts what it just admitted.
+"""Admission leaves one block for so many running sequences to grow into: it must not preempt what it just admitted.
 
 Simulated on a full pool of 256 blocks, without swapping: with 1, 2, 4 the batch makes 19.8, 20.3, 20.5 tokens a step,
 and 2, 7, 15 % of all tokens computed are computed again.
 """
 
 
-class MixedBatch:
+class RunningBatch:
     """Every sequence is in one phase; `swap` is where the KV of preempted ones may wait."""
 
     def __init__(self, pool: BlockPool, block_tokens: int, swap: SwapSpace) -> None:
         self.pool = pool
-        self.counters = MixedCounters()
-        self.flights = Flights()
-        self.waiting: Line[MixedSequence] = Line()
-        self.running: Line[MixedSequence] = Line()
-        self.reserved: dict[int, MixedSequence] = {}  # by request
-        self.requests: dict[int, dict[int, MixedSequence]] = {}  # by request and choice, in any phase
+        self.counters = SchedulerCounters()
+        self.in_flight = StepsInFlight()
+        self.waiting: ArrivalOrder[ScheduledSequence] = ArrivalOrder()
+        self.running: ArrivalOrder[ScheduledSequence] = ArrivalOrder()
+        self.reserved: dict[int, ScheduledSequence] = {}  # by request
+        self.requests: dict[int, dict[int, ScheduledSequence]] = {}  # by request and choice, in any phase
         self._block_tokens = block_tokens
         self._swap = swap
         self._arrivals = 0
@@ -144,46 +151,46 @@ class MixedBatch:
         """Blocks that so many sequences of `blocks` each take where the last is to be admitted beside the others."""
         return sequences * blocks + headroom_blocks(sequences - 1)
 
-    def make(self, request: Request, cache_root: bytes | None) -> MixedSequence:
+    def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
         """The newest sequence, in no phase yet."""
         root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
-        turn = Turn(self._arrivals, request.first_choice)
+        turn = ArrivalKey(self._arrivals, request.first_choice)
         self._arrivals += 1
-        return MixedSequence(request, turn, list(request.token_ids), hashes, request.params.places)
+        return ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places)
 
-    def wait(self, sequence: MixedSequence) -> None:
+    def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
         self.pool.touch(sequence.reusable_hashes(self._block_tokens))  # others are evicted before those
-        self.requests.setdefault(sequence.request.request_id, {})[sequence.turn.choice] = sequence
+        self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
-    def reserve(self, sequence: MixedSequence, blocks: int) -> bool:
+    def reserve(self, sequence: ScheduledSequence, blocks: int) -> bool:
         """Gives a sequence that was just made blocks for its prompt to land in. False: not enough, nothing is taken."""
         if not self._hold(sequence, blocks, beside=self.claimed_blocks):
             return False
         self.reserved[sequence.request.request_id] = sequence
-        self.requests[sequence.request.request_id] = {sequence.turn.choice: sequence}
+        self.requests[sequence.request.request_id] = {sequence.arrival_key.choice: sequence}
         return True
 
-    def land(self, sequence: MixedSequence) -> list[MixedSequence]:
+    def land(self, sequence: ScheduledSequence) -> list[ScheduledSequence]:
         """The KV of a reserved prompt has come: its choices run. Returns them in order."""
         del self.reserved[sequence.request.request_id]
         self.running.add(sequence)
         sequence.computed_tokens = len(sequence.token_ids)
         return self.split(sequence)
 
-    def keep_landed(self, sequence: MixedSequence, blocks: int) -> None:
+    def keep_landed(self, sequence: ScheduledSequence, blocks: int) -> None:
         """Of a reserved prompt that will not land: the KV of its first so many blocks has come all the same."""
         landed_tokens = min(blocks * self._block_tokens, len(sequence.token_ids))
         sequence.computed_tokens = max(sequence.computed_tokens, landed_tokens)
         sequence.publish(self._block_tokens)
 
-    def is_coming(self, sequence: MixedSequence) -> bool:
+    def is_coming(self, sequence: ScheduledSequence) -> bool:
         """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
         hashes = sequence.reusable_hashes(self._block_tokens)
         return is_coming(self.pool, hashes, lambda *block: any(other.makes(*block) for other in self.running))
 
-    def admit(self, sequence: MixedSequence, most_slots: int) -> list[BlockSwap] | None:
+    def admit(self, sequence: ScheduledSequence, most_slots: int) -> list[BlockSwap] | None:
         """Lets a waiting sequence run. Returns the swaps back from host memory; None: no room, nothing is taken."""
         if self.used_slots + sequence.choices > most_slots:
             return None
@@ -196,7 +203,7 @@ class MixedBatch:
         self.running.add(sequence)
         return swaps
 
-    def preempt(self, sequence: MixedSequence) -> list[BlockSwap]:
+    def preempt(self, sequence: ScheduledSequence) -> list[BlockSwap]:
         """Makes a running sequence wait. Returns the swaps to host memory, due before its blocks are written again."""
         # The newest token is computed again where that was done: the logits after it are needed.
         lost_tokens = min(sequence.computed_tokens, len(sequence.token_ids) - 1)
@@ -213,18 +220,18 @@ class MixedBatch:
         sequence.swapped = Swapped(slots, lost_tokens)
         return [BlockSwap(block, slot) for block, slot in zip(blocks, slots.slots, strict=True)]
 
-    def split(self, prompt: MixedSequence) -> list[MixedSequence]:
+    def split(self, prompt: ScheduledSequence) -> list[ScheduledSequence]:
         """Publishes a prompt that runs and is computed, and makes one sequence of each of its choices; in order."""
         prompt.publish(self._block_tokens)
-        first, draws = prompt.turn.choice, prompt.first_draws
+        first, draws = prompt.arrival_key.choice, prompt.first_draws
         others = [prompt.fork(choice, self._block_tokens) for choice in range(first + 1, first + draws)]
         prompt.choices = 1
         for other in others:
             self.running.add(other)
-            self.requests[prompt.request.request_id][other.turn.choice] = other
+            self.requests[prompt.request.request_id][other.arrival_key.choice] = other
         return [prompt, *others]
 
-    def branch(self, beams: Sequence[MixedSequence], parents: Sequence[int]) -> list[MixedSequence]:
+    def branch(self, beams: Sequence[ScheduledSequence], parents: Sequence[int]) -> list[ScheduledSequence]:
         """One sequence for each of `parents`, indexes into `beams`: the first one of a parent is that one itself.
 
         Beams without any are ended. All of them are computed to their end.
@@ -232,13 +239,13 @@ class MixedBatch:
         for index, beam in enumerate(beams):
             if index not in parents:
                 self.end(beam)
-        children: list[MixedSequence] = []
+        children: list[ScheduledSequence] = []
         for place, parent in enumerate(parents):
             beam = beams[parent]
             children.append(beam if parent not in parents[:place] else self._fork(beam))
         return children
 
-    def end(self, sequence: MixedSequence) -> None:
+    def end(self, sequence: ScheduledSequence) -> None:
         """Forgets a sequence in any phase and gives back its blocks."""
         request_id = sequence.request.request_id
         if sequence in self.running:
@@ -247,13 +254,13 @@ class MixedBatch:
             self.waiting.remove(sequence)
         else:
             del self.reserved[request_id]
-        self.flights.end(sequence)
+        self.in_flight.end(sequence)
         choices = self.requests[request_id]
-        del choices[sequence.turn.choice]
+        del choices[sequence.arrival_key.choice]
         if not choices:
             del self.requests[request_id]
 
-    def _hold(self, sequence: MixedSequence, blocks: int, beside: int) -> bool:
+    def _hold(self, sequence: ScheduledSequence, blocks: int, beside: int) -> bool:
         """Gives a sequence its first table: cached blocks, then fresh ones. `beside` so many stay available."""
         cached = self.pool.lookup(sequence.reusable_hashes(self._block_tokens))
         table = BlockTable(self.pool, cached)
@@ -271,11 +278,11 @@ class MixedBatch:
                 self.counters.cache_hit_tokens += sequence.computed_tokens
         return True
 
-    def _fork(self, beam: MixedSequence) -> MixedSequence:
+    def _fork(self, beam: ScheduledSequence) -> ScheduledSequence:
         """Another sequence under the least choice that is free."""
         choices = self.requests[beam.request.request_id]
         other = beam.fork(next(number for number in count() if number not in choices), self._block_tokens)
-        choices[other.turn.choice] = other
+        choices[other.arrival_key.choice] = other
         self.running.add(other)
         return other
 
@@ -283,7 +290,7 @@ class MixedBatch:
     def _headroom_blocks(self) -> int:
         return headroom_blocks(len(self.running) + len(self.reserved))
 
-    def _swap_in(self, sequence: MixedSequence) -> list[BlockSwap]:
+    def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
         """Cached blocks need not be brought back. The slots are free at once: none is taken before the next plan."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from baton.engine.plan import Drawn, TokenLogprob
 from baton.engine.request import EndReason
 from baton.engine.sampling.params import BeamParams, BeamStop
-from baton.engine.scheduler.batch import MixedBatch
-from baton.engine.scheduler.sequences import MixedSequence, RequestFailed, TokenMade
+from baton.engine.scheduler.batch import RunningBatch
+from baton.engine.scheduler.sequences import RequestFailed, ScheduledSequence, TokenMade
 
 
 class Continuation(NamedTuple):
@@ -124,8 +124,8 @@ class BeamGroup:
     """The running beams of one request, in the order of its search."""
 
     search: BeamSearch
-    beams: list[MixedSequence]
-    candidates: dict[MixedSequence, Sequence[TokenLogprob]] = field(default_factory=dict)
+    beams: list[ScheduledSequence]
+    candidates: dict[ScheduledSequence, Sequence[TokenLogprob]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -136,11 +136,11 @@ class BeamGroup:
 class BeamGroups:
     """The groups of one batch; the caller that ends a request's sequences forgets its group."""
 
-    def __init__(self, batch: MixedBatch) -> None:
+    def __init__(self, batch: RunningBatch) -> None:
         self._batch = batch
         self._groups: dict[int, BeamGroup] = {}
 
-    def take(self, sequence: MixedSequence, top: Sequence[TokenLogprob]) -> list[TokenMade | RequestFailed]:
+    def take(self, sequence: ScheduledSequence, top: Sequence[TokenLogprob]) -> list[TokenMade | RequestFailed]:
         """The likeliest tokens after a prompt or beam that is computed to its end.
 
         Returns the answers, all at once, when the search is over with it.

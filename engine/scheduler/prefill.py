@@ -104,7 +104,7 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Landing:
+class IncomingPrefix:
     """Blocks that are being filled by someone else, for the prefix cache. To be ended by `landed`, once."""
 
     hashes: tuple[bytes, ...]
@@ -131,7 +131,7 @@ class PrefillScheduler:
         self._waiting: dict[int, WaitingPrompt] = {}
         self._computing: dict[int, Prompt] = {}
         self._pinned: dict[int, BlockTable] = {}
-        self._landings: set[Landing] = set()
+        self._incoming: set[IncomingPrefix] = set()
         self.cache_query_tokens = 0  # of prompts that could be looked up, since the start
         self.cache_hit_tokens = 0  # of those, tokens that were here
 
@@ -191,7 +191,7 @@ class PrefillScheduler:
         table.release()
         return True
 
-    def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> Landing | None:
+    def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> IncomingPrefix | None:
         """Takes blocks for the KV of `hashes` as far as the cache lacks it, if that many are `worthwhile`.
 
         None when nothing is lacking, it is not worthwhile, or there is no room now: the prompt is then computed.
@@ -203,15 +203,15 @@ class PrefillScheduler:
             table.release()
             return None
         table.append(lacking)
-        landing = Landing(tuple(hashes), table, cached_blocks)
-        self._landings.add(landing)
-        return landing
+        incoming = IncomingPrefix(tuple(hashes), table, cached_blocks)
+        self._incoming.add(incoming)
+        return incoming
 
-    def landed(self, landing: Landing, blocks: int) -> None:
+    def landed(self, incoming: IncomingPrefix, blocks: int) -> None:
         """The KV of the first `blocks` is there, valid: they are in the cache from now on. The others are free."""
-        self._landings.remove(landing)
-        landing.table.publish(landing.hashes[:blocks])
-        landing.table.release()
+        self._incoming.remove(incoming)
+        incoming.table.publish(incoming.hashes[:blocks])
+        incoming.table.release()
 
     @property
     def has_work(self) -> bool:
@@ -242,7 +242,7 @@ class PrefillScheduler:
     @property
     def held_by_transfers(self) -> int:
         """Blocks that only pinned prompts hold, or that are being filled by a fetch."""
-        tables = chain(self._pinned.values(), (landing.table for landing in self._landings))
+        tables = chain(self._pinned.values(), (incoming.table for incoming in self._incoming))
         return self.pool.held_only_by(table.blocks for table in tables)
 
     def _knows(self, request_id: int) -> bool:

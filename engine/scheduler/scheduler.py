@@ -29,24 +29,31 @@ from baton.engine.request import (
     check_request,
     end_reason,
 )
-from baton.engine.scheduler.batch import MixedBatch, Write, blocks_to_write, grow, wanted_blocks
+from baton.engine.scheduler.batch import RunningBatch, Write, blocks_to_write, grow, wanted_blocks
 from baton.engine.scheduler.beam_search import BeamGroups
 from baton.engine.scheduler.budget import PromptRates, StepBudget
 from baton.engine.scheduler.overtaking import admitted
-from baton.engine.scheduler.sequences import Draft, MixedCounters, MixedOutcome, MixedSequence, RequestFailed, TokenMade
+from baton.engine.scheduler.sequences import (
+    PlanBuilder,
+    RequestFailed,
+    ScheduledSequence,
+    SchedulerCounters,
+    SchedulerOutcome,
+    TokenMade,
+)
 
 
-def draft_ahead(batch: MixedBatch, block_tokens: int) -> Draft | None:
+def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None:
     """One more token of every answer that runs, except those that end with the token under way for their length.
 
     None where the step must be planned with that step's tokens at hand: a prompt is to be computed or admitted, a
     request looks back on its tokens or takes several candidates, or blocks are short.
     """
-    place = {id(sequence): index for index, sequence in enumerate(batch.flights.latest)}
+    place = {id(sequence): index for index, sequence in enumerate(batch.in_flight.latest)}
     if batch.waiting:
         return None
-    draft = Draft()
-    continued: list[MixedSequence] = []
+    draft = PlanBuilder()
+    continued: list[ScheduledSequence] = []
     for sequence in batch.running:
         if not sequence.request.params.drawn_alone or sequence.uncomputed_tokens != 1 or sequence.made_tokens == 0:
             return None
@@ -64,7 +71,7 @@ def draft_ahead(batch: MixedBatch, block_tokens: int) -> Draft | None:
     return draft
 
 
-def _position(sequence: MixedSequence, is_under_way: bool) -> int:
+def _position(sequence: ScheduledSequence, is_under_way: bool) -> int:
     """Of the token whose KV is written next."""
     return sequence.computed_tokens + is_under_way
 
@@ -72,7 +79,7 @@ def _position(sequence: MixedSequence, is_under_way: bool) -> int:
 SMALLER_FOR_LANDING = 8  # times: steps of prompts while the KV of an answer is on its way
 
 
-class MixedScheduler:
+class Scheduler:
     """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
 
     With a `budget` that limits the prompts' share of a step beside running answers. With a `swap` space a
@@ -88,7 +95,7 @@ class MixedScheduler:
         budget: StepBudget | None = None,
         swap: SwapSpace | None = None,
     ) -> None:
-        self.batch = MixedBatch(pool, block_tokens, swap or SwapSpace(0))
+        self.batch = RunningBatch(pool, block_tokens, swap or SwapSpace(0))
         self._beams = BeamGroups(self.batch)
         self._block_tokens = block_tokens
         self._max_step_tokens = max_step_tokens
@@ -120,7 +127,7 @@ class MixedScheduler:
             return None
         return Reservation(sequence.held().blocks[:prompt_blocks], sequence.computed_tokens // self._block_tokens)
 
-    def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[MixedOutcome]:
+    def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[SchedulerOutcome]:
         """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
 
         `first` has the first token of every choice; one that ended there never runs. Of a beam search it has one token,
@@ -142,7 +149,7 @@ class MixedScheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None when there is none to be made now."""
-        draft = Draft()
+        draft = PlanBuilder()
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.uncomputed_tokens == 1]
         for sequence in answers:
@@ -159,15 +166,15 @@ class MixedScheduler:
 
         At most two steps are under way at a time. Between them requests may come, land, end and be aborted.
         """
-        draft = draft_ahead(self.batch, self._block_tokens)
+        draft = plan_one_ahead(self.batch, self._block_tokens)
         return None if draft is None or not draft.chunks else self._begin(draft)
 
-    def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[MixedOutcome]:
+    def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[SchedulerOutcome]:
         """Takes in the results of the oldest step under way, `results` parallel to its plan's chunks."""
-        outcomes: list[MixedOutcome] = []
-        flights = self.batch.flights
-        for sequence, chunk, result in zip(flights.finish(), plan.chunks, results, strict=True):
-            if sequence.table is None or sequence in flights.ended:
+        outcomes: list[SchedulerOutcome] = []
+        in_flight = self.batch.in_flight
+        for sequence, chunk, result in zip(in_flight.finish(), plan.chunks, results, strict=True):
+            if sequence.table is None or sequence in in_flight.ended:
                 continue  # ended since the plan was made, or failed in an earlier choice
             if isinstance(result, NonFinite):
                 if result.kv_suspect:
@@ -224,7 +231,7 @@ class MixedScheduler:
         return self.batch.pool
 
     @property
-    def counters(self) -> MixedCounters:
+    def counters(self) -> SchedulerCounters:
         return self.batch.counters
 
     @property
@@ -247,10 +254,10 @@ class MixedScheduler:
         """Token slots of running sequences' blocks that have no KV yet."""
         return self.batch.unfilled_slots
 
-    def _begin(self, draft: Draft) -> Plan | None:
+    def _begin(self, draft: PlanBuilder) -> Plan | None:
         plan = draft.finish()
         if plan is not None:
-            self.batch.flights.begin(draft.sequences)
+            self.batch.in_flight.begin(draft.sequences)
         return plan
 
     def _check(self, request: Request) -> None:
@@ -277,7 +284,7 @@ class MixedScheduler:
             return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
         return self._budget.prompt_tokens(decode_tokens, left)
 
-    def _make_room(self, draft: Draft) -> None:
+    def _make_room(self, draft: PlanBuilder) -> None:
         """Preempts the newest until every answer that runs can grow by a token.
 
         All of it before the first copy is planned: no block may be the source of one copy and then used anew. The
@@ -294,34 +301,39 @@ class MixedScheduler:
         running, available = self.batch.running, self.batch.available_blocks
         return len(running) > available and wanted_blocks(running, self.pool, self._block_tokens) > available
 
-    def _prompts(self, draft: Draft) -> Iterator[MixedSequence]:
+    def _prompts(self, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
         """Sequences to compute in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
         yield from [sequence for sequence in self.batch.running if sequence.uncomputed_tokens > 1]
         yield from admitted(self.batch.waiting, self.batch.is_coming, partial(self._admit, draft))
 
-    def _admit(self, draft: Draft, sequence: MixedSequence) -> MixedSequence | None:
+    def _admit(self, draft: PlanBuilder, sequence: ScheduledSequence) -> ScheduledSequence | None:
         swaps = self.batch.admit(sequence, self._max_sequences)
         if swaps is None:
             return None
         draft.swaps_in += swaps
         return sequence
 
-    def _take(self, sequence: MixedSequence, computed: Computed) -> list[MixedOutcome]:
+    def _take(self, sequence: ScheduledSequence, computed: Computed) -> list[SchedulerOutcome]:
         """One token for each choice that the sequence stands for."""
         choices = self.batch.split(sequence)
         if sequence.request.params.beam is not None:
             return list(self._beams.take(sequence, computed.drawn[0].top))
         return [self._draw(choice, drawn) for choice, drawn in zip(choices, computed.drawn, strict=True)]
 
-    def _draw(self, sequence: MixedSequence, drawn: Drawn) -> TokenMade:
+    def _draw(self, sequence: ScheduledSequence, drawn: Drawn) -> TokenMade:
         request, offset = sequence.request, sequence.answer_tokens
         end = end_reason(request.params, drawn.token_id, offset)
         self._append(sequence, drawn.token_id, end)
         return TokenMade(
-            request.request_id, sequence.turn.choice, offset, drawn, end, cached_tokens=sequence.cached_tokens or 0
+            request.request_id,
+            sequence.arrival_key.choice,
+            offset,
+            drawn,
+            end,
+            cached_tokens=sequence.cached_tokens or 0,
         )
 
-    def _append(self, sequence: MixedSequence, token_id: int, end: EndReason | None) -> None:
+    def _append(self, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
         sequence.token_ids.append(token_id)
         if end is not None:
             self.batch.end(sequence)

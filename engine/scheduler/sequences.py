@@ -16,57 +16,57 @@ from baton.engine.request import EndReason, Request, blocks_for
 from baton.generation.block_hash import HashChain
 
 
-class Turn(NamedTuple):
-    """Place in line: older requests first, and a request's choices in order."""
+class ArrivalKey(NamedTuple):
+    """Older requests come first, and a request's choices in order."""
 
     arrival: int
     choice: int
 
 
-class HasTurn(Protocol):
+class HasArrivalKey(Protocol):
     @property
-    def turn(self) -> Turn: ...
+    def arrival_key(self) -> ArrivalKey: ...
 
 
-Member = TypeVar("Member", bound=HasTurn)
+Member = TypeVar("Member", bound=HasArrivalKey)
 
 
-class Line(Generic[Member]):
-    """Each turn at most once. Finding a place takes the logarithm of the length."""
+class ArrivalOrder(Generic[Member]):
+    """Sequences in the order of their arrival, each key at most once. A search takes the logarithm of the length."""
 
     def __init__(self) -> None:
-        self._turns: list[Turn] = []
-        self._members: dict[Turn, Member] = {}
+        self._keys: list[ArrivalKey] = []
+        self._members: dict[ArrivalKey, Member] = {}
 
     def add(self, member: Member) -> None:
-        """Raises: ValueError for a turn that is here already."""
-        if member.turn in self._members:
-            raise ValueError(f"{member.turn} is in line already")
-        self._members[member.turn] = member
-        insort(self._turns, member.turn)
+        """Raises: ValueError for a key that is here already."""
+        if member.arrival_key in self._members:
+            raise ValueError(f"{member.arrival_key} is queued already")
+        self._members[member.arrival_key] = member
+        insort(self._keys, member.arrival_key)
 
     def remove(self, member: Member) -> None:
         """Raises: KeyError for one that is not here."""
-        del self._members[member.turn]
-        del self._turns[bisect_left(self._turns, member.turn)]
+        del self._members[member.arrival_key]
+        del self._keys[bisect_left(self._keys, member.arrival_key)]
 
     @property
     def oldest(self) -> Member:
-        return self._members[self._turns[0]]
+        return self._members[self._keys[0]]
 
     @property
     def newest(self) -> Member:
-        return self._members[self._turns[-1]]
+        return self._members[self._keys[-1]]
 
-    def __contains__(self, member: HasTurn) -> bool:
-        return member.turn in self._members
+    def __contains__(self, member: HasArrivalKey) -> bool:
+        return member.arrival_key in self._members
 
     def __iter__(self) -> Iterator[Member]:
-        """The oldest first; the line may not change meanwhile."""
-        return map(self._members.__getitem__, self._turns)
+        """The oldest first; the order may not change meanwhile."""
+        return map(self._members.__getitem__, self._keys)
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,11 @@ class RequestFailed:
     cause: str = ""  # as in NonFinite
 
 
-MixedOutcome = TokenMade | PromptComputed | RequestFailed
+SchedulerOutcome = TokenMade | PromptComputed | RequestFailed
 
 
 @dataclass(slots=True)
-class MixedCounters:
+class SchedulerCounters:
     """Sums since the start."""
 
     cache_query_tokens: int = 0  # of prompts that were looked up
@@ -124,7 +124,7 @@ class Swapped:
 
 
 @dataclass(slots=True, eq=False)
-class MixedSequence:
+class ScheduledSequence:
     """A prompt, or one choice with its answer so far. KV of its first `computed_tokens` tokens is written.
 
     A prompt stands for all choices of its request, until its last token's logits give each its first token, or a
@@ -132,7 +132,7 @@ class MixedSequence:
     """
 
     request: Request
-    turn: Turn
+    arrival_key: ArrivalKey
     token_ids: list[int]  # of the request, and those made since
     hashes: HashChain | None  # None: keeps out of the cache
     choices: int  # it stands for
@@ -171,7 +171,7 @@ class MixedSequence:
     def held(self) -> BlockTable:
         """Raises: RuntimeError for a sequence that does not run, which is a fault of this program."""
         if self.table is None:
-            raise RuntimeError(f"choice {self.turn.choice} of request {self.request.request_id} holds no blocks")
+            raise RuntimeError(f"choice {self.arrival_key.choice} of request {self.request.request_id} holds no blocks")
         return self.table
 
     def release(self) -> None:
@@ -207,7 +207,7 @@ class MixedSequence:
 
     def samples(self) -> tuple[Sample, ...]:
         """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""
-        params, first = self.request.params, self.turn.choice
+        params, first = self.request.params, self.arrival_key.choice
         history = self.token_ids if params.needs_history else ()
         prompt_tokens = self.request.prompt_tokens
         return tuple(
@@ -225,11 +225,11 @@ class MixedSequence:
         cached_tokens, ended = self.cached_tokens or 0, chunk.end == len(self.request.token_ids)
         return PromptComputed(chunk.request_id, len(chunk.token_ids), cached_tokens, ended, new)
 
-    def fork(self, choice: int, block_tokens: int) -> "MixedSequence":
+    def fork(self, choice: int, block_tokens: int) -> "ScheduledSequence":
         """Another choice over the same prompt, sharing all blocks that have KV."""
-        return MixedSequence(
+        return ScheduledSequence(
             self.request,
-            Turn(self.turn.arrival, choice),
+            ArrivalKey(self.arrival_key.arrival, choice),
             list(self.token_ids),
             None if self.hashes is None else self.hashes.fork(),
             choices=1,
@@ -240,7 +240,7 @@ class MixedSequence:
         )
 
 
-def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
+def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
     """The next at most `budget_tokens` tokens; the chunk with the newest token draws one for every choice."""
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
@@ -257,7 +257,7 @@ def next_chunk(sequence: MixedSequence, budget_tokens: int) -> Chunk:
     )
 
 
-def following_chunk(sequence: MixedSequence, place: int) -> Chunk:
+def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
     """The token after the newest one, not known yet: chunk `place` of the step before draws it."""
     return Chunk(
         sequence.request.request_id,
@@ -271,21 +271,21 @@ def following_chunk(sequence: MixedSequence, place: int) -> Chunk:
 
 
 @dataclass(slots=True)
-class Draft:
-    sequences: list[MixedSequence] = field(default_factory=list)  # parallel to `chunks`
+class PlanBuilder:
+    sequences: list[ScheduledSequence] = field(default_factory=list)  # parallel to `chunks`
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     swaps_out: list[BlockSwap] = field(default_factory=list)
     swaps_in: list[BlockSwap] = field(default_factory=list)
 
-    def compute(self, sequence: MixedSequence, budget_tokens: int) -> int:
+    def compute(self, sequence: ScheduledSequence, budget_tokens: int) -> int:
         """Adds the next tokens of a sequence, at most so many. Returns how many they are."""
         chunk = next_chunk(sequence, budget_tokens)
         self.sequences.append(sequence)
         self.chunks.append(chunk)
         return len(chunk.token_ids)
 
-    def follow(self, sequence: MixedSequence, place: int) -> None:
+    def follow(self, sequence: ScheduledSequence, place: int) -> None:
         """Adds the token that the chunk at `place` of the step before is going to draw."""
         self.sequences.append(sequence)
         self.chunks.append(following_chunk(sequence, place))
@@ -301,28 +301,28 @@ class Draft:
         return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))
 
 
-class Flights:
+class StepsInFlight:
     def __init__(self) -> None:
-        self._steps: deque[tuple[MixedSequence, ...]] = deque()
-        self._ended: list[MixedSequence] = []  # hold their blocks until `finish` has no step with them left
+        self._steps: deque[tuple[ScheduledSequence, ...]] = deque()
+        self._ended: list[ScheduledSequence] = []  # hold their blocks until `finish` has no step with them left
 
     def __len__(self) -> int:
         """Steps under way."""
         return len(self._steps)
 
     @property
-    def ended(self) -> Sequence[MixedSequence]:
+    def ended(self) -> Sequence[ScheduledSequence]:
         return self._ended
 
     @property
-    def latest(self) -> tuple[MixedSequence, ...]:
+    def latest(self) -> tuple[ScheduledSequence, ...]:
         """Sequences of the step planned last, in the order of its chunks."""
         return self._steps[-1]
 
-    def begin(self, sequences: Sequence[MixedSequence]) -> None:
+    def begin(self, sequences: Sequence[ScheduledSequence]) -> None:
         self._steps.append(tuple(sequences))
 
-    def finish(self) -> tuple[MixedSequence, ...]:
+    def finish(self) -> tuple[ScheduledSequence, ...]:
         """The oldest step is done: its sequences, after giving back the blocks that were only kept for it."""
         done = self._steps.popleft()
         kept = [sequence for sequence in self._ended if self._writes(sequence)]
@@ -332,12 +332,12 @@ class Flights:
         self._ended = kept
         return done
 
-    def end(self, sequence: MixedSequence) -> None:
+    def end(self, sequence: ScheduledSequence) -> None:
         """Gives back an ended sequence's blocks, now or when nothing writes to them any more."""
         if self._writes(sequence):
             self._ended.append(sequence)
         else:
             sequence.release()
 
-    def _writes(self, sequence: MixedSequence) -> bool:
+    def _writes(self, sequence: ScheduledSequence) -> bool:
         return any(sequence in step for step in self._steps)

@@ -89,7 +89,7 @@ class ChunkWriter:
         return f'data: {self._head},"choices":[],"usage":{json.dumps(self._usage.total)}}}\n\n'.encode()
 
 
-async def told_problems(chunks: AsyncGenerator[bytes, None], renamed: Renamed) -> AsyncGenerator[bytes, None]:
+async def with_problem_event(chunks: AsyncGenerator[bytes, None], renamed: Renamed) -> AsyncGenerator[bytes, None]:
     """The same chunks, with an error that comes after the first of them as a chunk. Raises: BatonError before that."""
     begun = False
     async with aclosing(chunks):

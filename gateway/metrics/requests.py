@@ -114,8 +114,8 @@ class RequestMetrics:
             self._ended[model, "abort"] += choices - len(record.finish_reasons)
         if timeline.prefill is not None:
             self._counters["vllm:prompt_tokens_cached", model] += timeline.prefill.cached_tokens
-        if landed := [note.landed for note in timeline.notes if note.landed is not None]:
-            self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in landed)
+        if received := [note.kv_received for note in timeline.notes if note.kv_received is not None]:
+            self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in received)
         measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
         if timeline.first_token_s is not None:  # also of those that were cancelled: they may be the slow ones
             observed = self._of(model)

@@ -84,7 +84,7 @@ class PageState:
         """`load` is null while it is not known."""
         report, times = worker.report, self.recent.token_times(worker.endpoint)
         draining = report is not None and report.draining
-        told = {
+        facts = {
             "name": self.cluster.name_of(worker.endpoint),
             "role": worker.role.value,
             "endpoint": worker.endpoint,
@@ -93,8 +93,8 @@ class PageState:
             "tbt": times._asdict() if times is not None else None,
         }
         if report is None or not worker.connected:
-            return told | {"load": None}
-        return told | {
+            return facts | {"load": None}
+        return facts | {
             "load": {
                 "queue": report.waiting_requests,
                 "batch": report.running_sequences,

@@ -10,7 +10,7 @@ from baton.gateway.collected import REASONS, Choice, collect, stop_reason, usage
 from baton.gateway.http.call import Call
 from baton.gateway.http.problem import Renamed
 from baton.gateway.http.reply import DONE, Reply, Streamed, json_reply
-from baton.gateway.http.sse import ChunkWriter, UsageSoFar, told_problems
+from baton.gateway.http.sse import ChunkWriter, UsageSoFar, with_problem_event
 from baton.gateway.messages.chat import ChatRequest
 from baton.gateway.requests import chat_request
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
@@ -133,7 +133,7 @@ class Chat:
         events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
         stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
         if message.stream:
-            return Streamed(told_problems(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))
+            return Streamed(with_problem_event(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))
         whole = await collect(events)
         response = {
             "id": stream_id,
@@ -153,12 +153,12 @@ class Chat:
 
 
 def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, tools: ToolUse) -> dict[str, Any]:
-    said = _message(choice.text, tools)
+    answer = _message(choice.text, tools)
     reason = choice.finish_reason
     content: dict[str, Any] = {
-        "message": said,
+        "message": answer,
         "logprobs": texts.chat(choice.token_ids, choice.logprobs) if message.logprobs else None,
-        "finish_reason": "tool_calls" if "tool_calls" in said and reason == "stop" else reason,
+        "finish_reason": "tool_calls" if "tool_calls" in answer and reason == "stop" else reason,
         "stop_reason": stop_reason(choice.end, message.stop_token_ids),
     }
     if message.return_token_ids:

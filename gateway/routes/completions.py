@@ -11,7 +11,7 @@ from baton.gateway.collected import REASONS, Choice, Collected, collect, stop_re
 from baton.gateway.http.call import Call
 from baton.gateway.http.problem import Renamed
 from baton.gateway.http.reply import DONE, Reply, Streamed, json_reply
-from baton.gateway.http.sse import ChunkWriter, UsageSoFar, told_problems
+from baton.gateway.http.sse import ChunkWriter, UsageSoFar, with_problem_event
 from baton.gateway.messages.completions import CompletionRequest
 from baton.gateway.requests import completion_requests
 from baton.gateway.token_texts import TokenTexts
@@ -105,7 +105,7 @@ class Completions:
 
         if message.stream:
             stream = _Stream(message, stream_id, texts)
-            return Streamed(told_problems(stream.chunks(merged(requests, answer, call.reader)), RENAMED))
+            return Streamed(with_problem_event(stream.chunks(merged(requests, answer, call.reader)), RENAMED))
         whole = await collect_all(requests, answer, call.reader)
         return json_reply(_response(message, stream_id, whole, texts))
 
@@ -157,7 +157,7 @@ class _Stream:
         self._texts = texts
         self._n = message.n or 1
         self._usage = UsageSoFar.of(message.stream_options)
-        self._told: dict[int, int] = {}  # characters of each choice, where log-probabilities need offsets
+        self._sent_characters: dict[int, int] = {}  # by choice, where log-probabilities need offsets
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._detailed = message.logprobs is not None or bool(message.return_token_ids)
 
@@ -217,9 +217,9 @@ class _Stream:
         return choices
 
     def _logprobs(self, index: int, token_ids: tuple[int, ...], scores: list[Any]) -> dict[str, Any]:
-        told = self._texts.completion(token_ids, scores, self._told.get(index, 0))
-        self._told[index] = self._told.get(index, 0) + sum(map(len, told["tokens"]))
-        return told
+        logprobs = self._texts.completion(token_ids, scores, self._sent_characters.get(index, 0))
+        self._sent_characters[index] = self._sent_characters.get(index, 0) + sum(map(len, logprobs["tokens"]))
+        return logprobs
 
     def _finish(self, place: int, finished: Finished) -> dict[str, Any]:
         end = finished.choice

@@ -74,9 +74,9 @@ def _get(path: str, media: str) -> dict[str, Any]:
     return operation
 
 
-def _failures(told: Mapping[str, str]) -> dict[str, Any]:
+def _failures(descriptions: Mapping[str, str]) -> dict[str, Any]:
     content = {"application/json": {"schema": _reference("Error")}}
-    return {status: {"description": description, "content": content} for status, description in told.items()}
+    return {status: {"description": description, "content": content} for status, description in descriptions.items()}
 
 
 def _reference(name: str) -> dict[str, str]:

@@ -106,7 +106,7 @@ async def _events(response: _Response, events: AsyncGenerator[ResponseEvent, Non
     """Raises: BatonError, before the first."""
     number = 0
 
-    def told(kind: str, **content: Any) -> bytes:
+    def event_bytes(kind: str, **content: Any) -> bytes:
         nonlocal number
         data = json.dumps({"type": kind, "sequence_number": number, **content}, ensure_ascii=False)
         number += 1
@@ -119,24 +119,26 @@ async def _events(response: _Response, events: AsyncGenerator[ResponseEvent, Non
                 match event:
                     case Started():
                         response.model = event.model
-                        yield told("response.created", response=response.content("in_progress"))
-                        yield told("response.in_progress", response=response.content("in_progress"))
-                        yield told("response.output_item.added", output_index=0, item=response.item("in_progress"))
-                        yield told("response.content_part.added", **place, part=response.part())
+                        yield event_bytes("response.created", response=response.content("in_progress"))
+                        yield event_bytes("response.in_progress", response=response.content("in_progress"))
+                        yield event_bytes(
+                            "response.output_item.added", output_index=0, item=response.item("in_progress")
+                        )
+                        yield event_bytes("response.content_part.added", **place, part=response.part())
                     case Delta() if event.text:
                         response.text += event.text
-                        yield told("response.output_text.delta", **place, delta=event.text, logprobs=[])
+                        yield event_bytes("response.output_text.delta", **place, delta=event.text, logprobs=[])
                     case Finished(choice, summary) if summary is not None:
                         cut = choice.reason is FinishReason.LENGTH
                         status = "incomplete" if cut else "completed"
-                        yield told("response.output_text.done", **place, text=response.text, logprobs=[])
-                        yield told("response.content_part.done", **place, part=response.part())
-                        yield told("response.output_item.done", output_index=0, item=response.item(status))
-                        yield told(f"response.{status}", response=response.finished(cut, summary.usage))
+                        yield event_bytes("response.output_text.done", **place, text=response.text, logprobs=[])
+                        yield event_bytes("response.content_part.done", **place, part=response.part())
+                        yield event_bytes("response.output_item.done", output_index=0, item=response.item(status))
+                        yield event_bytes(f"response.{status}", response=response.finished(cut, summary.usage))
     except BatonError as error:
         if number == 0:
             raise
         problem: Problem = problem_of(error, RENAMED)
         failed = response.content("failed")
         failed["error"] = {"code": problem.code or "server_error", "message": problem.message}
-        yield told("response.failed", response=failed)
+        yield event_bytes("response.failed", response=failed)

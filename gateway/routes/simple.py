@@ -47,9 +47,11 @@ class Simple:
         else:
             if message.tools:
                 check_shown(served.tokenizer.chat_template)
-            said = [chat_message(each) for each in message.messages or ()]
+            messages = [chat_message(each) for each in message.messages or ()]
             options = message.chat_template_kwargs or {}
-            prompt = ChatPrompt(said, shown_tools(message.tools), options, message.add_generation_prompt is not False)
+            prompt = ChatPrompt(
+                messages, shown_tools(message.tools), options, message.add_generation_prompt is not False
+            )
             token_ids = await served.tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES))
         texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
         # There may be a hundred thousand of them.
@@ -76,9 +78,9 @@ def _check_tokenize(message: TokenizeRequest) -> None:
 
 
 def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> Whole:
-    told = b"null" if texts is None else _listed([texts.text(token_id) for token_id in token_ids])
+    listed_texts = b"null" if texts is None else _listed([texts.text(token_id) for token_id in token_ids])
     body = b'{"count": %d, "max_model_len": %d, "tokens": %b, "token_strs": %b}'
-    return Whole(body % (len(token_ids), max_model_len, _listed(token_ids), told))
+    return Whole(body % (len(token_ids), max_model_len, _listed(token_ids), listed_texts))
 
 
 def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
@@ -100,10 +102,10 @@ async def _cumulative(
             async for event in events:
                 if isinstance(event, Delta) and event.text:
                     texts[event.index] += _escaped(event.text)
-                    yield _told(texts)
+                    yield _joined(texts)
                     begun = True
         if not begun:
-            yield _told(texts)
+            yield _joined(texts)
     except BatonError as error:
         if not begun:
             raise
@@ -116,5 +118,5 @@ def _escaped(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 
-def _told(texts: Sequence[bytearray]) -> bytes:
+def _joined(texts: Sequence[bytearray]) -> bytes:
     return b'{"text": ["' + b'", "'.join(texts) + b'"]}' + DELIMITER

@@ -321,16 +321,16 @@ class JsonParser(_Calls):
                 pieces += self._read(letter)
             except NotACall:
                 self._text = True
-                said = self._before + (self._call.raw if self._call else letter) + text[place + 1 :]
+                shown = self._before + (self._call.raw if self._call else letter) + text[place + 1 :]
                 self._call = None
-                return [*pieces, said] if not self.calls else pieces
+                return [*pieces, shown] if not self.calls else pieces
         return pieces
 
     def finish(self) -> list[Piece]:
         if self._text or self.calls:
             return []
-        said = self._before + (self._call.raw if self._call is not None else "")
-        return [said] if said else []
+        shown = self._before + (self._call.raw if self._call is not None else "")
+        return [shown] if shown else []
 
     def _read(self, letter: str) -> list[Piece]:
         """Raises: NotACall."""

@@ -9,7 +9,7 @@ import torch
 
 from baton.kernels.native.structs import pointers
 from baton.kernels.native.threads import native_threads
-from baton.kernels.types import Sampled, Survey
+from baton.kernels.types import RowStatistics, Sampled
 
 
 class _Survey(Structure):
@@ -43,9 +43,13 @@ class NativeSampling:
         for function, arguments in ((self._survey, _Survey), (self._sample, _Sample), (self._take, _Take)):
             function.argtypes, function.restype = (POINTER(arguments),), None
 
-    def survey_rows(self, logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> Survey:
+    def row_statistics(
+        self, logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None
+    ) -> RowStatistics:
         rows, size = logits.shape
-        found = Survey(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool))
+        found = RowStatistics(
+            torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+        )
         masks = array("q")  # of each row where its bits are, and their bytes
         for bits in allowed or ():
             masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
@@ -69,7 +73,7 @@ class NativeSampling:
         self._sample(_Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), native_threads()))
         return found
 
-    def take_rows(
+    def masked_rows(
         self, logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]
     ) -> torch.Tensor:
         rows = array("q")  # of each its place, where its bits are, and their bytes

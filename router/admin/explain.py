@@ -1,4 +1,4 @@
-"""Explanations of requests: made of the records of those that have ended, and put into words when asked for."""
+"""Explains requests that have ended: their decision records are put into words when they are asked for."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from baton.protos import admin_pb2
 from baton.router.admin.wire import ROLES
 from baton.router.placement.decide import Decision, excluded
 from baton.router.placement.views import WorkerView
-from baton.router.trace.explanation import AttemptNote, Explanation, Explanations, Outcome
+from baton.router.trace.decision_record import AttemptNote, DecisionRecord, DecisionRecords, Outcome
 from baton.router.trace.record import RequestRecord
 from baton.router.trace.timeline import stages
 from baton.service.errors import NotFound
@@ -21,7 +21,7 @@ class Explainer:
     """Keeps the newest requests. `worker_id` names the worker at an endpoint, or gives its endpoint back."""
 
     def __init__(self, worker_id: Callable[[str], str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept = Explanations()
+        self._kept = DecisionRecords()
         self._worker_id = worker_id
         self._clock = clock
 
@@ -41,10 +41,10 @@ class Explainer:
         )
         request_id = record.prepared.valid.request_id
         trace_id, notes = record.identity.trace_id, tuple(timeline.notes)
-        self._kept.add(Explanation(request_id, trace_id, timeline.arrived_s, outcome, notes))
+        self._kept.add(DecisionRecord(request_id, trace_id, timeline.arrived_s, outcome, notes))
 
     def explain(self, given: str) -> admin_pb2.ExplainResponse:
-        """`given`: as Explanations.find takes it. Raises: NotFound for a request that has not ended, was not served
+        """`given`: as DecisionRecords.find takes it. Raises: NotFound for a request that has not ended, was not served
         here, or is too long ago.
         """
         found = self._kept.find(given)
@@ -72,7 +72,7 @@ class Explainer:
             queue_ms=(note.placed_s - note.began_s) * 1e3,
             predicted=dict(_numbers(placement._asdict())),
             actual=dict(_actual(note)),
-            transport=note.landed.transport if note.landed else "",
+            transport=note.kv_received.transport if note.kv_received else "",
             failure=f"{failed.reason.name}: {failed.message}" if failed else "",
             failed_endpoint=failed.endpoint if failed else "",
         )
@@ -134,12 +134,12 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
         if prefill.fetch_ms:
             yield "fetched_tokens", prefill.fetched_tokens
             yield "fetch_ms", prefill.fetch_ms
-    if (landed := note.landed) is not None:
-        yield "decode_cached_tokens", landed.cached_tokens
-        yield "transfer_bytes", landed.transferred_bytes
-        yield "copy_ms", landed.copy_ms
-        yield "transfer_exposed_ms", landed.exposed_ms
-        yield "decode_admission_ms", landed.admission_ms
+    if (kv_received := note.kv_received) is not None:
+        yield "decode_cached_tokens", kv_received.cached_tokens
+        yield "transfer_bytes", kv_received.transferred_bytes
+        yield "copy_ms", kv_received.copy_ms
+        yield "transfer_exposed_ms", kv_received.exposed_ms
+        yield "decode_admission_ms", kv_received.admission_ms
 
 
 def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:

@@ -13,7 +13,7 @@ from baton.router.admin.wire import ROLES, latency_status, request_totals, route
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
-from baton.router.fleet.peers import Replicas
+from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.malformed import service_handler
 from baton.router.readiness import Readiness
@@ -35,7 +35,7 @@ class AdminServicer:
     fleet: Fleet
     explainer: Explainer
     latency: RecentLatency
-    replicas: Replicas | None
+    peer_routers: PeerRouters | None
     planning: RolePlanning | None
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -66,7 +66,7 @@ class AdminServicer:
             indexed_blocks=self.cluster.caches.indexed_blocks,
             active_requests=self.dispatcher.active,
             queued_requests=self.queue.waiting,
-            other_routers=self.replicas.others if self.replicas is not None else 0,
+            other_routers=self.peer_routers.others if self.peer_routers is not None else 0,
             routers=self._routers(),
             planner=self._planner(),
             latency=latency_status(latency) if latency is not None else None,
@@ -75,7 +75,10 @@ class AdminServicer:
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:
         decode = {worker.endpoint for worker in self.cluster.workers if worker.role is WorkerRole.DECODE}
-        return [router_status(share, decode) for share in (self.replicas.shares if self.replicas is not None else ())]
+        return [
+            router_status(share, decode)
+            for share in (self.peer_routers.shares if self.peer_routers is not None else ())
+        ]
 
     async def Explain(
         self, message: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -20,7 +20,7 @@ BUSY_RETRY_S = 1.0
 """RetryInfo for a key with too many requests at once: it is not known when one of them ends."""
 
 
-class _Heard(NamedTuple):
+class _PeerUse(NamedTuple):
     """What other routers let through, and when that was reported."""
 
     at_s: float
@@ -67,12 +67,12 @@ class Meter:
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0
         """Requests that have begun here and not ended."""
-        self.active_elsewhere = 0
+        self.active_on_peers = 0
         self._begun = 0
         self._charged_tokens = 0
         self._tenant = tenant
         self._limits = KeyLimits()
-        self._elsewhere: deque[_Heard] = deque()  # of a minute
+        self._peer_use: deque[_PeerUse] = deque()  # of a minute
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.follow(limits, now)
@@ -81,8 +81,8 @@ class Meter:
         """The key's limits are these by now; earlier use stays charged."""
         if limits != self._limits:
             self._forget_old(now)
-            requests = sum(heard.requests for heard in self._elsewhere)
-            tokens = sum(heard.tokens for heard in self._elsewhere)
+            requests = sum(use.requests for use in self._peer_use)
+            tokens = sum(use.tokens for use in self._peer_use)
             self._requests = _changed(self._requests, limits.requests_per_minute, now, requests)
             self._tokens = _changed(self._tokens, limits.tokens_per_minute, now, tokens)
             self._limits = limits
@@ -99,16 +99,16 @@ class Meter:
                 bucket.take(amount, now)
         self._forget_old(now)
         if requests > 0 or tokens > 0:
-            self._elsewhere.append(_Heard(now, requests, tokens))
+            self._peer_use.append(_PeerUse(now, requests, tokens))
 
     def _forget_old(self, now: float) -> None:
-        while self._elsewhere and self._elsewhere[0].at_s <= now - MINUTE_S:
-            self._elsewhere.popleft()
+        while self._peer_use and self._peer_use[0].at_s <= now - MINUTE_S:
+            self._peer_use.popleft()
 
     def begin(self, now: float) -> None:
         """One more request. Raises: RateLimited, and then nothing was taken."""
         most = self._limits.concurrency
-        if most is not None and self.active + self.active_elsewhere >= most:
+        if most is not None and self.active + self.active_on_peers >= most:
             raise self._refusal("concurrency", f"{most} requests at once", BUSY_RETRY_S)
         if self._tokens is not None and (wait_s := self._tokens.wait_s(1, now)) > 0:
             raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
@@ -172,10 +172,10 @@ class KeyMeters:
             self._meters[tenant] = Meter(tenant, KeyLimits(), now)
         self._meters[tenant].taken_elsewhere(requests, tokens, now)
 
-    def active_elsewhere(self, active: Mapping[str, int]) -> None:
+    def active_on_peers(self, active: Mapping[str, int]) -> None:
         """Requests that are active at all other routers now, by name of the key."""
         for tenant, meter in self._meters.items():
-            meter.active_elsewhere = active.get(tenant, 0)
+            meter.active_on_peers = active.get(tenant, 0)
 
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:

@@ -71,7 +71,7 @@ class AdmissionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RequestClass:
     """The tenant, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
 
     tenant: str = ""
@@ -79,7 +79,7 @@ class Standing:
     deadline_s: float = math.inf
 
 
-NOBODY = Standing()
+NO_CLASS = RequestClass()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Ticket:
     attempt_id: int
     request: PlacementRequest
     block_hashes: Sequence[bytes]
-    standing: Standing
+    request_class: RequestClass
     overtaken_tokens: int = 0  # of requests that went before it out of their turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Admitted | BatonError | None = None
@@ -124,7 +124,7 @@ class _Stay:
     since_s: float
 
 
-class Prospects:
+class WaitForecast:
     """Of one queue."""
 
     def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
@@ -139,32 +139,32 @@ class Prospects:
         ahead = self._queue.tokens_ahead("", 0) + self._estimate.usual_tokens
         return self._estimate.retry_after_s(ahead, self._clock())
 
-    def refuse_hopeless(self, standing: Standing, tokens: int | None = None) -> None:
+    def refuse_late(self, request_class: RequestClass, tokens: int | None = None) -> None:
         """Raises: ResourceExhausted for a request that came now and could not be served in time.
 
         `tokens`: its charge; left out before that is known.
         """
-        if not self._queue or standing.priority == BEGUN_PRIORITY:
+        if not self._queue or request_class.priority == BEGUN_PRIORITY:
             return
-        own = self._queue.waiting_of(standing.tenant)
+        own = self._queue.waiting_of(request_class.tenant)
         if own >= self._limits.max_waiting_per_tenant:
-            raise self.refusal(f"{own} requests of this caller are pending already", standing, QUEUE_FULL)
+            raise self.refusal(f"{own} requests of this caller are pending already", request_class, QUEUE_FULL)
         now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
-        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + tokens
+        ahead = self._queue.tokens_ahead(request_class.tenant, request_class.priority) + tokens
         wait_s = self._estimate.wait_s(ahead, now)
-        time_left_s = PLANNED_SHARE * (standing.deadline_s - now)
+        time_left_s = PLANNED_SHARE * (request_class.deadline_s - now)
         longest_s = min(self._limits.max_wait_s, time_left_s - self._estimate.stay_s(tokens))
         if wait_s is not None and wait_s > longest_s:
             message = f"the request would be pending for {wait_s:.1f} s, too long for its deadline or the queue's limit"
-            raise self.refusal(message, standing, NO_TIME)
+            raise self.refusal(message, request_class, NO_TIME)
 
-    def is_hopeless(self, entry: Entry[Ticket], now: float) -> bool:
+    def would_miss_deadline(self, entry: Entry[Ticket], now: float) -> bool:
         """Its deadline will pass before it is answered, and others wait that can be answered."""
         needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
-        return len(self._queue) > 1 and now + needed_s > entry.item.standing.deadline_s
+        return len(self._queue) > 1 and now + needed_s > entry.item.request_class.deadline_s
 
-    def refusal(self, message: str, standing: Standing, cause: str) -> ResourceExhausted:
-        ahead = self._queue.tokens_ahead(standing.tenant, standing.priority) + self._estimate.usual_tokens
+    def refusal(self, message: str, request_class: RequestClass, cause: str) -> ResourceExhausted:
+        ahead = self._queue.tokens_ahead(request_class.tenant, request_class.priority) + self._estimate.usual_tokens
         return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()), cause)
 
     def dispatched(self, attempt_id: int, tokens: int, now: float) -> None:
@@ -212,7 +212,7 @@ class _Need:
         return same and self.blocks >= other.blocks and self.choices >= other.choices
 
 
-class Turns(Generic[Item]):
+class AdmissionPass(Generic[Item]):
     """An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room."""
 
     def __init__(self, queue: FairQueue[Item]) -> None:
@@ -269,7 +269,7 @@ class Unmet(NamedTuple):
     workers: Sequence[WorkerView]
 
 
-class Want(NamedTuple):
+class CreditRequest(NamedTuple):
     """The request's needs, beside this router's present charges on the worker."""
 
     endpoint: str
@@ -277,25 +277,27 @@ class Want(NamedTuple):
     slots: int
 
 
-class Wanting:
+class CreditRequester:
     def __init__(self) -> None:
-        self.on_want: Callable[[Want], None] = _tell_nobody
+        self.on_credit_request: Callable[[CreditRequest], None] = _ignore
         """Called with what is wanted; with 0 blocks and 0 slots when nothing more is wanted from a worker."""
-        self._wanted: Want | None = None
+        self._wanted: CreditRequest | None = None
 
     def follow(self, unmet: Unmet | None) -> None:
         """The first request that has no room now; None: all have been placed."""
-        wanted = None if unmet is None else want(unmet, None if self._wanted is None else self._wanted.endpoint)
+        wanted = (
+            None if unmet is None else credit_request(unmet, None if self._wanted is None else self._wanted.endpoint)
+        )
         if wanted == self._wanted:
             return
         before, self._wanted = self._wanted, wanted
         if before is not None and (wanted is None or wanted.endpoint != before.endpoint):
-            self.on_want(Want(before.endpoint, 0, 0))
+            self.on_credit_request(CreditRequest(before.endpoint, 0, 0))
         if wanted is not None:
-            self.on_want(wanted)
+            self.on_credit_request(wanted)
 
 
-def want(unmet: Unmet, asked: str | None) -> Want | None:
+def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
     """From which worker; None where the request only waits for others of this router. `asked`: the last one asked."""
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE and _could_hold(worker, request)]
@@ -303,7 +305,7 @@ def want(unmet: Unmet, asked: str | None) -> Want | None:
         return None
     before = [worker for worker in workers if worker.endpoint == asked]
     chosen = min(before or workers, key=lambda worker: _lacking(worker, request))
-    return Want(chosen.endpoint, request.charged_on(chosen), request.choices)
+    return CreditRequest(chosen.endpoint, request.charged_on(chosen), request.choices)
 
 
 def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
@@ -317,11 +319,11 @@ def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
 
-def _tell_nobody(wanted: Want) -> None:
+def _ignore(wanted: CreditRequest) -> None:
     """Limits of workers then stay unchanged."""
 
 
-__all__ = ["AdmissionLimits", "AdmissionQueue", "Admitted", "Standing"]
+__all__ = ["AdmissionLimits", "AdmissionQueue", "Admitted", "RequestClass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,12 +349,12 @@ class AdmissionQueue:
         self._limits = limits
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
-        self.prospects = Prospects(self._queue, limits, clock)
+        self.forecast = WaitForecast(self._queue, limits, clock)
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
         self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
         self.on_fault: Callable[[Exception], None] = _raise
         """Called with a bug in `pump_soon`, after which the queue cannot continue."""
-        self.wanting = Wanting()
+        self.credit_requests = CreditRequester()
 
     @property
     def waiting(self) -> int:
@@ -363,7 +365,7 @@ class AdmissionQueue:
         attempt_id: int,
         request: PlacementRequest,
         block_hashes: Sequence[bytes],
-        standing: Standing = NOBODY,
+        request_class: RequestClass = NO_CLASS,
     ) -> Admitted:
         """Waits for its turn and for room; the attempt is charged on its workers when this returns.
 
@@ -372,13 +374,13 @@ class AdmissionQueue:
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
-        self.prospects.refuse_hopeless(standing, tokens)
+        self.forecast.refuse_late(request_class, tokens)
         if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
             self.pump()  # there may be room since this turn of the event loop began
         if len(self._queue) >= self._limits.max_waiting:
-            self._make_place(standing)
-        ticket = Ticket(attempt_id, request, block_hashes, standing)
-        entry = self._queue.add(ticket, standing.tenant, standing.priority, tokens)
+            self._make_place(request_class)
+        ticket = Ticket(attempt_id, request, block_hashes, request_class)
+        entry = self._queue.add(ticket, request_class.tenant, request_class.priority, tokens)
         self._pump(_Seen(ticket, views))
         try:
             async with asyncio.timeout(self._limits.max_wait_s):
@@ -389,7 +391,7 @@ class AdmissionQueue:
             if absent is not None:
                 raise absent from None
             message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
-            raise self.prospects.refusal(message, standing, "no_room") from None
+            raise self.forecast.refusal(message, request_class, "no_room") from None
         except asyncio.CancelledError:
             self._withdraw(entry)
             raise
@@ -405,11 +407,11 @@ class AdmissionQueue:
         """An answer that its worker already makes continues here: it waits for no turn."""
         self._cluster.charge(attempt_id, placement, request, block_hashes)
         tokens = charged_tokens(request, placement.decode_hit_tokens)
-        self.prospects.dispatched(attempt_id, tokens, self._clock())
+        self.forecast.dispatched(attempt_id, tokens, self._clock())
 
     def ended(self, attempt_id: int, answered: bool) -> None:
         """An admitted attempt takes up no room any more. `answered`: to its end."""
-        self.prospects.ended(attempt_id, answered)
+        self.forecast.ended(attempt_id, answered)
 
     def pump(self) -> None:
         """Places those whose turn it is, until the next must wait."""
@@ -431,12 +433,12 @@ class AdmissionQueue:
             self.on_fault(error)
 
     def _pump(self, seen: _Seen | None) -> None:
-        turns, unmet = Turns(self._queue), None
-        while (entry := turns.next()) is not None:
+        admission_pass, unmet = AdmissionPass(self._queue), None
+        while (entry := admission_pass.next()) is not None:
             ticket, began_s = entry.item, self._clock()
-            if self.prospects.is_hopeless(entry, began_s):
+            if self.forecast.would_miss_deadline(entry, began_s):
                 message = "the request can no longer finish before its deadline"
-                too_late = self.prospects.refusal(message, ticket.standing, NO_TIME)
+                too_late = self.forecast.refusal(message, ticket.request_class, NO_TIME)
                 self._settle(entry, too_late, served=False)
                 continue
             current = seen is not None and seen.ticket is ticket
@@ -444,20 +446,20 @@ class AdmissionQueue:
             match outcome:
                 case Decision():
                     self._dispatch(entry, outcome, began_s)
-                    turns.served(entry)
+                    admission_pass.served(entry)
                     seen = None
                 case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
                     self._settle(entry, never_fits(ticket.request, outcome), served=False)
                 case NoRoom.NO_PREFILL_WORKER if self._policy.no_prefill_worker is NoPrefillWorker.REJECT:
                     self._settle(entry, no_workers(outcome), served=False)
                 case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_DECODE_WORKER:
-                    turns.without_workers(entry)
+                    admission_pass.without_workers(entry)
                 case _:
-                    turns.without_room(entry)
+                    admission_pass.without_room(entry)
                     unmet = unmet or Unmet(ticket.request, views)
-        self.wanting.follow(unmet)
-        self._be_patient(turns.some_without_workers)
-        self.prospects.some_wait(len(self._queue) > 0 and not turns.some_without_workers)
+        self.credit_requests.follow(unmet)
+        self._be_patient(admission_pass.some_without_workers)
+        self.forecast.some_wait(len(self._queue) > 0 and not admission_pass.some_without_workers)
 
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
@@ -466,7 +468,7 @@ class AdmissionQueue:
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
         outcome = decide(request, views, self._policy)
-        if isinstance(outcome, NoRoom) and len(views) < self._cluster.able:
+        if isinstance(outcome, NoRoom) and len(views) < self._cluster.available:
             views = self._cluster.snapshot(hashes)
             outcome = decide(request, views, self._policy)
         return views, outcome
@@ -481,7 +483,7 @@ class AdmissionQueue:
         ticket = entry.item
         placement = placement_of(ticket.request, decision, self._policy)
         self._cluster.charge(ticket.attempt_id, placement, ticket.request, ticket.block_hashes)
-        self.prospects.dispatched(ticket.attempt_id, entry.tokens, began_s)
+        self.forecast.dispatched(ticket.attempt_id, entry.tokens, began_s)
         self._settle(entry, Admitted(placement, began_s, decision), served=True)
 
     def _settle(self, entry: Entry[Ticket], outcome: Admitted | BatonError, served: bool) -> None:
@@ -491,13 +493,13 @@ class AdmissionQueue:
             self._queue.withdraw(entry)
         entry.item.settle(outcome)
 
-    def _make_place(self, standing: Standing) -> None:
+    def _make_place(self, request_class: RequestClass) -> None:
         """The queue is full: the tenant with most requests in it loses one, unless the new request is that tenant's."""
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are pending already"
-        if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(standing.tenant) + 1:
-            raise self.prospects.refusal(message, standing, QUEUE_FULL)
-        self._settle(newest, self.prospects.refusal(message, newest.item.standing, QUEUE_FULL), served=False)
+        if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(request_class.tenant) + 1:
+            raise self.forecast.refusal(message, request_class, QUEUE_FULL)
+        self._settle(newest, self.forecast.refusal(message, newest.item.request_class, QUEUE_FULL), served=False)
 
     def _be_patient(self, some_without_workers: bool) -> None:
         """While workers that some wait for are absent, a timer runs."""
@@ -511,7 +513,7 @@ class AdmissionQueue:
         """Refuses requests that still have no workers, except those that had workers and lost them."""
         self._patience = None
         for entry in tuple(self._queue.order()):
-            if entry.item.standing.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
+            if entry.item.request_class.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
                 self._settle(entry, absent, served=False)
 
     def _absent(self, ticket: Ticket) -> Unavailable | None:
@@ -525,7 +527,7 @@ class AdmissionQueue:
         if isinstance(ticket.outcome, Admitted):
             for endpoint in ticket.outcome.placement.endpoints:
                 self._cluster.release(ticket.attempt_id, endpoint)
-            self.prospects.ended(ticket.attempt_id, answered=False)
+            self.forecast.ended(ticket.attempt_id, answered=False)
         elif ticket.outcome is None:
             self._queue.withdraw(entry)
         self.pump_soon()

@@ -209,7 +209,7 @@ MIDWAY = 4
 """A prefix that ends inside of other prompts counts as one behind which so many prompts diverged."""
 
 
-class Branching:
+class PrefixFanOut:
     """Of the newest prompts."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:

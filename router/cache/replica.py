@@ -91,7 +91,7 @@ class Wrong(StrEnum):
     DRIFT = auto()  # too many prompts found other blocks than predicted
 
 
-class CacheView:
+class CacheReplica:
     """Keeps the worker's lane of the index right. Lives as long as the worker's process: a new epoch has a new one."""
 
     def __init__(self, worker: str, index: PrefixIndex) -> None:
@@ -142,20 +142,20 @@ class CacheView:
         self.follows, self.sequence = True, part.sequence
         self._behind_s = None
 
-    def check(self, told: CacheSum | None, now: float) -> bool:
+    def check(self, reported: CacheSum | None, now: float) -> bool:
         """Compares with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
-        if told is None:
+        if reported is None:
             return False
         if not self.follows:
             if self._asked_s is None:
                 self._asked_s = now
             return self._ask(now)
-        if told.sequence > self.sequence:
+        if reported.sequence > self.sequence:
             self._behind_s = now if self._behind_s is None else self._behind_s
             return now - self._behind_s > BEHIND_S and self.resync(Wrong.BEHIND, now)
-        if told.sequence == self.sequence:
+        if reported.sequence == self.sequence:
             index, worker = self._index, self._worker
-            self.exact = told.digest == index.digest(worker) and told.blocks == index.blocks(worker)
+            self.exact = reported.digest == index.digest(worker) and reported.blocks == index.blocks(worker)
             return not self.exact and self.resync(Wrong.SUM, now)
         return False
 
@@ -207,7 +207,7 @@ class CacheStatus:
 
 @dataclass(slots=True)
 class _Cache:
-    view: CacheView
+    view: CacheReplica
     audit: CacheAudit
 
 
@@ -225,7 +225,7 @@ class Caches:
         """It is to be asked for a snapshot. If it was connected before, it is the same process, or was forgotten."""
         cache = self._caches.get(worker)
         if cache is None:
-            cache = self._caches[worker] = _Cache(CacheView(worker, self._index), CacheAudit())
+            cache = self._caches[worker] = _Cache(CacheReplica(worker, self._index), CacheAudit())
         cache.view.connected()
 
     def disconnected(self, worker: str) -> None:
@@ -247,14 +247,14 @@ class Caches:
         if cache is not None:
             cache.view.take_snapshot(part, now)
 
-    def check(self, worker: str, told: CacheSum | None, now: float) -> bool:
+    def check(self, worker: str, reported: CacheSum | None, now: float) -> bool:
         """With the sum of a report."""
         cache = self._caches.get(worker)
         if cache is None:
             return False
         if cache.view.follows and cache.audit.wants_resync(now):
             return cache.view.resync(Wrong.DRIFT, now)
-        return cache.view.check(told, now)
+        return cache.view.check(reported, now)
 
     def wrong(self, worker: str) -> Wrong | None:
         """Why its view was given up the last time."""

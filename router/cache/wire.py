@@ -18,8 +18,8 @@ def snapshot_part(snapshot: cache_pb2.CacheSnapshot) -> CacheSnapshotPart:
     return CacheSnapshotPart(snapshot.sequence, snapshot.part, snapshot.parts, _hashes(snapshot.hashes))
 
 
-def cache_sum(told: report_pb2.CacheSum) -> CacheSum:
-    return CacheSum(told.sequence, told.digest, told.blocks)
+def cache_sum(message: report_pb2.CacheSum) -> CacheSum:
+    return CacheSum(message.sequence, message.digest, message.blocks)
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:

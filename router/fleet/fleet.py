@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.router.admission.queue import Want
+from baton.router.admission.queue import CreditRequest
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.fleet import wire as session_wire
-from baton.router.fleet.inbox import Inbox, LoopTurns
+from baton.router.fleet.inbox import Inbox, WakeUpLimiter
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.placement.cluster import Cluster, End
 from baton.router.placement.decide import Placement
@@ -64,7 +64,7 @@ class Fleet:
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
-        self._turns = LoopTurns()
+        self._wake_ups = WakeUpLimiter()
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
@@ -75,7 +75,7 @@ class Fleet:
 
     def open(self, attempt_id: int, placement: Placement) -> Inbox:
         """From now on its workers' events about this attempt go to the inbox, until `close`."""
-        inbox = Inbox(self._turns)
+        inbox = Inbox(self._wake_ups)
         self._attempts[attempt_id] = _Open(inbox, placement)
         return inbox
 
@@ -106,7 +106,7 @@ class Fleet:
         """`keep_landed`: to a decode worker, its blocks of the prompt are of use to the next attempt."""
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
-    def want(self, wanted: Want) -> None:
+    def request_credit(self, wanted: CreditRequest) -> None:
         """Asks a decode worker for a loan to this router. A lost worker has forgotten it."""
         self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 

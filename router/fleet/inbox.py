@@ -17,7 +17,7 @@ from baton.router.types.events import AttemptEvent
 AT_ONCE = 8
 
 
-class LoopTurns:
+class WakeUpLimiter:
     """Streams that wait continue in the order of arrival."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
@@ -58,10 +58,10 @@ class Arrival(NamedTuple):
 
 
 class Inbox:
-    """One writer (a session), one reader (the request). `turns` are shared by all inboxes of a router."""
+    """One writer (a session), one reader (the request). `wake_ups` are shared by all inboxes of a router."""
 
-    def __init__(self, turns: LoopTurns) -> None:
-        self._turns = turns
+    def __init__(self, wake_ups: WakeUpLimiter) -> None:
+        self._wake_ups = wake_ups
         self._arrivals: deque[Arrival] = deque()
         self._reader: asyncio.Future[None] | None = None  # waits for an arrival
         self._expired = False
@@ -94,7 +94,7 @@ class Inbox:
                 await self._reader
             finally:
                 self._reader = None
-        await self._turns.take()
+        await self._wake_ups.take()
         if self._expired:
             raise TimeoutError
         return self._arrivals.popleft()

@@ -22,13 +22,13 @@ from baton.protos import replica_pb2
 from baton.router.admission.key_limits import KeyMeters
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import (
-    ElsewhereLoad,
     KeyUse,
+    PeerLoad,
+    PeerRouterLoads,
     Prediction,
     RecentPredictions,
     RecentTakeovers,
     Share,
-    SharedView,
     Takeover,
 )
 from baton.service.registry.redis_registry import RegistryUnavailable
@@ -44,14 +44,14 @@ class Taken(NamedTuple):
 
 class SharedLimits:
     def __init__(self) -> None:
-        self._heard: dict[bytes, dict[str, KeyUse]] = {}
+        self._received: dict[bytes, dict[str, KeyUse]] = {}
 
     def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
         """The increase in a router's newest share. Of a router's first share nothing counts, only later increases: a
         restart begins anew.
         """
-        known = self._heard.get(router_id)
-        self._heard[router_id] = dict(uses)
+        known = self._received.get(router_id)
+        self._received[router_id] = dict(uses)
         if known is None:
             return
         for tenant, use in uses.items():
@@ -61,14 +61,14 @@ class SharedLimits:
 
     def keep(self, routers: Iterable[bytes]) -> None:
         """Forgets those that are gone."""
-        heard = set(routers)
-        for router_id in self._heard.keys() - heard:
-            del self._heard[router_id]
+        received = set(routers)
+        for router_id in self._received.keys() - received:
+            del self._received[router_id]
 
     def active(self) -> dict[str, int]:
         """By key, at all other routers together."""
         total: dict[str, int] = {}
-        for uses in self._heard.values():
+        for uses in self._received.values():
             for tenant, use in uses.items():
                 total[tenant] = total.get(tenant, 0) + use.active
         return total
@@ -77,7 +77,7 @@ class SharedLimits:
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.1
 HASH_BYTES = 32
-_UNHEARD_PAUSE_S = 0.5  # between tries while Redis does not answer
+_UNREACHABLE_PAUSE_S = 0.5  # between tries while Redis does not answer
 
 
 class ShareStore(Protocol):
@@ -87,7 +87,7 @@ class ShareStore(Protocol):
     async def close(self) -> None: ...
 
 
-class Replicas:
+class PeerRouters:
     """Keeps `cluster` informed of the other routers, until cancelled."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Replicas:
         self._number = 0
         self._recent = RecentPredictions()
         self._takeovers = RecentTakeovers()
-        self._view = SharedView()
+        self._peer_loads = PeerRouterLoads()
         self._connected = True
         cluster.on_predicted = self._recent.add
 
@@ -124,18 +124,18 @@ class Replicas:
     @property
     def others(self) -> int:
         """Routers whose load is known now."""
-        return self._view.routers
+        return self._peer_loads.routers
 
     @property
     def shares(self) -> tuple[Share, ...]:
         """Their last shares."""
-        return self._view.shares
+        return self._peer_loads.shares
 
     async def run(self) -> None:
         while not is_cancelled():
-            heard = await self.exchange()
+            received = await self.exchange()
             if not is_cancelled():
-                await asyncio.sleep(self._period_s if heard else _UNHEARD_PAUSE_S)
+                await asyncio.sleep(self._period_s if received else _UNREACHABLE_PAUSE_S)
 
     async def exchange(self) -> bool:
         """Once: writes our share and takes in the others'. Whether Redis answered."""
@@ -167,16 +167,16 @@ class Replicas:
             for takeover in share.takeovers:
                 if takeover.router_id == self._router_id:
                     self._on_taken_over(takeover.stream)
-            for prediction in self._view.take(share, now):
+            for prediction in self._peer_loads.take(share, now):
                 self._cluster.predicted_elsewhere(
                     prediction.endpoint, prediction.block_hashes, prediction.computed_tokens
                 )
             for taken in self._limits.take(share.router_id, share.keys):
                 self._meters.taken_elsewhere(taken.tenant, taken.requests, taken.tokens, now)
-        self._view.forget_old(now)
-        self._limits.keep(self._view.router_ids)
-        self._meters.active_elsewhere(self._limits.active())
-        self._cluster.others_have(self._view.loads())
+        self._peer_loads.forget_old(now)
+        self._limits.keep(self._peer_loads.router_ids)
+        self._meters.active_on_peers(self._limits.active())
+        self._cluster.others_have(self._peer_loads.loads())
 
 
 def is_cancelled() -> bool:
@@ -222,7 +222,7 @@ def share_from_wire(share: replica_pb2.RouterShare) -> Share:
     return Share(
         share.router_id,
         share.number,
-        {each.endpoint: ElsewhereLoad(each.requests, each.tokens, each.blocks, each.slots) for each in share.loads},
+        {each.endpoint: PeerLoad(each.requests, each.tokens, each.blocks, each.slots) for each in share.loads},
         tuple(
             Prediction(each.number, each.endpoint, _split(each.block_hashes), each.computed_tokens)
             for each in share.predictions

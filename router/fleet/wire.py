@@ -14,7 +14,7 @@ from baton.router.types.events import (
     Failed,
     FailureReason,
     FirstStep,
-    Landed,
+    KvReceived,
     PrefillTimings,
     PromptScores,
     SequenceOutput,
@@ -152,7 +152,7 @@ def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple
         case "step_outputs":
             return tuple(_output(output) for output in message.step_outputs.outputs)
         case "landed":
-            return (_landed(message.landed),)
+            return (_kv_received(message.landed),)
         case "failed":
             failed = message.failed
             reason = _FAILURES.get(failed.reason, FailureReason.UNKNOWN)
@@ -282,8 +282,8 @@ def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
     )
 
 
-def _landed(landed: session_pb2.Landed) -> Landed:
-    return Landed(
+def _kv_received(landed: session_pb2.Landed) -> KvReceived:
+    return KvReceived(
         attempt_id=landed.attempt_id,
         transferred_bytes=landed.bytes,
         copy_ms=landed.copy_ms,

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
-from baton.router.cache.index import Branching, Hits
+from baton.router.cache.index import Hits, PrefixFanOut
 from baton.router.cache.replica import Caches
 from baton.router.placement.decide import Placement
-from baton.router.placement.pairs import PairHealth
-from baton.router.placement.peer_load import NOTHING, ElsewhereLoad
+from baton.router.placement.pairs import PairCircuitBreaker
+from baton.router.placement.peer_load import NOTHING, PeerLoad
 from baton.router.placement.rates import RateLedger
 from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import WorkerDescription, WorkerReport
@@ -55,7 +55,7 @@ Known = TypeVar("Known", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
-class Able(Generic[Known]):
+class AvailableWorkers(Generic[Known]):
     """The workers that take work now; found out again when one comes, goes, or begins to drain."""
 
     workers: tuple[Known, ...]
@@ -63,11 +63,11 @@ class Able(Generic[Known]):
     alike: Mapping[WorkerRole, tuple[str, ...]]
 
     @classmethod
-    def of(cls, workers: Iterable[Known]) -> "Able[Known]":
-        able = tuple(workers)
-        roles = {worker.endpoint: worker.role for worker in able}
+    def of(cls, workers: Iterable[Known]) -> "AvailableWorkers[Known]":
+        available = tuple(workers)
+        roles = {worker.endpoint: worker.role for worker in available}
         return cls(
-            able, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
+            available, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
         )
 
     def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
@@ -208,7 +208,7 @@ STALLED_S = 15.0
 """Longer than any step, and less than a worker's own watchdog waits (30 s), which ends its process."""
 
 
-class ForwardProgress:
+class StallDetector:
     """Of one worker, by its reports."""
 
     __slots__ = ("_since_s", "_steps")
@@ -239,13 +239,13 @@ class Worker:
     charges: Charges = field(default_factory=Charges)
     end: End = End.NONE  # of its last session
     died_s: float | None = None  # when its process was last noticed to be gone, monotonic
-    progress: ForwardProgress = field(default_factory=ForwardProgress)
+    progress: StallDetector = field(default_factory=StallDetector)
     stalled: bool = False  # it has work and takes no steps
     view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
     hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
 
     @property
-    def able(self) -> bool:
+    def available(self) -> bool:
         """It takes work now."""
         known = self.description is not None and self.report is not None and not self.report.draining
         return known and self.connected and not self.stalled
@@ -256,7 +256,7 @@ class Worker:
 
     def seen(
         self,
-        elsewhere: ElsewhereLoad,
+        peers: PeerLoad,
         recent_tokens: float,
         rates: WorkerRates,
         hit_blocks: int,
@@ -266,7 +266,7 @@ class Worker:
         """As a placement sees it, for a prompt of which it has so much."""
         description, report = self.description, self.report
         if description is None or report is None:
-            raise RuntimeError(f"{self.endpoint} has not said what it is")
+            raise RuntimeError(f"{self.endpoint} has not described itself")
         return WorkerView(
             endpoint=self.endpoint,
             role=self.role,
@@ -277,12 +277,12 @@ class Worker:
             limit_slots=report.limit_slots,
             used_blocks=self.charges.blocks,
             used_slots=self.charges.slots,
-            tokens_in_flight=self.charges.tokens + elsewhere.tokens,
+            tokens_in_flight=self.charges.tokens + peers.tokens,
             hit_blocks=hit_blocks,
             adapters=description.adapters,
             ready_blocks=ready_blocks,
-            elsewhere_slots=elsewhere.slots,
-            elsewhere_blocks=elsewhere.blocks,
+            elsewhere_slots=peers.slots,
+            elsewhere_blocks=peers.blocks,
             # Prompts just sent there are in no report yet; prompts of other routers are known from reports alone.
             pending_prompt_tokens=max(report.pending_tokens, self.charges.prompt_tokens),
             recent_tokens=recent_tokens,
@@ -307,15 +307,15 @@ class Cluster:
         self._workers: dict[str, Worker] = {}
         self._roles_seen: set[WorkerRole] = set()
         self.caches = Caches()
-        self.pairs = PairHealth()
+        self.pairs = PairCircuitBreaker()
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
         """By worker's name, as this router noticed them."""
-        self._elsewhere: Mapping[str, ElsewhereLoad] = {}
+        self._peer_loads: Mapping[str, PeerLoad] = {}
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
         """All measurements of the workers are kept here."""
-        self._able: Able[Worker] | None = None  # None: to be found out
-        self._recent, self._branching = RecentWork(), Branching()
+        self._available: AvailableWorkers[Worker] | None = None  # None: to be found out
+        self._recent, self._fan_out = RecentWork(), PrefixFanOut()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
         self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
         """Called with the worker, the blocks of a prompt placed there, and how many of its tokens are computed."""
@@ -331,11 +331,11 @@ class Cluster:
 
     def add(self, endpoint: str, role: WorkerRole) -> None:
         self._roles_seen.add(role)
-        self._able = None
+        self._available = None
         self._workers[endpoint] = Worker(endpoint, role)
 
     def remove(self, endpoint: str) -> None:
-        self._able = None
+        self._available = None
         self._workers.pop(endpoint, None)
         self._forget(endpoint)
 
@@ -351,7 +351,7 @@ class Cluster:
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
         worker.role = description.role
-        self._able = None
+        self._available = None
         worker.changed()
         self._names.pop(endpoint, None)
         self._names[endpoint] = description.worker_id
@@ -362,7 +362,7 @@ class Cluster:
         """The connection broke; the worker takes no new work until it is back."""
         if endpoint in self._workers:
             self._workers[endpoint].connected = False
-            self._able = None
+            self._available = None
             self.caches.disconnected(endpoint)
 
     def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
@@ -372,7 +372,7 @@ class Cluster:
             worker.died_s = now if end is End.GONE else worker.died_s
             drained = worker.report is not None and worker.report.draining and not worker.charges
             worker.end = self.departures[self.name_of(endpoint)].lost(end, drained)
-            self._able = None
+            self._available = None
             worker.connected = worker.held = False
             worker.report = None
             worker.changed()
@@ -381,7 +381,7 @@ class Cluster:
     def reported(self, endpoint: str, report: WorkerReport) -> None:
         worker = self._workers[endpoint]
         if worker.report is None or worker.report.draining != report.draining:
-            self._able = None
+            self._available = None
         if worker.report != report:
             worker.changed()
         worker.report = report
@@ -391,11 +391,11 @@ class Cluster:
         worker = self._workers[endpoint]
         stalled = worker.progress.stalls(report, now)
         if stalled != worker.stalled:
-            worker.stalled, self._able = stalled, None
+            worker.stalled, self._available = stalled, None
         self.rates.linked(endpoint, {link.endpoint: link.gb_per_s for link in report.links})
         if worker.role is WorkerRole.DECODE:
             tokens = worker.charges.tokens
-            self.rates.told(endpoint, report.alone_tokens_per_s, report.beside_tokens_per_s)
+            self.rates.reported_prefill(endpoint, report.alone_tokens_per_s, report.beside_tokens_per_s)
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
@@ -413,11 +413,11 @@ class Cluster:
 
         With a `turn`, which counts requests, only a shortlist (router/placement/cluster.py): all of a small cluster.
         """
-        hits, able = self.caches.hits(block_hashes), self._find_able()
+        hits, available = self.caches.hits(block_hashes), self._find_available()
         self._forget_old_views()
-        workers, found = able.workers, hits.found
+        workers, found = available.workers, hits.found
         if turn is not None and len(workers) > ALL_UP_TO:
-            names = [name for role in WorkerRole for name in able.shortlist(role, found, turn)]
+            names = [name for role in WorkerRole for name in available.shortlist(role, found, turn)]
             workers = tuple([self._workers[name] for name in names])
         views = [worker.view or self._view(worker) for worker in workers]
         if found:
@@ -427,16 +427,16 @@ class Cluster:
         return tuple(views)
 
     @property
-    def able(self) -> int:
+    def available(self) -> int:
         """How many workers take work now."""
-        return len(self._find_able().roles)
+        return len(self._find_available().roles)
 
     def charge(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
         """The attempt is dispatched: it counts from now on."""
         known_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
-        self._branching.placed(block_hashes, known_tokens // request.block_tokens)
+        self._fan_out.placed(block_hashes, known_tokens // request.block_tokens)
         if placement.prefill is not None:
             uncached = request.prompt_tokens - placement.prefill_hit_tokens
             self._charge(placement.prefill, attempt_id, Charge(tokens=uncached))
@@ -451,10 +451,10 @@ class Cluster:
         decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens)
         self._charge(placement.decode, attempt_id, decode)
 
-    def own_loads(self) -> dict[str, ElsewhereLoad]:
+    def own_loads(self) -> dict[str, PeerLoad]:
         """This router's charges by worker, as they are sent to the other routers."""
         return {
-            worker.endpoint: ElsewhereLoad(
+            worker.endpoint: PeerLoad(
                 requests=len(worker.charges),
                 tokens=worker.charges.tokens,
                 blocks=worker.charges.blocks,
@@ -464,10 +464,10 @@ class Cluster:
             if worker.charges
         }
 
-    def others_have(self, loads: Mapping[str, ElsewhereLoad]) -> None:
+    def others_have(self, loads: Mapping[str, PeerLoad]) -> None:
         """The other routers' charges by worker; replaces the earlier ones."""
-        if loads != self._elsewhere:
-            self._elsewhere = loads
+        if loads != self._peer_loads:
+            self._peer_loads = loads
             self._forget_views()
 
     def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
@@ -485,7 +485,7 @@ class Cluster:
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
             self.caches.assume(endpoint, block_hashes, worker.description.total_blocks)
-            self._branching.ended(block_hashes)
+            self._fan_out.ended(block_hashes)
 
     def prompt_computed(self, attempt_id: int, endpoint: str) -> None:
         """A decode worker has computed the attempt's prompt itself, and continues with the answer."""
@@ -513,7 +513,7 @@ class Cluster:
         self._recent.forget(endpoint)
 
     def _computes(self, endpoint: str, tokens: int) -> None:
-        alike = self._find_able().alike[self._workers[endpoint].role]
+        alike = self._find_available().alike[self._workers[endpoint].role]
         self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
         self._workers[endpoint].changed()
 
@@ -527,10 +527,10 @@ class Cluster:
         self.caches.expect(endpoint, attempt_id, block_hashes)
         self.on_predicted(endpoint, block_hashes, computed_tokens)
 
-    def _find_able(self) -> Able[Worker]:
-        if self._able is None:
-            self._able = Able.of(worker for worker in self._workers.values() if worker.able)
-        return self._able
+    def _find_available(self) -> AvailableWorkers[Worker]:
+        if self._available is None:
+            self._available = AvailableWorkers.of(worker for worker in self._workers.values() if worker.available)
+        return self._available
 
     def _forget_old_views(self) -> None:
         """Those made with other rates, or when a good deal less work had been given out."""
@@ -550,16 +550,16 @@ class Cluster:
         """The last one if it is still right: prompts of one conversation or document come one after another."""
         endpoint, view = worker.endpoint, worker.hit_view
         hit_blocks, ready_blocks = hits.found[endpoint], hits.ready.get(endpoint, 0)
-        branches = self._branching.behind(block_hashes, hit_blocks)
+        branches = self._fan_out.behind(block_hashes, hit_blocks)
         seen = view is not None and (view.hit_blocks, view.ready_blocks, view.branches)
         if view is None or seen != (hit_blocks, ready_blocks, branches):
             view = worker.hit_view = self._make_view(worker, hit_blocks, ready_blocks, branches)
         return view
 
     def _make_view(self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0) -> WorkerView:
-        elsewhere = self._elsewhere.get(worker.endpoint, NOTHING)
+        peers = self._peer_loads.get(worker.endpoint, NOTHING)
         recent_tokens, rates = self._recent.of(worker.endpoint), self.rates.of(worker.endpoint)
-        return worker.seen(elsewhere, recent_tokens, rates, hit_blocks, ready_blocks, branches)
+        return worker.seen(peers, recent_tokens, rates, hit_blocks, ready_blocks, branches)
 
 
 def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:

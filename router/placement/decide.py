@@ -223,11 +223,11 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
         return _why_no_credit(decode, request)
     avoided = request.avoided_prefill
     untried = [worker for worker in prefill if worker.endpoint not in avoided] if avoided else prefill
-    if request.apart:
+    if request.broken_pairs:
         untried = [worker for worker in untried if _together(request, worker, with_credit)]
     weighing = policy.weighing
     computing = _weigh_prefill(request, untried or prefill, weighing) if prefill else None
-    reachable = _together(request, computing.worker, with_credit) if computing and request.apart else with_credit
+    reachable = _together(request, computing.worker, with_credit) if computing and request.broken_pairs else with_credit
     if request.preferred_decode is not None:
         reachable = [worker for worker in reachable if worker.endpoint == request.preferred_decode] or reachable
     answering = _weigh_decode(request, reachable or with_credit, computing, weighing)
@@ -257,7 +257,7 @@ def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[Wo
 
 def _together(request: PlacementRequest, prefill: WorkerView, decode: Sequence[WorkerView]) -> list[WorkerView]:
     """The decode workers that it is not set aside with."""
-    return [worker for worker in decode if (prefill.endpoint, worker.endpoint) not in request.apart]
+    return [worker for worker in decode if (prefill.endpoint, worker.endpoint) not in request.broken_pairs]
 
 
 def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
@@ -363,6 +363,6 @@ def _without_credit(request: PlacementRequest, view: WorkerView) -> str:
 
 def _with_credit(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
     computing = decision.prefill
-    if computing is not None and (computing.worker.endpoint, view.endpoint) in request.apart:
+    if computing is not None and (computing.worker.endpoint, view.endpoint) in request.broken_pairs:
         return "transfers to it from the prefill worker that was taken fail"
     return "the request stays with the decode worker that it had"

@@ -26,7 +26,7 @@ class _Trouble:
     until_s: float = 0.0
 
 
-class PairHealth:
+class PairCircuitBreaker:
     """Only of those that had trouble."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class PairHealth:
         for pair in [pair for pair in self._troubles if endpoint in pair]:
             del self._troubles[pair]
 
-    def apart(self, now: float) -> frozenset[Pair]:
+    def broken(self, now: float) -> frozenset[Pair]:
         """Those that are set aside."""
         if not self._troubles:
             return _NONE
@@ -68,7 +68,7 @@ def placement_request(
     request: PreparedRequest,
     attempt_id: int,
     avoided_prefill: frozenset[str] = frozenset(),
-    apart: frozenset[Pair] = frozenset(),
+    broken_pairs: frozenset[Pair] = frozenset(),
     preferred_decode: str | None = None,
 ) -> PlacementRequest:
     return PlacementRequest(
@@ -79,7 +79,7 @@ def placement_request(
         choices=request.sampling.places,
         turn=attempt_id,
         avoided_prefill=avoided_prefill,
-        apart=apart,
+        broken_pairs=broken_pairs,
         preferred_decode=preferred_decode,
         adapter=request.adapter,
         prefix=early_block(request.block_hashes, request.block_tokens),

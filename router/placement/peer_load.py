@@ -21,7 +21,7 @@ MAX_AGE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ElsewhereLoad:
+class PeerLoad:
     """The charges of others on one worker."""
 
     requests: int = 0
@@ -29,8 +29,8 @@ class ElsewhereLoad:
     blocks: int = 0
     slots: int = 0
 
-    def plus(self, other: "ElsewhereLoad") -> "ElsewhereLoad":
-        return ElsewhereLoad(
+    def plus(self, other: "PeerLoad") -> "PeerLoad":
+        return PeerLoad(
             self.requests + other.requests,
             self.tokens + other.tokens,
             self.blocks + other.blocks,
@@ -38,7 +38,7 @@ class ElsewhereLoad:
         )
 
 
-NOTHING = ElsewhereLoad()
+NOTHING = PeerLoad()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Share:
 
     router_id: bytes
     number: int
-    loads: Mapping[str, ElsewhereLoad]  # by endpoint
+    loads: Mapping[str, PeerLoad]  # by endpoint
     predictions: Sequence[Prediction]
     takeovers: Sequence[Takeover] = ()
     keys: Mapping[str, KeyUse] = field(default_factory=dict)  # with limits, by name
@@ -86,7 +86,7 @@ class _Other:
 
 
 @dataclass(slots=True)
-class SharedView:
+class PeerRouterLoads:
     """All other routers; `take` their shares, `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
@@ -122,9 +122,9 @@ class SharedView:
             if now - other.heard_s > MAX_AGE_S:
                 del self._others[router_id]
 
-    def loads(self) -> dict[str, ElsewhereLoad]:
+    def loads(self) -> dict[str, PeerLoad]:
         """By endpoint, of all others together."""
-        total: dict[str, ElsewhereLoad] = {}
+        total: dict[str, PeerLoad] = {}
         for other in self._others.values():
             for endpoint, load in other.share.loads.items():
                 total[endpoint] = total.get(endpoint, NOTHING).plus(load)
@@ -158,10 +158,10 @@ class RecentPredictions:
 
     def take(self) -> tuple[Prediction, ...]:
         """For one share, oldest first."""
-        told = tuple(prediction for prediction, _ in self._kept)
+        announced = tuple(prediction for prediction, _ in self._kept)
         self._kept = [(prediction, left - 1) for prediction, left in self._kept if left > 1]
         self._blocks = sum(len(prediction.block_hashes) for prediction, _ in self._kept)
-        return told
+        return announced
 
 
 class RecentTakeovers:
@@ -178,6 +178,6 @@ class RecentTakeovers:
 
     def take(self) -> tuple[Takeover, ...]:
         """For one share, oldest first."""
-        told = tuple(takeover for takeover, _ in self._kept)
+        announced = tuple(takeover for takeover, _ in self._kept)
         self._kept = [(takeover, left - 1) for takeover, left in self._kept if left > 1]
-        return told
+        return announced

@@ -31,13 +31,13 @@ class _Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ReportedPrefill:
     """Of a decode worker's prompts, tokens per second."""
 
     alone: float | None = None
     beside: float | None = None
 
-    def is_like(self, other: "_Told") -> bool:
+    def is_like(self, other: "_ReportedPrefill") -> bool:
         return _alike(self.alone, other.alone) and _alike(self.beside, other.beside)
 
 
@@ -90,7 +90,7 @@ class RateLedger:
         self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds
         self._gaps: dict[str, FadingLine] = {}  # milliseconds over tokens in flight
         self._steps: dict[str, _Steps] = {}
-        self._told: dict[str, _Told] = {}
+        self._reported_prefill: dict[str, _ReportedPrefill] = {}
         self._links: dict[str, Mapping[str, float]] = {}
         self._any_prefill, self._any_gap = Ratio(), FadingLine()
         self._kv = Ratio()  # bytes over tokens: all workers that talk to each other have the same
@@ -109,11 +109,13 @@ class RateLedger:
                 ratio.add(tokens, chunks_ms)
             self._renew(worker)
 
-    def told(self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None) -> None:
+    def reported_prefill(
+        self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None
+    ) -> None:
         """A decode worker reports how fast it computes prompts: while no answer runs, and while answers run."""
-        told = _Told(alone_tokens_per_s, beside_tokens_per_s)
-        if not told.is_like(self._told.get(worker, _Told())):
-            self._told[worker] = told
+        reported = _ReportedPrefill(alone_tokens_per_s, beside_tokens_per_s)
+        if not reported.is_like(self._reported_prefill.get(worker, _ReportedPrefill())):
+            self._reported_prefill[worker] = reported
             self._renew(worker)
 
     def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
@@ -147,7 +149,7 @@ class RateLedger:
     def forget(self, worker: str) -> None:
         self.version += 1
         of_workers: tuple[dict[str, Any], ...]
-        of_workers = (self._prefill, self._gaps, self._steps, self._told, self._links, self._known)
+        of_workers = (self._prefill, self._gaps, self._steps, self._reported_prefill, self._links, self._known)
         for each in of_workers:
             each.pop(worker, None)
 
@@ -157,9 +159,9 @@ class RateLedger:
         if worker is not None:
             prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())
             rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
-            told = self._told.get(worker, _Told())
-            alone = told.alone or rates.prefill_tokens_per_s
-            self._known[worker] = replace(rates, prefill_tokens_per_s=alone, beside_tokens_per_s=told.beside)
+            reported = self._reported_prefill.get(worker, _ReportedPrefill())
+            alone = reported.alone or rates.prefill_tokens_per_s
+            self._known[worker] = replace(rates, prefill_tokens_per_s=alone, beside_tokens_per_s=reported.beside)
         elif self._known:
             kv_bytes = self._typical.kv_bytes_per_token
             self._known = {name: replace(each, kv_bytes_per_token=kv_bytes) for name, each in self._known.items()}

@@ -60,7 +60,8 @@ class PlacementRequest:
     choices: int
     turn: int = 0  # counts requests: equal workers take turns
     avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request; taken only if there is no other
-    apart: frozenset[tuple[str, str]] = frozenset()  # (prefill, decode) whose transfers fail; together only if no other
+    broken_pairs: frozenset[tuple[str, str]] = frozenset()
+    """(prefill, decode) whose transfers fail: used together only where there is no other pair."""
     preferred_decode: str | None = None  # had this request before, and did not fail it
     adapter: Adapter | None = None
     prefix: bytes = b""  # hash of an early block, equal for prompts that begin alike; empty where there is none

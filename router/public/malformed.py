@@ -2,7 +2,7 @@
 
 gRPC parses a request before any handler or interceptor of ours is called, and a parser that raises ends the call as a
 server error. So the parser here never raises: it hands on bytes that it cannot parse, and the handler refuses them. And
-parsing holds the event loop: with a `Vet`, messages that are large or broken are examined by that first, elsewhere.
+parsing holds the event loop: a `Prevalidator` first examines messages that are large or broken, in another process.
 """
 
 import inspect
@@ -35,7 +35,7 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unvetted:
+class NotPrevalidated:
     """Stands in for a request that has not been parsed yet."""
 
     message_class: type[Message]
@@ -43,7 +43,7 @@ class Unvetted:
 
 
 SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
-Vet = Callable[[Unvetted], Awaitable[Message]]
+Prevalidator = Callable[[NotPrevalidated], Awaitable[Message]]
 """Raises InvalidArgument for bytes that are no message, or one of too many parts."""
 
 
@@ -52,29 +52,34 @@ Refused = Callable[[str, BatonError], None]
 
 
 def service_handler(
-    service: ServiceDescriptor, servicer: object, vet: Vet | None = None, refused: Refused = lambda method, error: None
+    service: ServiceDescriptor,
+    servicer: object,
+    prevalidator: Prevalidator | None = None,
+    refused: Refused = lambda method, error: None,
 ) -> grpc.GenericRpcHandler:
     """Handlers of all methods of a service, as the generated `add_..._to_server` makes them, with parsers that never
     raise."""
     return grpc.method_handlers_generic_handler(
         service.full_name,
         {
-            method.name: _method_handler(method, getattr(servicer, method.name), vet, partial(refused, method.name))
+            method.name: _method_handler(
+                method, getattr(servicer, method.name), prevalidator, partial(refused, method.name)
+            )
             for method in service.methods
         },
     )
 
 
-def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unvetted]:
+def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | NotPrevalidated]:
     """A parser for messages that are small and whole."""
 
-    def parse(data: bytes) -> Message | Unvetted:
+    def parse(data: bytes) -> Message | NotPrevalidated:
         if len(data) > SMALL_BYTES:
-            return Unvetted(message_class, data)
+            return NotPrevalidated(message_class, data)
         try:
             return message_class.FromString(data)
         except DecodeError:  # finding the place takes a while
-            return Unvetted(message_class, data)
+            return NotPrevalidated(message_class, data)
 
     return parse
 
@@ -103,31 +108,34 @@ def invalid_text_field(data: bytes, descriptor: Any) -> str | None:
 
 
 def _method_handler(
-    method: Any, behaviour: Callable[[Any, Any], Any], vet: Vet | None, refused: Callable[[BatonError], None]
+    method: Any,
+    behaviour: Callable[[Any, Any], Any],
+    prevalidator: Prevalidator | None,
+    refused: Callable[[BatonError], None],
 ) -> Any:
     make_handler = (
         grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
     )
     request_class = GetMessageClass(method.input_type)
     return make_handler(
-        _refusing(behaviour, vet, refused),
-        request_deserializer=parser(request_class) if vet is None else small_parser(request_class),
+        _refusing(behaviour, prevalidator, refused),
+        request_deserializer=parser(request_class) if prevalidator is None else small_parser(request_class),
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )
 
 
 def _refusing(
-    behaviour: Callable[[Any, Any], Any], vet: Vet | None, refused: Callable[[BatonError], None]
+    behaviour: Callable[[Any, Any], Any], prevalidator: Prevalidator | None, refused: Callable[[BatonError], None]
 ) -> Callable[[Any, Any], Any]:
     if not inspect.iscoroutinefunction(behaviour):
         raise TypeError(f"{behaviour} must be a coroutine function; a stream is written with context.write()")
 
-    async def handle(request: Message | Malformed | Unvetted, context: Any) -> Any:
+    async def handle(request: Message | Malformed | NotPrevalidated, context: Any) -> Any:
         try:
             if isinstance(request, Malformed):
                 request.refuse()
-            if isinstance(request, Unvetted) and vet is not None:
-                request = await vet(request)
+            if isinstance(request, NotPrevalidated) and prevalidator is not None:
+                request = await prevalidator(request)
         except BatonError as error:
             refused(error)
             raise

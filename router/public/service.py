@@ -11,7 +11,7 @@ from baton.protos import baton_pb2
 from baton.router.dispatcher import Dispatcher
 from baton.router.public import wire as public_wire
 from baton.router.public.access import Access, Caller, Metadata, Need
-from baton.router.public.malformed import Vet, service_handler
+from baton.router.public.malformed import Prevalidator, service_handler
 from baton.router.request.resume import ResumeRequest
 from baton.router.trace.record import end_of
 from baton.router.types.request import GenerationRequest, Operation, session_of
@@ -33,15 +33,15 @@ class BatonServicer:
     are freed at once.
     """
 
-    def __init__(self, dispatcher: Dispatcher, access: Access, vet: Vet | None = None) -> None:
-        """`vet` looks at large messages before they are parsed; None: no check."""
-        self._vet = vet
+    def __init__(self, dispatcher: Dispatcher, access: Access, prevalidator: Prevalidator | None = None) -> None:
+        """`prevalidator` looks at large messages before they are parsed; None: no check."""
+        self._prevalidator = prevalidator
         self._dispatcher = dispatcher
         self._access = access
 
     def register(self, server: grpc.aio.Server) -> None:
         service = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
-        server.add_generic_rpc_handlers((service_handler(service, self, self._vet, self.refused),))
+        server.add_generic_rpc_handlers((service_handler(service, self, self._prevalidator, self.refused),))
 
     def refused(self, method: str, error: BatonError) -> None:
         """A call of that method came to nothing before it was a request."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.generation.detokenizer import Detokenizer
 from baton.generation.stop_strings import Piece, StopFilter
-from baton.router.types.events import End, PromptScores, Released, TokenLogprob
+from baton.router.types.events import End, NewTokens, PromptScores, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta, FinishReason, PromptPart
 
 PART_TOKENS = 1024  # bounds a message: at most 20 likeliest tokens come with each
@@ -15,28 +15,28 @@ PART_TOKENS = 1024  # bounds a message: at most 20 likeliest tokens come with ea
 class PromptEcho:
     """The part still to be sent. With `scored`, tokens come with their scores; the first one, which has none, alone."""
 
-    def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, told: int = 0) -> None:
-        """`told`: so many tokens, with the text, were sent over another stream."""
+    def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, sent_tokens: int = 0) -> None:
+        """`sent_tokens`: so many tokens, with the text, were sent over another stream."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored
-        self._told = told
+        self._sent_tokens = sent_tokens
 
     def take(self, scores: PromptScores) -> tuple[PromptPart, ...]:
         """The parts that these scores make known; none where another attempt already made them known."""
         parts = self._first()
-        new = scores.logprobs[self._told - scores.offset :]
-        return parts + self._parts(self._told + len(new), new)
+        new = scores.logprobs[self._sent_tokens - scores.offset :]
+        return parts + self._parts(self._sent_tokens + len(new), new)
 
     def rest(self) -> tuple[PromptPart, ...]:
         """All that was not sent: to be called when every score was taken, or none is wanted."""
         return self._first() if self._scored else self._parts(len(self._token_ids), ())
 
     def _first(self) -> tuple[PromptPart, ...]:
-        return self._parts(max(1, self._told), ())
+        return self._parts(max(1, self._sent_tokens), ())
 
     def _parts(self, end: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[PromptPart, ...]:
-        begin, self._told = self._told, end
+        begin, self._sent_tokens = self._sent_tokens, end
         return tuple(
             PromptPart(
                 offset,
@@ -57,26 +57,28 @@ class _Choice:
         self._filter = stop_filter
         self._logprobs: deque[TokenLogprob] = deque()  # of tokens that the filter holds, if asked for
 
-    def take(self, released: Released) -> Sequence[AnswerEvent]:
-        if self._filter.passes_all and released.end is None:  # as nearly all are
-            token_ids, begin = released.token_ids, self.tokens
+    def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
+        if self._filter.passes_all and new_tokens.end is None:  # as nearly all are
+            token_ids, begin = new_tokens.token_ids, self.tokens
             self.tokens += len(token_ids)
-            return (Delta(self.index, begin, token_ids, self._detokenizer.push_all(token_ids), released.logprobs),)
-        return self._take(released)
+            return (Delta(self.index, begin, token_ids, self._detokenizer.push_all(token_ids), new_tokens.logprobs),)
+        return self._take(new_tokens)
 
-    def _take(self, released: Released) -> Sequence[AnswerEvent]:
-        self._logprobs.extend(released.logprobs)
+    def _take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
+        self._logprobs.extend(new_tokens.logprobs)
         if self._filter.passes_all:
-            pieces = [Piece(released.token_ids, self._detokenizer.push_all(released.token_ids))]
+            pieces = [Piece(new_tokens.token_ids, self._detokenizer.push_all(new_tokens.token_ids))]
         else:
-            pieces = [self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in released.token_ids]
-        if released.end is not None:
+            pieces = [
+                self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in new_tokens.token_ids
+            ]
+        if new_tokens.end is not None:
             pieces.append(self._filter.finish(self._detokenizer.finish()))
         events: list[AnswerEvent] = []
         delta = self._delta(pieces)
         if delta.token_ids or delta.text:
             events.append(delta)
-        finished = self._finished(released)
+        finished = self._finished(new_tokens)
         if finished is not None:
             self.finished = True
             events.append(finished)
@@ -90,12 +92,12 @@ class _Choice:
         self.tokens += len(token_ids)
         return delta
 
-    def _finished(self, released: Released) -> ChoiceFinished | None:
+    def _finished(self, new_tokens: NewTokens) -> ChoiceFinished | None:
         if self._filter.matched is not None:
             return ChoiceFinished(self.index, FinishReason.STOP, stop_text=self._filter.matched)
-        match released.end:
+        match new_tokens.end:
             case End.STOP:
-                stop_token_id = released.token_ids[-1] if released.token_ids else released.stop_token_id
+                stop_token_id = new_tokens.token_ids[-1] if new_tokens.token_ids else new_tokens.stop_token_id
                 return ChoiceFinished(self.index, FinishReason.STOP, stop_token_id=stop_token_id)
             case End.LENGTH:
                 return ChoiceFinished(self.index, FinishReason.LENGTH)
@@ -124,12 +126,12 @@ class Answer:
         """Tokens given out, over all choices. Those of a stop string, and beyond it, are not."""
         return sum(choice.tokens for choice in self._choices)
 
-    def take(self, released: Released) -> Sequence[AnswerEvent]:
+    def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
         """The events that go out now. Tokens beyond a stop string are dropped."""
-        choice = self._choices[released.choice]
+        choice = self._choices[new_tokens.choice]
         if choice.finished:
             return ()
-        events = choice.take(released)
+        events = choice.take(new_tokens)
         self._unfinished -= choice.finished
         return events
 
@@ -163,11 +165,11 @@ class BestOf:
         """Of all choices that were made."""
         return self._made.completion_tokens
 
-    def take(self, released: Released) -> Sequence[AnswerEvent]:
+    def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
         """The events that go out now: all of them with the last tokens, none before or after those."""
         if self.done:
             return ()
-        for event in self._made.take(released):
+        for event in self._made.take(new_tokens):
             if isinstance(event, Delta):
                 self._deltas.setdefault(event.index, []).append(event)
             else:

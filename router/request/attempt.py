@@ -13,33 +13,33 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from baton.router.admission.queue import BEGUN_PRIORITY, Standing
+from baton.router.admission.queue import BEGUN_PRIORITY, RequestClass
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.inbox import Arrival
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.placement.pairs import placement_request
-from baton.router.request.journal import Place
+from baton.router.request.journal import AttemptLocation
 from baton.router.request.resume import Resumption
 from baton.router.request.retry import PREFILL_GONE, AttemptFailed, Recovery, Scheduling, replay
-from baton.router.request.tokens import InconsistentOutput, Lifecycle
-from baton.router.trace.explanation import KEPT_CANDIDATES, AttemptNote
+from baton.router.request.tokens import InconsistentOutput, TokenStream
+from baton.router.trace.decision_record import KEPT_CANDIDATES, AttemptNote
 from baton.router.trace.timeline import Timeline
 from baton.router.types.events import (
     Failed,
     FailureReason,
     FirstStep,
-    Landed,
+    KvReceived,
+    NewTokens,
     PrefillTimings,
     PromptScores,
-    Released,
     SequenceOutput,
 )
 from baton.router.types.request import PreparedRequest
 from baton.service.errors import DeadlineExceeded
 
-_LANDED_WAIT_S = 0.1  # Landed travels beside the tokens; it may come just after the last
+_LANDED_WAIT_S = 0.1  # KvReceived travels beside the tokens; it may come just after the last
 
 
 class Attempt:
@@ -53,17 +53,17 @@ class Attempt:
         cluster: Cluster,
         fleet: Fleet,
         timeline: Timeline,
-        lifecycle: Lifecycle,
+        stream: TokenStream,
     ) -> None:
-        """`lifecycle` is the request's, and begins this attempt. `request` may be a part of it (see retry.py)."""
+        """`stream` is the request's, and begins this attempt. `request` may be a part of it (see retry.py)."""
         self.attempt_id = attempt_id
         self.placement = placement
         self._request = request
         self._cluster = cluster
         self._fleet = fleet
         self._timeline = timeline
-        self._lifecycle = lifecycle
-        lifecycle.begin(attempt_id, request.choices)
+        self._stream = stream
+        stream.begin(attempt_id, request.choices)
         self._outputs: deque[SequenceOutput] = deque()
         self._scores: deque[PromptScores] = deque()
         self._unscored = 0 if request.sampling.prompt_logprobs is None else len(request.token_ids) - 1
@@ -83,7 +83,7 @@ class Attempt:
     ) -> None:
         placement = self.placement
         self._fleet.close(self.attempt_id)
-        self._lifecycle.leave(self.attempt_id)
+        self._stream.leave(self.attempt_id)
         if self._decode_holds:
             self._fleet.cancel(self.attempt_id, placement.decode, keep_landed=self._prefill_is_gone(error))
         if self._prefill_holds and placement.prefill is not None:
@@ -111,7 +111,7 @@ class Attempt:
         """The deadline has passed: `next` raises TimeoutError from now on."""
         self._inbox.expire()
 
-    async def next(self) -> PromptScores | tuple[Released, ...]:
+    async def next(self) -> PromptScores | tuple[NewTokens, ...]:
         """All scores of the prompt, where they are asked for; then the next tokens in order, of some choices.
 
         All that has come since the last call comes at once: a slow reader gets more at a time. Raises:
@@ -121,7 +121,7 @@ class Attempt:
             if self._scores:
                 return self._scores.popleft()
             if self._outputs and not self._unscored:  # tokens from decode may overtake prefill's scores
-                released = self._lifecycle.take_all(self._outputs)
+                released = self._stream.take_all(self._outputs)
                 if released:
                     return released
             self._take(await self._inbox.take())
@@ -129,8 +129,8 @@ class Attempt:
             while (first := self._inbox.first) is not None and not isinstance(first.event, Failed):
                 self._take(self._inbox.take_first())
 
-    async def landing(self) -> None:
-        """Waits a moment for Landed where it is still due: an answer that decode ended comes with its timings."""
+    async def wait_for_kv(self) -> None:
+        """Waits a moment for KvReceived where it is still due: an answer that decode ended comes with its timings."""
         if self._decode_holds or self.placement.prefill is None or self._has_landed:
             return
         try:
@@ -152,13 +152,13 @@ class Attempt:
                 self._take_scores(scores)
             case FirstStep() as first_step:
                 self._take_first_step(first_step, arrival.at_s)
-            case Landed() as landed:
+            case KvReceived() as kv_received:
                 self._has_landed = True
-                self._timeline.take_landed(landed)
+                self._timeline.take_kv_received(kv_received)
                 placement = self.placement
-                self._cluster.caches.audit(placement.decode, placement.decode_hit_tokens, landed.cached_tokens)
-                moved_tokens = len(self._request.token_ids) - landed.cached_tokens
-                self._cluster.rates.transferred(moved_tokens, landed.transferred_bytes)
+                self._cluster.caches.audit(placement.decode, placement.decode_hit_tokens, kv_received.cached_tokens)
+                moved_tokens = len(self._request.token_ids) - kv_received.cached_tokens
+                self._cluster.rates.transferred(moved_tokens, kv_received.transferred_bytes)
                 self._prefill_holds = False
                 if placement.prefill is not None:
                     self._cluster.pairs.succeeded((placement.prefill, placement.decode))
@@ -226,7 +226,7 @@ _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
 
 
-class Attempting:
+class AttemptDispatcher:
     """Of one request. `deadline_s` is a reading of the monotonic clock."""
 
     def __init__(
@@ -234,7 +234,7 @@ class Attempting:
         request: PreparedRequest,
         scheduling: Scheduling,
         timeline: Timeline,
-        lifecycle: Lifecycle,
+        stream: TokenStream,
         recovery: Recovery,
         deadline_s: float,
         traceparent: str,
@@ -243,7 +243,7 @@ class Attempting:
         self._request = request
         self._scheduling = scheduling
         self._timeline = timeline
-        self._lifecycle = lifecycle
+        self._stream = stream
         self._recovery = recovery
         self._deadline_s = deadline_s
         self._traceparent = traceparent
@@ -253,13 +253,13 @@ class Attempting:
         """Waits for room for it. Raises: as AdmissionQueue.admit, and DeadlineExceeded."""
         scheduling, recovery = self._scheduling, self._recovery
         attempt_id, began_s = next(scheduling.attempt_ids), time.monotonic()
-        apart = scheduling.cluster.pairs.apart(began_s)
-        wanted = placement_request(part, attempt_id, recovery.avoided_prefill, apart, recovery.preferred_decode)
+        broken_pairs = scheduling.cluster.pairs.broken(began_s)
+        wanted = placement_request(part, attempt_id, recovery.avoided_prefill, broken_pairs, recovery.preferred_decode)
         try:
             async with asyncio.timeout(self.time_left_s()):
                 # A prompt whose log-probabilities are wanted is computed in full: cached blocks do not matter.
                 cacheable = part.block_hashes if part.sampling.prompt_logprobs is None else ()
-                admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._standing())
+                admitted = await scheduling.queue.admit(attempt_id, wanted, cacheable, self._request_class())
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the request was pending") from None
         placed_s = time.monotonic()
@@ -275,9 +275,9 @@ class Attempting:
         )
         self._timeline.begin_attempt(note, admitted.route_began_s)
         cluster, fleet = scheduling.cluster, scheduling.fleet
-        return Attempt(attempt_id, admitted.placement, part, cluster, fleet, self._timeline, self._lifecycle)
+        return Attempt(attempt_id, admitted.placement, part, cluster, fleet, self._timeline, self._stream)
 
-    def dispatch(self, attempt: Attempt, place: Place | None) -> None:
+    def dispatch(self, attempt: Attempt, location: AttemptLocation | None) -> None:
         tag = session_wire.Tag(
             attempt_id=attempt.attempt_id,
             transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
@@ -285,10 +285,10 @@ class Attempting:
             time_left_ms=max(1, min(round(self.time_left_s() * 1e3), _MAX_TIME_LEFT_MS)),
             traceparent=self._traceparent,
         )
-        if place is None or self._resumption is None:
+        if location is None or self._resumption is None:
             attempt.dispatch(tag)
         else:
-            attempt.adopt(tag, self._resumption.router_id, place.attempt_id)
+            attempt.adopt(tag, self._resumption.router_id, location.attempt_id)
         self._timeline.dispatched(time.monotonic())
 
     def record_answer(self, placement: Placement, part: PreparedRequest) -> None:
@@ -300,16 +300,16 @@ class Attempting:
         if self._scheduling.cluster.caches.follows(placement.decode):
             return
         for choice in part.choices:
-            made = replay(request, choice, self._lifecycle.answer(choice)[:-1])
+            made = replay(request, choice, self._stream.answer(choice)[:-1])
             self._scheduling.cluster.answered(placement.decode, made.block_hashes)
 
     def time_left_s(self) -> float:
         return self._deadline_s - time.monotonic()
 
-    def _standing(self) -> Standing:
+    def _request_class(self) -> RequestClass:
         valid = self._request.valid
         priority = BEGUN_PRIORITY if self._timeline.attempts or self._resumption else valid.priority
-        return Standing(valid.tenant, priority, self._deadline_s)
+        return RequestClass(valid.tenant, priority, self._deadline_s)
 
 
 WAIT_S = 1.0
@@ -317,12 +317,12 @@ WAIT_S = 1.0
 _LOOK_S = 0.02
 
 
-async def within_reach(places: Sequence[Place], scheduling: Scheduling) -> tuple[Place, ...]:
+async def within_reach(locations: Sequence[AttemptLocation], scheduling: Scheduling) -> tuple[AttemptLocation, ...]:
     """Those of them whose workers are connected, WAIT_S from now at the latest."""
     until_s = time.monotonic() + WAIT_S
     while True:
-        reached = tuple(place for place in places if _is_connected(place.endpoint, scheduling))
-        if len(reached) == len(places) or time.monotonic() > until_s:
+        reached = tuple(location for location in locations if _is_connected(location.endpoint, scheduling))
+        if len(reached) == len(locations) or time.monotonic() > until_s:
             return reached
         await asyncio.sleep(_LOOK_S)
 
@@ -333,32 +333,32 @@ def _is_connected(endpoint: str, scheduling: Scheduling) -> bool:
 
 
 def placed(
-    whole: PreparedRequest, parts: Sequence[PreparedRequest], places: Sequence[Place]
-) -> tuple[tuple[PreparedRequest, Place | None], ...]:
-    """Each part with the place where it is made, if any; where one makes all choices, the whole request with that."""
-    for place in places:
-        if place.choices > 1:
-            return ((whole, place),)
-    by_choice = {place.first_choice: place for place in places}
+    whole: PreparedRequest, parts: Sequence[PreparedRequest], locations: Sequence[AttemptLocation]
+) -> tuple[tuple[PreparedRequest, AttemptLocation | None], ...]:
+    """Each part with the location of its attempt, if any. Where one makes all choices: the whole request with that."""
+    for location in locations:
+        if location.choices > 1:
+            return ((whole, location),)
+    by_choice = {location.first_choice: location for location in locations}
     return tuple((part, by_choice.get(part.first_choice)) for part in parts)
 
 
-def place_of(attempt: Attempt, part: PreparedRequest, adopted: Place | None) -> Place:
+def location_of(attempt: Attempt, part: PreparedRequest, adopted: AttemptLocation | None) -> AttemptLocation:
     """Where another router may take this attempt over."""
     if adopted is not None:
         return replace(adopted, attempt_id=attempt.attempt_id)
     endpoint, made = attempt.placement.decode, part.choices
-    return Place(endpoint, attempt.attempt_id, made.start, len(made), part.answered_tokens)
+    return AttemptLocation(endpoint, attempt.attempt_id, made.start, len(made), part.answered_tokens)
 
 
 def adopt(
-    place: Place, part: PreparedRequest, scheduling: Scheduling, timeline: Timeline, lifecycle: Lifecycle
+    location: AttemptLocation, part: PreparedRequest, scheduling: Scheduling, timeline: Timeline, stream: TokenStream
 ) -> Attempt:
     """An attempt at `part`, charged to its worker and not yet sent to it."""
     attempt_id, now = next(scheduling.attempt_ids), time.monotonic()
     placement = Placement(
         prefill=None,
-        decode=place.endpoint,
+        decode=location.endpoint,
         prefill_hit_tokens=0,
         decode_hit_tokens=len(part.token_ids),  # nothing of it is computed
         prefill_tokens_in_flight=0,
@@ -372,4 +372,4 @@ def adopt(
     answered_tokens = part.answered_tokens
     note = AttemptNote(request, placement, None, now, now, attempt_id=attempt_id, answered_tokens=answered_tokens)
     timeline.begin_attempt(note, now)
-    return Attempt(attempt_id, placement, part, scheduling.cluster, scheduling.fleet, timeline, lifecycle)
+    return Attempt(attempt_id, placement, part, scheduling.cluster, scheduling.fleet, timeline, stream)

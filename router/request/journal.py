@@ -49,7 +49,7 @@ _KEY_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttemptLocation:
     """An attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
     `answered_tokens`."""
 
@@ -69,7 +69,7 @@ class Record:
     stream: int
     request: PreparedRequest
     model: str
-    places: tuple[Place, ...] = ()
+    places: tuple[AttemptLocation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Entry:
     def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
         self.key = key
         self._record = record  # without its places, which change
-        self._places: dict[int, Place] = {}  # by attempt
+        self._places: dict[int, AttemptLocation] = {}  # by attempt
         self.deadline_s = deadline_s
         self.seize = seize  # until it was written once
         self._journal = journal
@@ -116,7 +116,7 @@ class Entry:
     def record(self) -> Record:
         return replace(self._record, places=tuple(self._places.values()))
 
-    def placed(self, place: Place) -> None:
+    def placed(self, place: AttemptLocation) -> None:
         self._places[place.attempt_id] = place
         self._journal.note(self)
 
@@ -130,7 +130,7 @@ class Entry:
 
 
 @contextmanager
-def journaled(entry: Entry | None, place: Place) -> Iterator[None]:
+def journaled(entry: Entry | None, place: AttemptLocation) -> Iterator[None]:
     """While an attempt is there, where the stream is to be found, if that is written down at all."""
     if entry is None:
         yield
@@ -324,7 +324,7 @@ def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
     except (DecodeError, KeyError, ValueError):
         return None
     places = tuple(
-        Place(place.endpoint, place.attempt_id, place.first_choice, place.choices, place.answered_tokens)
+        AttemptLocation(place.endpoint, place.attempt_id, place.first_choice, place.choices, place.answered_tokens)
         for place in record.places
     )
     return Record(record.router_id, record.stream, request, record.model, places)

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from baton.router.model.served_model import ChosenModel
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, check_token_ids
 from baton.router.request import journal as journal_wire
-from baton.router.request.journal import Entry, Journal, Place, Record, journal_key
+from baton.router.request.journal import AttemptLocation, Entry, Journal, Record, journal_key
 from baton.router.request.tokens import NotRepeated
-from baton.router.trace.record import Making
-from baton.router.types.events import Released
+from baton.router.trace.record import AnswerStream
+from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
 from baton.service.errors import InvalidArgument
@@ -59,15 +59,15 @@ class Received:
         return frozenset(index for index, choice in self.choices.items() if choice.finished)
 
 
-class ResumedAnswer:
+class ResumeFilter:
     """`made` makes the whole answer of `n` choices anew; only the part that the client lacks goes out.
 
     The last end goes out last of all, since usage goes with it.
     """
 
-    def __init__(self, made: Making, n: int, received: Received) -> None:
+    def __init__(self, made: AnswerStream, n: int, received: Received) -> None:
         self._made = made
-        self._cuts = {index: _Cut(choice) for index, choice in received.choices.items()}
+        self._cuts = {index: _ChoiceFilter(choice) for index, choice in received.choices.items()}
         self._finished = received.finished
         self._ends_left = n - len(self._finished)
         self._last_end: ChoiceFinished | None = None  # held while choices that the client has continue
@@ -84,9 +84,9 @@ class ResumedAnswer:
     def has_finished(self, index: int) -> bool:
         return self._made.has_finished(index)
 
-    def take(self, released: Released) -> Sequence[AnswerEvent]:
+    def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
         """Raises: NotRepeated where the answer differs from the client's part."""
-        events = [kept for event in self._made.take(released) for kept in self._kept(event)]
+        events = [kept for event in self._made.take(new_tokens) for kept in self._kept(event)]
         if self._last_end is not None and self.done:
             events.append(self._last_end)
             self._last_end = None
@@ -110,7 +110,7 @@ class ResumedAnswer:
             self._last_end = event
 
 
-class _Cut:
+class _ChoiceFilter:
     """The part that is still to be left out of one choice."""
 
     def __init__(self, received: ReceivedChoice) -> None:
@@ -172,7 +172,7 @@ class Resumption:
 
     received: Received
     router_id: bytes = b""
-    places: tuple[Place, ...] = ()
+    places: tuple[AttemptLocation, ...] = ()
 
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
         """By choice, the tokens that the answer begins with. None of an answer that is sent only at its end: it is not
@@ -208,7 +208,7 @@ def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: i
     return received
 
 
-def without_told(request: PreparedRequest, received: Received) -> PreparedRequest:
+def without_sent(request: PreparedRequest, received: Received) -> PreparedRequest:
     """Log-probabilities of a prompt that the client has all of are not computed again."""
     if received.prompt_tokens < len(request.token_ids):
         return request
@@ -224,7 +224,7 @@ def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_
     return ReceivedChoice(token_ids, choice.text_bytes, choice.finished)
 
 
-def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[Place, ...]:
+def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[AttemptLocation, ...]:
     """The attempts that may continue as they are; of a choice, the newest.
 
     An attempt's tokens begin behind those that earlier attempts had given out: a client that has fewer than those needs
@@ -232,7 +232,7 @@ def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[Place, 
     """
     if request.sampling.prompt_logprobs is not None:
         return ()
-    places: list[Place] = []
+    places: list[AttemptLocation] = []
     left = set(request.choices)
     for place in reversed(resumption.places):
         made = range(place.first_choice, place.first_choice + place.choices)

@@ -35,7 +35,7 @@ from baton.generation.block_hash import block_hashes
 from baton.router.admission.queue import RETRY_AFTER_S, AdmissionQueue
 from baton.router.fleet.fleet import Fleet
 from baton.router.placement.cluster import Cluster
-from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.decision_record import AttemptNote
 from baton.router.types.events import End, Failed, FailureReason
 from baton.router.types.request import PreparedRequest, Sampling
 from baton.service.errors import (
@@ -223,17 +223,17 @@ class Quarantine:
 
 
 class Suspects:
-    """One at a time is attempted. `async with suspects.turn()` waits for it; leaving gives it up, as does `release`."""
+    """One at a time is attempted. `async with suspects.lock()` waits for it; leaving gives it up, as does `release`."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    def turn(self) -> "Turn":
-        return Turn(self._lock)
+    def lock(self) -> "SuspectLock":
+        return SuspectLock(self._lock)
 
 
-class Turn:
-    """Released exactly once: the first call releases it."""
+class SuspectLock:
+    """Given up exactly once: the first call releases it."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock
@@ -320,15 +320,15 @@ class Recovery:
         return tries
 
     @asynccontextmanager
-    async def turn(self) -> AsyncGenerator[Turn, None]:
+    async def suspect_lock(self) -> AsyncGenerator[SuspectLock, None]:
         """Waits until no other suspected request is attempted. Raises: DeadlineExceeded."""
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._deadline_s - time.monotonic()):
-                    turn = await held.enter_async_context(self._scheduling.suspects.turn())
+                    lock = await held.enter_async_context(self._scheduling.suspects.lock())
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the request waited to be retried alone") from None
-            yield turn
+            yield lock
 
     async def _settled(self, endpoint: str) -> None:
         """Until it is known whether a worker with a broken connection comes back; its session's grace bounds that."""

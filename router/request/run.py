@@ -17,14 +17,14 @@ from typing import TypeVar
 from baton.generation.detokenizer import Detokenizer
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.request.answer import Answer, BestOf, PromptEcho
-from baton.router.request.attempt import Attempting, adopt, place_of, placed, within_reach
-from baton.router.request.journal import Entry, Place, journaled
-from baton.router.request.resume import ResumedAnswer, Resumption, adoptable
+from baton.router.request.attempt import AttemptDispatcher, adopt, location_of, placed, within_reach
+from baton.router.request.journal import AttemptLocation, Entry, journaled
+from baton.router.request.resume import ResumeFilter, Resumption, adoptable
 from baton.router.request.retry import PROGRESS_TOKENS, AttemptFailed, Recovery, Scheduling, Tries, end_of, replays
-from baton.router.request.tokens import InconsistentOutput, Lifecycle, NotRepeated
-from baton.router.trace.record import Making
+from baton.router.request.tokens import InconsistentOutput, NotRepeated, TokenStream
+from baton.router.trace.record import AnswerStream
 from baton.router.trace.timeline import Timeline
-from baton.router.types.events import PromptScores, Released, TokenLogprob
+from baton.router.types.events import NewTokens, PromptScores, TokenLogprob
 from baton.router.types.request import PreparedRequest
 from baton.router.types.response import AnswerEvent, PromptPart
 from baton.service.errors import DeadlineExceeded, Internal, Unavailable
@@ -63,7 +63,7 @@ async def _next(stream: AsyncGenerator[Item, None]) -> Item:
 
 logger = logging.getLogger(__name__)
 
-_UNTOLD = TokenLogprob(float("nan"), ())  # of a token that another router gave out
+_UNSCORED = TokenLogprob(float("nan"), ())  # of a token that another router gave out
 
 
 class Generation:
@@ -91,10 +91,10 @@ class Generation:
         sampling = request.sampling
         valid = request.valid
         made = Answer(sampling.n, valid.stop, sampling.rules.min_tokens, new_detokenizer)
-        self.answer: Making = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
+        self.answer: AnswerStream = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
         self._resumption = resumption
         if resumption is not None:
-            self.answer = ResumedAnswer(self.answer, valid.n, resumption.received)
+            self.answer = ResumeFilter(self.answer, valid.n, resumption.received)
             received = resumption.carried(request)
         self._entry = entry
         self.timeline = timeline
@@ -102,14 +102,14 @@ class Generation:
         self._request = request
         self._scheduling = scheduling
         self._is_usual = is_usual
-        self._lifecycle = Lifecycle(sampling.n)
+        self._stream = TokenStream(sampling.n)
         scored = sampling.prompt_logprobs is not None
-        told = resumption.received.prompt_tokens if resumption is not None else 0
-        echo = PromptEcho(request.token_ids, request.echo_text, scored, told)
+        sent_tokens = resumption.received.prompt_tokens if resumption is not None else 0
+        echo = PromptEcho(request.token_ids, request.echo_text, scored, sent_tokens)
         self._echo = echo if scored or valid.echo else None
         self._recovery = Recovery(request, scheduling, deadline_s, may_be_poison=is_usual)
-        self._attempts = Attempting(
-            request, scheduling, timeline, self._lifecycle, self._recovery, deadline_s, traceparent, resumption
+        self._attempts = AttemptDispatcher(
+            request, scheduling, timeline, self._stream, self._recovery, deadline_s, traceparent, resumption
         )
         self._received = received
 
@@ -126,41 +126,41 @@ class Generation:
 
     async def _resume(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         for choice, token_ids in self._received.items():
-            untold = (_UNTOLD,) * len(token_ids) if self._request.sampling.logprobs is not None else ()
-            for event in self.answer.take(self._lifecycle.prime(choice, token_ids)._replace(logprobs=untold)):
+            unscored = (_UNSCORED,) * len(token_ids) if self._request.sampling.logprobs is not None else ()
+            for event in self.answer.take(self._stream.prime(choice, token_ids)._replace(logprobs=unscored)):
                 yield event
-        places: Sequence[Place] = ()
+        locations: Sequence[AttemptLocation] = ()
         if self._resumption is not None and not self.answer.done:
-            places = await within_reach(adoptable(self._request, self._resumption), self._scheduling)
-        async with aclosing(self._go_on(self._request, Tries(), places)) as events:
+            locations = await within_reach(adoptable(self._request, self._resumption), self._scheduling)
+        async with aclosing(self._go_on(self._request, Tries(), locations)) as events:
             async for further in events:
                 yield further
 
     async def _go_on(
-        self, part: PreparedRequest, tries: Tries, places: Sequence[Place] = ()
+        self, part: PreparedRequest, tries: Tries, locations: Sequence[AttemptLocation] = ()
     ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """The rest of a part, each choice by itself where some of it is out, and where it is made already."""
         ended, parts = self._left(part)
         for event in ended:
             yield event
-        streams = [self._follow(each, tries, place) for each, place in placed(self._request, parts, places)]
+        streams = [self._follow(each, tries, location) for each, location in placed(self._request, parts, locations)]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
             async for further in events:
                 yield further
 
     async def _follow(
-        self, part: PreparedRequest, tries: Tries, place: Place | None = None
+        self, part: PreparedRequest, tries: Tries, location: AttemptLocation | None = None
     ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """The request, or a part of it, over as many attempts as it takes; the first of them where it is made."""
         while True:
             released = self._released(part)
             try:
                 async with AsyncExitStack() as held:
-                    turn = await held.enter_async_context(self._recovery.turn()) if tries.suspect else None
-                    events = await held.enter_async_context(aclosing(self._attempt(part, place)))
+                    lock = await held.enter_async_context(self._recovery.suspect_lock()) if tries.suspect else None
+                    events = await held.enter_async_context(aclosing(self._attempt(part, location)))
                     async for event in events:
-                        if turn is not None and self._fresh_tokens(part, released) >= PROGRESS_TOKENS:
-                            turn.release()
+                        if lock is not None and self._fresh_tokens(part, released) >= PROGRESS_TOKENS:
+                            lock.release()
                         yield event
                 return
             except AttemptFailed as failure:
@@ -171,7 +171,7 @@ class Generation:
             except InconsistentOutput as error:
                 logger.exception("a worker broke the protocol")
                 raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
-            place, note = None, self.timeline.take_failure(failed, time.monotonic())
+            location, note = None, self.timeline.take_failure(failed, time.monotonic())
             tries = await self._recovery.another(failed, note, tries, self._fresh_tokens(part, released))
             if len(part.choices) > 1:
                 async with aclosing(self._go_on(part, tries)) as further:
@@ -186,7 +186,7 @@ class Generation:
             part = parts[0]
 
     def _released(self, part: PreparedRequest) -> list[int]:
-        return [self._lifecycle.released(choice) for choice in part.choices]
+        return [self._stream.released(choice) for choice in part.choices]
 
     def _fresh_tokens(self, part: PreparedRequest, before: list[int]) -> int:
         """Most of any choice, since so many were released."""
@@ -194,38 +194,38 @@ class Generation:
 
     def _left(self, part: PreparedRequest) -> tuple[Sequence[AnswerEvent], tuple[PreparedRequest, ...]]:
         """Of a part whose attempt failed: the ends that were reached all the same, and the parts still to be made."""
-        sampling, lifecycle = self._request.sampling, self._lifecycle
+        sampling, stream = self._request.sampling, self._stream
         ended: list[AnswerEvent] = []
         answers: dict[int, tuple[int, ...]] = {}
         for choice in part.choices:
             if self.answer.has_finished(choice):
                 continue
-            answered = lifecycle.answer(choice)
+            answered = stream.answer(choice)
             end = end_of(sampling, answered) if sampling.beams is None else None
             if end is None:
                 answers[choice] = answered
             else:
-                ended += self.answer.take(lifecycle.finish(choice, end))
+                ended += self.answer.take(stream.finish(choice, end))
         if self.answer.done:
             self.timeline.ended_s = time.monotonic()
         return ended, replays(self._request, part, answers)
 
     async def _attempt(
-        self, part: PreparedRequest, place: Place | None
+        self, part: PreparedRequest, location: AttemptLocation | None
     ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         events: Sequence[AnswerEvent | PromptPart] = ()
-        shared = (self._scheduling, self.timeline, self._lifecycle)
-        attempt = await self._attempts.place(part) if place is None else adopt(place, part, *shared)
-        with attempt, journaled(self._entry, place_of(attempt, part, place)):
+        shared = (self._scheduling, self.timeline, self._stream)
+        attempt = await self._attempts.place(part) if location is None else adopt(location, part, *shared)
+        with attempt, journaled(self._entry, location_of(attempt, part, location)):
             deadline = asyncio.get_running_loop().call_later(self._attempts.time_left_s(), attempt.expire)
             try:
-                self._attempts.dispatch(attempt, place)
+                self._attempts.dispatch(attempt, location)
                 while not self._is_done(part):
                     events = self._take(await attempt.next())
                     if not self._is_done(part):
                         for event in events:
                             yield event
-                await attempt.landing()
+                await attempt.wait_for_kv()
             except TimeoutError:
                 raise DeadlineExceeded from None
             finally:
@@ -241,7 +241,7 @@ class Generation:
         """All of it, or the one choice of a part."""
         return self.answer.done or (part is not self._request and self.answer.has_finished(part.first_choice))
 
-    def _take(self, arrived: PromptScores | tuple[Released, ...]) -> Sequence[AnswerEvent | PromptPart]:
+    def _take(self, arrived: PromptScores | tuple[NewTokens, ...]) -> Sequence[AnswerEvent | PromptPart]:
         if isinstance(arrived, PromptScores):
             return self._echo.take(arrived) if self._echo is not None else ()
         began_s = time.monotonic()

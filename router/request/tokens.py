@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton.router.types.events import End, Released, SequenceOutput, TokenLogprob
+from baton.router.types.events import End, NewTokens, SequenceOutput, TokenLogprob
 
 
 class InconsistentOutput(Exception):
@@ -47,7 +47,7 @@ class _Choice:
         return NotRepeated(message) if offset < self.carried else InconsistentOutput(message)
 
 
-class Lifecycle:
+class TokenStream:
     """The choices of one request, from the first token to the last, over all its attempts."""
 
     def __init__(self, choices: int) -> None:
@@ -67,17 +67,17 @@ class Lifecycle:
             if choice.attempt_id == attempt_id:
                 choice.attempt_id = 0
 
-    def prime(self, index: int, token_ids: tuple[int, ...]) -> Released:
-        """These first tokens of a choice were given out before there was this lifecycle."""
+    def prime(self, index: int, token_ids: tuple[int, ...]) -> NewTokens:
+        """These first tokens of a choice were given out before there was this stream."""
         self._choices[index].token_ids.extend(token_ids)
-        return Released(index, 0, token_ids, None)
+        return NewTokens(index, 0, token_ids, None)
 
-    def finish(self, index: int, end: End) -> Released:
+    def finish(self, index: int, end: End) -> NewTokens:
         """A choice of which everything was released turns out to have ended there."""
         choice = self._choices[index]
         choice.length, choice.end = len(choice.token_ids), end
         stop_token_id = choice.token_ids[-1] if end is End.STOP else None
-        return Released(index, len(choice.token_ids), (), end, stop_token_id=stop_token_id)
+        return NewTokens(index, len(choice.token_ids), (), end, stop_token_id=stop_token_id)
 
     @property
     def done(self) -> bool:
@@ -102,7 +102,7 @@ class Lifecycle:
         """The tokens of each choice that were released."""
         return tuple(map(self.answer, range(len(self._choices))))
 
-    def take(self, output: SequenceOutput) -> Released | None:
+    def take(self, output: SequenceOutput) -> NewTokens | None:
         """The tokens that became contiguous with this output; None if none did.
 
         Outputs of other attempts are dropped. Raises: InconsistentOutput.
@@ -110,8 +110,8 @@ class Lifecycle:
         released = self.take_all(deque((output,)))
         return released[0] if released else None
 
-    def take_all(self, outputs: deque[SequenceOutput]) -> tuple[Released, ...]:
-        """The tokens that became contiguous with these, one Released for each choice that has any.
+    def take_all(self, outputs: deque[SequenceOutput]) -> tuple[NewTokens, ...]:
+        """The tokens that became contiguous with these, one NewTokens for each choice that has any.
 
         They are taken from `outputs`, up to one that is inconsistent: where others before it released something, it
         stays there for the next call. Raises: InconsistentOutput.
@@ -145,7 +145,7 @@ class Lifecycle:
         while (token_id := waiting.pop(len(token_ids), None)) is not None:
             token_ids.append(token_id)
 
-    def _release(self, begins: dict[int, int]) -> tuple[Released, ...]:
+    def _release(self, begins: dict[int, int]) -> tuple[NewTokens, ...]:
         """Raises: InconsistentOutput where only some tokens of a choice have log-probabilities."""
         released = []
         for index, begin in begins.items():
@@ -155,11 +155,11 @@ class Lifecycle:
                 continue
             logprobs: tuple[TokenLogprob, ...] = ()
             if choice.logprobs:
-                told = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
-                logprobs = tuple(logprob for logprob in told if logprob is not None)
+                received = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
+                logprobs = tuple(logprob for logprob in received if logprob is not None)
                 if logprobs and len(logprobs) < len(fresh):
                     raise InconsistentOutput(f"choice {index} tells some log-probabilities and not others")
-            released.append(Released(index, begin, fresh, choice.end if choice.done else None, logprobs))
+            released.append(NewTokens(index, begin, fresh, choice.end if choice.done else None, logprobs))
         return tuple(released)
 
     def _store(self, choice: _Choice, output: SequenceOutput) -> None:

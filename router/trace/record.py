@@ -9,7 +9,7 @@ from typing import Protocol
 import grpc
 
 from baton.router.trace.timeline import Timeline
-from baton.router.types.events import Released
+from baton.router.types.events import NewTokens
 from baton.router.types.request import Operation, PreparedRequest
 from baton.router.types.response import AnswerEvent, Summary
 from baton.service.errors import Aborted, BatonError
@@ -17,7 +17,7 @@ from baton.service.telemetry.spans import WallClock
 from baton.service.telemetry.trace_context import TraceContext, new_trace
 
 
-class Making(Protocol):
+class AnswerStream(Protocol):
     """An Answer, or a wrapper of one."""
 
     @property
@@ -25,7 +25,7 @@ class Making(Protocol):
     @property
     def completion_tokens(self) -> int: ...
     def has_finished(self, index: int) -> bool: ...
-    def take(self, released: Released) -> Sequence[AnswerEvent]: ...
+    def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]: ...
 
 
 _UNEXPECTED = "unexpected"
@@ -104,7 +104,7 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     summary: Summary | None = None
     is_resumed: bool = False  # an answer that began in another stream
-    answer: Making | None = None
+    answer: AnswerStream | None = None
     delivered_tokens: int = 0  # of deltas that went out
     end: RequestEnd | None = None  # None: it runs
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 
 from baton.router.trace.record import RequestRecord
 from baton.router.trace.timeline import GapSummary, Timeline, stages, under_way_ms
-from baton.router.types.events import Landed, PrefillTimings
+from baton.router.types.events import KvReceived, PrefillTimings
 from baton.router.types.response import Stages
 from baton.service.telemetry.spans import (
     Attributes,
@@ -126,14 +126,14 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
 
 def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:
     """Decode's durations, drawn backwards from its first output."""
-    landed, second_s = timeline.landed, timeline.second_token_s
+    kv_received, second_s = timeline.kv_received, timeline.second_token_s
     if timeline.first_step_s is not None and timeline.resumed_step_s is not None:
         yield _Stage("recovery", timeline.first_step_s, timeline.resumed_step_s)
-    if landed is not None and second_s is not None:
-        step_s = second_s - landed.first_step_ms / 1e3
-        admission_s = step_s - landed.admission_ms / 1e3
-        transfer_s = admission_s - max(landed.copy_ms, landed.exposed_ms) / 1e3
-        yield _Stage("kv.transfer", transfer_s, admission_s, _transfer_attributes(landed))
+    if kv_received is not None and second_s is not None:
+        step_s = second_s - kv_received.first_step_ms / 1e3
+        admission_s = step_s - kv_received.admission_ms / 1e3
+        transfer_s = admission_s - max(kv_received.copy_ms, kv_received.exposed_ms) / 1e3
+        yield _Stage("kv.transfer", transfer_s, admission_s, _transfer_attributes(kv_received))
         yield _Stage("decode.admission", admission_s, step_s)
         yield _Stage("decode.first_step", step_s, second_s)
     elif measured.first_step_ms and second_s is not None:
@@ -241,12 +241,12 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     # The prediction is in the placement: *_hit_tokens.
     # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
     measured = timeline.notes[-1] if timeline.notes else timeline
-    prefill, landed = measured.prefill, measured.landed
+    prefill, kv_received = measured.prefill, measured.kv_received
     computed_by = "decode" if timeline.placement.prefill is None else "prefill"
     if prefill is not None:
         attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.cached_tokens - prefill.fetched_tokens
-    if landed is not None:
-        attributes["baton.route.decode_cached_tokens"] = landed.cached_tokens
+    if kv_received is not None:
+        attributes["baton.route.decode_cached_tokens"] = kv_received.cached_tokens
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -258,16 +258,18 @@ def _fetch_attributes(prefill: PrefillTimings) -> Attributes:
     }
 
 
-def _transfer_attributes(landed: Landed) -> dict[str, AttributeValue]:
+def _transfer_attributes(kv_received: KvReceived) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        "baton.transfer.bytes": landed.transferred_bytes,
-        "baton.transfer.transport": landed.transport,
-        "baton.transfer.copy_ms": landed.copy_ms,
-        "baton.transfer.exposed_ms": landed.exposed_ms,
-        "baton.transfer.cached_tokens": landed.cached_tokens,
+        "baton.transfer.bytes": kv_received.transferred_bytes,
+        "baton.transfer.transport": kv_received.transport,
+        "baton.transfer.copy_ms": kv_received.copy_ms,
+        "baton.transfer.exposed_ms": kv_received.exposed_ms,
+        "baton.transfer.cached_tokens": kv_received.cached_tokens,
     }
-    if landed.copy_ms > 0.0:
+    if kv_received.copy_ms > 0.0:
         # bytes per ms is 1e3 bytes per s, 1e-6 GB per s
-        attributes["baton.transfer.gb_per_s"] = landed.transferred_bytes / landed.copy_ms * 1e-6
-        attributes["baton.transfer.overlapped_share"] = min(1.0, max(0.0, 1.0 - landed.exposed_ms / landed.copy_ms))
+        attributes["baton.transfer.gb_per_s"] = kv_received.transferred_bytes / kv_received.copy_ms * 1e-6
+        attributes["baton.transfer.overlapped_share"] = min(
+            1.0, max(0.0, 1.0 - kv_received.exposed_ms / kv_received.copy_ms)
+        )
     return attributes

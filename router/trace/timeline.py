@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from baton.router.placement.decide import Placement
-from baton.router.trace.explanation import AttemptNote
-from baton.router.types.events import Failed, FirstStep, Landed, PrefillTimings
+from baton.router.trace.decision_record import AttemptNote
+from baton.router.types.events import Failed, FirstStep, KvReceived, PrefillTimings
 from baton.router.types.response import Stages
 
 _STALL_FACTOR = 4.0
@@ -105,7 +105,7 @@ class Timeline:
     sent_s: float | None = None
     first_step_s: float | None = None
     prefill: PrefillTimings | None = None
-    landed: Landed | None = None
+    kv_received: KvReceived | None = None
     first_token_s: float | None = None  # the first token left the router
     resumed_step_s: float | None = None  # the first step of another attempt, when the first token was out already
     second_token_s: float | None = None  # the first output of decode arrived
@@ -119,7 +119,7 @@ class Timeline:
     gaps: TokenGaps = field(default_factory=TokenGaps)
     notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for a client that asks why
     resumes: list[Resume] = field(default_factory=list)
-    _staged: int = 0  # the attempt whose Landed is a stage between the first token and the second
+    _staged: int = 0  # the attempt whose KvReceived is a stage between the first token and the second
 
     def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:
         """A retry before the first token starts over; the time that the failed attempt took counts as queueing."""
@@ -130,7 +130,7 @@ class Timeline:
             self.route_began_s = route_began_s
             self.sent_s = self.first_step_s = self.prefill = None
         if note.answered_tokens == 0 and note.choice is None:
-            self.second_token_s = self.landed = None
+            self.second_token_s = self.kv_received = None
             self.gaps = TokenGaps()
             self._staged = note.attempt_id
 
@@ -153,12 +153,12 @@ class Timeline:
             if note is not None and note.answered_tokens:
                 self.second_token_s = now
 
-    def take_landed(self, landed: Landed) -> None:
-        if landed.attempt_id == self._staged:
-            self.landed = landed
-        note = self._note(landed.attempt_id)
+    def take_kv_received(self, kv_received: KvReceived) -> None:
+        if kv_received.attempt_id == self._staged:
+            self.kv_received = kv_received
+        note = self._note(kv_received.attempt_id)
         if note is not None:
-            note.landed = landed
+            note.kv_received = kv_received
 
     def take_failure(self, failed: Failed, now: float) -> AttemptNote | None:
         """Returns the attempt's note."""
@@ -168,9 +168,9 @@ class Timeline:
         return note
 
     @property
-    def last_landed(self) -> Landed | None:
+    def last_kv_received(self) -> KvReceived | None:
         """Of the newest attempt that has reported it."""
-        return next((note.landed for note in reversed(self.notes) if note.landed is not None), None)
+        return next((note.kv_received for note in reversed(self.notes) if note.kv_received is not None), None)
 
     def _note(self, attempt_id: int) -> AttemptNote | None:
         return next((note for note in reversed(self.notes) if note.attempt_id == attempt_id), None)
@@ -194,7 +194,7 @@ class Timeline:
 
 def stages(timeline: Timeline, now: float) -> Stages:
     """`now` stands for the end while there is none."""
-    prefill, landed = timeline.prefill, timeline.landed
+    prefill, kv_received = timeline.prefill, timeline.kv_received
     return Stages(
         ttft_ms=_between_ms(timeline.arrived_s, timeline.first_token_s),
         total_ms=_between_ms(timeline.arrived_s, timeline.ended_s or now),
@@ -205,9 +205,9 @@ def stages(timeline: Timeline, now: float) -> Stages:
         prefill_queue_ms=_prefill_queue_ms(prefill) if prefill else 0.0,
         prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
         return_ms=under_way_ms(timeline) + _between_ms(timeline.first_step_s, timeline.first_token_s),
-        transfer_exposed_ms=landed.exposed_ms if landed else 0.0,
-        decode_admission_ms=landed.admission_ms if landed else 0.0,
-        first_step_ms=landed.first_step_ms if landed else _local_first_step_ms(timeline),
+        transfer_exposed_ms=kv_received.exposed_ms if kv_received else 0.0,
+        decode_admission_ms=kv_received.admission_ms if kv_received else 0.0,
+        first_step_ms=kv_received.first_step_ms if kv_received else _local_first_step_ms(timeline),
         recovery_ms=_between_ms(timeline.first_step_s, timeline.resumed_step_s),
         token_gap_ms=_between_ms(timeline.first_step_s, timeline.second_token_s),
     )

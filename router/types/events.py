@@ -84,7 +84,7 @@ class FirstStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class KvReceived:
     """From decode: how the KV was transferred."""
 
     attempt_id: int
@@ -107,10 +107,10 @@ class Failed:
     message: str
 
 
-AttemptEvent = PromptScores | FirstStep | SequenceOutput | Landed | Failed
+AttemptEvent = PromptScores | FirstStep | SequenceOutput | KvReceived | Failed
 
 
-class Released(NamedTuple):
+class NewTokens(NamedTuple):
     """Tokens of one choice that follow those released before; `logprobs` has one entry for each, or none."""
 
     choice: int

@@ -59,11 +59,11 @@ class ApiKey:
     @property
     def line(self) -> str:
         """As a key file has it, without the end of the line."""
-        told: dict[str, Any] = {"name": self.name, "sha256": self.sha256.hex()}
-        told |= {name: value for name in _LIMITS if (value := getattr(self.limits, name)) is not None}
+        entry: dict[str, Any] = {"name": self.name, "sha256": self.sha256.hex()}
+        entry |= {name: value for name in _LIMITS if (value := getattr(self.limits, name)) is not None}
         if self.is_admin:
-            told["admin"] = True
-        return json.dumps(told)
+            entry["admin"] = True
+        return json.dumps(entry)
 
 
 class KeyRing:
@@ -118,25 +118,25 @@ def parse_key_hashes(text: str) -> tuple[ApiKey, ...]:
 
 def _parse_line(line: str, where: str) -> ApiKey:
     try:
-        told = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         raise KeyFormatError(f"{where}: not JSON") from None  # whose message may hold a part of the line
-    if not isinstance(told, dict):
+    if not isinstance(entry, dict):
         raise KeyFormatError(f"{where}: not a JSON object")
-    return _key(told, where)
+    return _key(entry, where)
 
 
-def _key(told: Mapping[str, Any], where: str) -> ApiKey:
-    if told.keys() - {"name", "sha256", "admin", *_LIMITS}:
+def _key(entry: Mapping[str, Any], where: str) -> ApiKey:
+    if entry.keys() - {"name", "sha256", "admin", *_LIMITS}:
         raise KeyFormatError(f"{where}: fields are name, sha256, admin, {', '.join(_LIMITS)}, and no others")
-    name, digest, is_admin = told.get("name"), told.get("sha256"), told.get("admin", False)
+    name, digest, is_admin = entry.get("name"), entry.get("sha256"), entry.get("admin", False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise KeyFormatError(f"{where}: name has 1 to 64 letters, digits, dots, dashes and underscores")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise KeyFormatError(f"{where}: sha256 has 64 hexadecimal digits, in lower case")
     if not isinstance(is_admin, bool):
         raise KeyFormatError(f"{where}: admin is true or false")
-    limits = {limit: told[limit] for limit in _LIMITS if told.get(limit) is not None}
+    limits = {limit: entry[limit] for limit in _LIMITS if entry.get(limit) is not None}
     for limit, value in limits.items():
         if type(value) is not int or value < 1:
             raise KeyFormatError(f"{where}: {limit} is a whole number from 1 on")
@@ -164,7 +164,7 @@ class KeyStore:
         try:
             ring = self._read()
         except (KeyFormatError, OSError, UnicodeDecodeError) as error:
-            logger.error("the API keys were not reloaded: %s", _told(error))
+            logger.error("the API keys were not reloaded: %s", _text_of(error))
             return False
         self.ring = ring
         logger.info("%d API keys loaded", len(ring))
@@ -177,7 +177,7 @@ class KeyStore:
         except OSError as error:
             stamp = None
             if self._seen is not None:
-                logger.error("the API keys were not reloaded: %s", _told(error))
+                logger.error("the API keys were not reloaded: %s", _text_of(error))
         if stamp != self._seen:
             self._seen = stamp
             if stamp is not None:
@@ -209,6 +209,6 @@ class KeyStore:
         return KeyRing((*self._fixed, *parse_key_file(text)))
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """Without the content of the file."""
     return "the file is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -49,7 +49,7 @@ class Internet:
             await asyncio.sleep(60.0)  # longer than any caller waits
         await asyncio.sleep(self.network.draw.random() * 0.002)
         if self.at(f"{host}:{port}") is None:
-            raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+            raise ConnectionRefusedError(f"no process listens at {host}:{port}")
         return None, _Closable()
 
     def at(self, endpoint: str) -> SimulatedServer | None:

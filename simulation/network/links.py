@@ -131,12 +131,12 @@ class Network:
         for connection in self._between(one, other):
             connection.break_off(why)
 
-    def process_died(self, process: SimulatedProcess, told: bool) -> None:
-        """`told`: its kernel ends its connections; otherwise the machine is gone, and its peers find out."""
-        if not told:
+    def process_died(self, process: SimulatedProcess, peers_notice: bool) -> None:
+        """`peers_notice`: its kernel ends its connections; otherwise the machine is gone, and its peers find out."""
+        if not peers_notice:
             self.gone.add(process.name)
         for connection in self._of(process):
-            if told:
+            if peers_notice:
                 connection.peer_died(process)
             else:
                 self._watch(connection, lambda: True)

@@ -233,7 +233,7 @@ async def test_the_wall_clock_of_a_process_jumps_and_its_monotonic_one_does_not(
     wall, steady = map(float, output.split())
     assert 3500 < wall - time.time() < 3700
     assert abs(steady - time.monotonic()) < 60
-    assert clock.told > 0
+    assert clock.wrong_reads > 0
     clock.close()
 
 

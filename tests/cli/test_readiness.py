@@ -64,7 +64,7 @@ def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus
         )
         for name, is_connected in connected
     )
-    return ClusterStatus(False, "the canary request is running", registry, 0, 0, workers)
+    return ClusterStatus(False, "the readiness probe is running", registry, 0, 0, workers)
 
 
 def test_a_start_waits_for_the_workers_that_are_not_connected() -> None:
@@ -75,4 +75,4 @@ def test_a_start_waits_for_the_workers_that_are_not_connected() -> None:
 
 
 def test_with_all_workers_connected_a_start_waits_for_what_the_router_says() -> None:
-    assert waiting_for(["decode-0"], status(("decode-0", True))) == "the canary request is running"
+    assert waiting_for(["decode-0"], status(("decode-0", True))) == "the readiness probe is running"

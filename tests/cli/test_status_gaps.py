@@ -43,7 +43,7 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
         SimpleNamespace(),  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]
         RecentLatency(),
-        replicas=None,
+        peer_routers=None,
         planning=None,
     )
     answer = cluster_status_from(await servicer.GetStatus(None, None))

@@ -9,7 +9,7 @@ from baton.engine.plan import ChunkResult, Computed, Drawn
 from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import BeamParams, BeamStop, SamplingParams
 from baton.engine.scheduler.prefill import PrefillProgress, PrefillScheduler
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 
 BLOCK = 4
 LATE = Computed(late=True)
@@ -47,7 +47,7 @@ def test_the_first_token_may_be_the_last_that_max_tokens_allows() -> None:
 
 
 def test_room_is_needed_for_the_rest_of_the_answer_alone() -> None:
-    scheduler = MixedScheduler(BlockPool(3), BLOCK, max_step_tokens=16, max_sequences=2)
+    scheduler = Scheduler(BlockPool(3), BLOCK, max_step_tokens=16, max_sequences=2)
     scheduler.add(replace(REQUEST, params=SamplingParams(max_tokens=8)))  # 5 + 8 - 1 tokens fill 3 blocks
     with pytest.raises(RequestTooLong):
         scheduler.add(replace(REQUEST, request_id=2, params=SamplingParams(max_tokens=9)))
@@ -67,6 +67,6 @@ def test_room_is_needed_for_the_rest_of_the_answer_alone() -> None:
 )
 def test_what_cannot_go_on_is_refused(wrong: dict[str, object]) -> None:
     request = replace(REQUEST, **wrong)  # type: ignore[arg-type]
-    for scheduler in (PrefillScheduler(BlockPool(8), BLOCK, 16), MixedScheduler(BlockPool(8), BLOCK, 16, 8)):
+    for scheduler in (PrefillScheduler(BlockPool(8), BLOCK, 16), Scheduler(BlockPool(8), BLOCK, 16, 8)):
         with pytest.raises(RequestRefused):
             scheduler.add(request)

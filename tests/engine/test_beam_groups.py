@@ -11,8 +11,8 @@ from baton.engine.plan import Computed, Drawn, NonFinite, Plan, TokenLogprob
 from baton.engine.request import FirstToken, Request, RequestTooLong
 from baton.engine.sampling.params import BeamParams, SamplingParams, candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
-from baton.engine.scheduler.scheduler import MixedScheduler
-from baton.engine.scheduler.sequences import MixedOutcome, RequestFailed, TokenMade
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
 
 BLOCK = 4
 STOPS = frozenset({1, 2})
@@ -72,7 +72,7 @@ class Machine:
         return results
 
 
-def run_to_end(scheduler: MixedScheduler) -> dict[tuple[int, int], list[int]]:
+def run_to_end(scheduler: Scheduler) -> dict[tuple[int, int], list[int]]:
     machine, answers = Machine(), dict[tuple[int, int], list[int]]()
     while scheduler.has_work:
         plan = scheduler.plan()
@@ -83,7 +83,7 @@ def run_to_end(scheduler: MixedScheduler) -> dict[tuple[int, int], list[int]]:
     return answers
 
 
-def collect(outcomes: list[MixedOutcome], answers: dict[tuple[int, int], list[int]]) -> None:
+def collect(outcomes: list[SchedulerOutcome], answers: dict[tuple[int, int], list[int]]) -> None:
     for made in outcomes:
         if isinstance(made, TokenMade):
             answer = answers.setdefault((made.request_id, made.choice), [])
@@ -95,7 +95,7 @@ def collect(outcomes: list[MixedOutcome], answers: dict[tuple[int, int], list[in
 @pytest.mark.parametrize(("blocks", "swap_slots"), [(200, 0), (23, 0), (22, 0), (22, 6), (22, 100)])
 def test_answers_do_not_depend_on_who_is_preempted(blocks: int, swap_slots: int, cached: bool) -> None:
     requests = [beam_request(0, 4, 12, n=4), beam_request(1, 3, 15, n=2), beam_request(2, 4, 9)]
-    scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 16, 32, swap=SwapSpace(swap_slots))
+    scheduler = Scheduler(BlockPool(blocks), BLOCK, 16, 32, swap=SwapSpace(swap_slots))
     for request in requests:
         scheduler.add(request, ROOT if cached else None)
     found = run_to_end(scheduler)
@@ -108,7 +108,7 @@ def test_answers_do_not_depend_on_who_is_preempted(blocks: int, swap_slots: int,
 
 def test_beams_share_their_common_blocks() -> None:
     request = beam_request(0, 4, 12)
-    scheduler = MixedScheduler(BlockPool(200), BLOCK, 64, 32)
+    scheduler = Scheduler(BlockPool(200), BLOCK, 64, 32)
     scheduler.add(Request(0, tuple(range(5, 37)), request.params, ()))
     machine, held = Machine(), []
     while scheduler.has_work:
@@ -121,7 +121,7 @@ def test_beams_share_their_common_blocks() -> None:
 
 def test_beams_go_on_from_the_candidates_that_landed() -> None:
     request = beam_request(0, 4, 10, n=2)
-    scheduler = MixedScheduler(BlockPool(40), BLOCK, 16, 32)
+    scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     reservation = scheduler.reserve(request)
     assert reservation is not None
     machine = Machine()
@@ -141,7 +141,7 @@ def test_beams_go_on_from_the_candidates_that_landed() -> None:
 
 def test_a_search_of_one_token_ends_as_it_lands() -> None:
     request = beam_request(0, 3, 1, n=2)
-    scheduler = MixedScheduler(BlockPool(40), BLOCK, 16, 32)
+    scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     scheduler.reserve(request)
     top = likeliest_after(list(request.token_ids), request.params.logprobs)
     made = scheduler.activate(0, [FirstToken(0, 0, 0.0, end=None, top=top)])
@@ -151,7 +151,7 @@ def test_a_search_of_one_token_ends_as_it_lands() -> None:
 
 
 def test_an_abort_ends_all_beams() -> None:
-    scheduler = MixedScheduler(BlockPool(40), BLOCK, 16, 32)
+    scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     scheduler.add(beam_request(0, 4, 10))
     machine = Machine()
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_an_abort_ends_all_beams() -> None:
 
 
 def test_a_beam_that_is_not_finite_fails_its_request() -> None:
-    scheduler = MixedScheduler(BlockPool(40), BLOCK, 16, 32)
+    scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     scheduler.add(beam_request(0, 4, 10))
     machine = Machine()
     plan = scheduler.plan()
@@ -180,6 +180,6 @@ def test_a_beam_that_is_not_finite_fails_its_request() -> None:
 
 
 def test_beams_that_could_never_run_together_are_refused() -> None:
-    scheduler = MixedScheduler(BlockPool(20), BLOCK, 16, 32)
+    scheduler = Scheduler(BlockPool(20), BLOCK, 16, 32)
     with pytest.raises(RequestTooLong, match="4 beams may need 22 blocks; the pool has 20"):
         scheduler.add(beam_request(0, 4, 12))

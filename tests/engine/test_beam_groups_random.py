@@ -12,7 +12,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Request, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from tests.engine.test_beam_groups import BLOCK, ROOT, STOPS, Machine, answers_of, beam_request, collect
 
 REQUESTS, STEPS = 8, 400
@@ -30,7 +30,7 @@ class Life:
     def __post_init__(self) -> None:
         blocks, slots = self.draw.randrange(6, 40), self.draw.choice((0, 0, 3, 50))
         step_tokens, sequences = self.draw.choice((4, 16, 64)), self.draw.choice((4, 8, 32))
-        self.scheduler = MixedScheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, swap=SwapSpace(slots))
+        self.scheduler = Scheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, swap=SwapSpace(slots))
 
     def run(self) -> None:
         machine, left = Machine(), list(range(REQUESTS))

@@ -13,7 +13,7 @@ from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_re
 from baton.engine.runner.engine import Engine, OverlappedEngine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
@@ -42,7 +42,7 @@ def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped
     if graphs is not None:
         runner = Runner(GraphedModel(paged.model, paged.kv, recorder, graphs), paged.layout, paged.kv)
     recorder.replays = 0
-    scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
+    scheduler = Scheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
     engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(runner, scheduler)
     for request in REQUESTS:
         scheduler.add(request)

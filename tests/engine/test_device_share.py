@@ -13,7 +13,7 @@ def test_without_anybody_beside_it_chunks_are_as_large_as_they_may_be() -> None:
 def test_chunks_shrink_and_then_prefill_rests_while_decode_is_slowed() -> None:
     share, sizes, rests = DeviceShare(4096, 1.5), [], []
     for second in range(12):
-        share.hear(3.0, second)
+        share.observe_slow_down(3.0, second)
         sizes.append(share.chunk_tokens(second))
         rests.append(share.rest_s(1.0, second))
     assert sizes == [2048, 1024, 512] + [LEAST_TOKENS] * 9
@@ -23,31 +23,31 @@ def test_chunks_shrink_and_then_prefill_rests_while_decode_is_slowed() -> None:
 
 def test_a_share_that_is_held_close_to_the_target_stays() -> None:
     share = DeviceShare(4096, 1.5)
-    share.hear(2.0, 0.0)
+    share.observe_slow_down(2.0, 0.0)
     before = share.chunk_tokens(0.0)
-    share.hear(1.45, 0.1)
+    share.observe_slow_down(1.45, 0.1)
     assert share.chunk_tokens(0.1) == before == 3072
 
 
 def test_it_grows_back_when_decode_has_room() -> None:
     share = DeviceShare(4096, 1.5)
     for moment in range(8):
-        share.hear(3.0, moment / 10)
+        share.observe_slow_down(3.0, moment / 10)
     for moment in range(8, 40):
-        share.hear(1.0, moment / 10)
+        share.observe_slow_down(1.0, moment / 10)
     assert (share.chunk_tokens(4.0), share.rest_s(1.0, 4.0)) == (4096, 0.0)
 
 
 def test_silence_means_that_nobody_decodes_here_any_more() -> None:
     share = DeviceShare(4096, 1.5)
-    share.hear(3.0, 0.0)
+    share.observe_slow_down(3.0, 0.0)
     assert share.chunk_tokens(SILENCE_S) == 2048
     assert share.chunk_tokens(SILENCE_S + 0.1) == 4096
 
 
 def test_chunks_that_are_small_anyway_do_not_grow_to_the_least() -> None:
     share = DeviceShare(64, 1.5)
-    share.hear(9.0, 0.0)
+    share.observe_slow_down(9.0, 0.0)
     assert share.chunk_tokens(0.0) == 64
 
 

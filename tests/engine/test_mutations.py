@@ -1,4 +1,4 @@
-"""One line of the allocator or the scheduler changed: the checks of MixedWorld notice it.
+"""One line of the allocator or the scheduler changed: the checks of SchedulerWorld notice it.
 
 A mutation whose line is gone fails: it is to be moved to what has taken the place of that line.
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.mixed_walk import walk
 from tests.fixtures.mutants import Mutation, world_with
+from tests.fixtures.scheduler_walk import walk
 
 WORLDS = 40
 POOL, TABLE, SWAP = "kv_cache.block_pool", "kv_cache.block_table", "kv_cache.swap_space"
@@ -58,7 +58,7 @@ MUTATIONS = [
     Mutation(SEQUENCES, "tuple(self.swaps_out)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_in)", "()"),
     Mutation(SCHEDULER, "self._block_tokens) > available", "self._block_tokens) > available + 1"),
-    Mutation(SCHEDULER, "sequence.table is None or sequence in flights.ended", "not chunk.samples"),
+    Mutation(SCHEDULER, "sequence.table is None or sequence in in_flight.ended", "not chunk.samples"),
 ]
 
 

@@ -18,7 +18,7 @@ from baton.engine.runner.launched import Launched, draws_on_device, launch_draws
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, sample
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.generation.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
@@ -61,7 +61,7 @@ def answer(checkpoint: Path, requests: Sequence[Request], overlapped: bool, bloc
     paged = PagedModel(checkpoint, BLOCK, blocks)
     runner = CountingRunner(paged.runner)
     pool = BlockPool(blocks)
-    scheduler = MixedScheduler(pool, BLOCK, 16, max_sequences=8, swap=SwapSpace(0))
+    scheduler = Scheduler(pool, BLOCK, 16, max_sequences=8, swap=SwapSpace(0))
     engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(paged.runner, scheduler)
     for request in requests:
         scheduler.add(request, root_hash(b"model", "float32"))

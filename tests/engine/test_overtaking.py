@@ -8,19 +8,19 @@ import pytest
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.scheduler.overtaking import LOOKAHEAD, admitted
 from baton.engine.scheduler.prefill import PrefillScheduler
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from tests.engine.test_shared_prefixes import compute, prompt, spans
 
 BLOCK = 4
-Scheduler = PrefillScheduler | MixedScheduler
+AnyScheduler = PrefillScheduler | Scheduler
 
 
-def prefill(chunk_tokens: int) -> Scheduler:
+def prefill(chunk_tokens: int) -> AnyScheduler:
     return PrefillScheduler(BlockPool(64), BLOCK, chunk_tokens)
 
 
-def mixed(chunk_tokens: int) -> Scheduler:
-    return MixedScheduler(BlockPool(64), BLOCK, max_step_tokens=chunk_tokens, max_sequences=8)
+def mixed(chunk_tokens: int) -> AnyScheduler:
+    return Scheduler(BlockPool(64), BLOCK, max_step_tokens=chunk_tokens, max_sequences=8)
 
 
 @dataclass
@@ -80,7 +80,7 @@ def test_a_step_looks_at_so_many_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("make", [prefill, mixed])
-def test_both_schedulers_look_past_a_prompt_whose_block_is_coming(make: Callable[[int], Scheduler]) -> None:
+def test_both_schedulers_look_past_a_prompt_whose_block_is_coming(make: Callable[[int], AnyScheduler]) -> None:
     scheduler = make(64)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=3))
     scheduler.add(prompt(2, shared_blocks=4, own_tokens=5))
@@ -92,7 +92,7 @@ def test_both_schedulers_look_past_a_prompt_whose_block_is_coming(make: Callable
 
 
 @pytest.mark.parametrize("make", [prefill, mixed])
-def test_in_both_schedulers_it_is_overtaken_by_its_own_size_at_most(make: Callable[[int], Scheduler]) -> None:
+def test_in_both_schedulers_it_is_overtaken_by_its_own_size_at_most(make: Callable[[int], AnyScheduler]) -> None:
     scheduler = make(40)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=40))
     compute(scheduler, scheduler.plan())

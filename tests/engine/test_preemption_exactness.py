@@ -18,8 +18,8 @@ from baton.engine.request import Request
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.prefill import first_samples, first_tokens
-from baton.engine.scheduler.scheduler import MixedScheduler
-from baton.engine.scheduler.sequences import MixedCounters, TokenMade
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import SchedulerCounters, TokenMade
 from baton.generation.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
@@ -50,14 +50,14 @@ def expected(checkpoint: Path) -> Answers:
 
 def answer(
     checkpoint: Path, blocks: int, host_slots: int, lands: Sequence[int] = (), cached: bool = False
-) -> tuple[Answers, MixedCounters]:
+) -> tuple[Answers, SchedulerCounters]:
     """All requests at once; those in `lands` come with KV computed elsewhere."""
     paged = PagedModel(checkpoint, BLOCK, blocks)
     elsewhere = PagedModel(checkpoint, BLOCK, ROOMY)
     storage = paged.kv.data.flatten().view(torch.uint8).view(blocks, paged.layout.block_bytes)
     assert storage.data_ptr() == paged.kv.data.data_ptr(), "the pool itself, no copy of it"
     runner = Runner(paged.model, paged.layout, paged.kv, HostPool(storage, host_slots))
-    scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 16, max_sequences=8, swap=SwapSpace(host_slots))
+    scheduler = Scheduler(BlockPool(blocks), BLOCK, 16, max_sequences=8, swap=SwapSpace(host_slots))
     root = root_hash(b"model", "float32") if cached else None
     answers: Answers = {}
     for request in REQUESTS:

@@ -8,7 +8,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Chunk, Computed, Drawn, NonFinite
 from baton.engine.request import RequestTooLong, blocks_for
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
+from baton.engine.scheduler.prefill import IncomingPrefix, PrefillProgress, PrefillRequest, PrefillScheduler
 
 BLOCK, TOTAL, CHUNK = 2, 6, 5
 
@@ -24,7 +24,7 @@ class PrefillLives(RuleBasedStateMachine):
         self.readable: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
         self.memory: dict[int, tuple[int, ...]] = {}  # the whole prefix, up to each block's newest token
-        self.landings: list[Landing] = []
+        self.landings: list[IncomingPrefix] = []
         self.added = 0
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple), n=st.integers(1, 2))
@@ -90,27 +90,27 @@ class PrefillLives(RuleBasedStateMachine):
         """Blocks of prompts of one token over and over, which `add` makes too."""
         hashes = [bytes([token] * BLOCK * (index + 1)) for index in range(blocks)]
         before = self.pool.counts.held
-        landing = self.scheduler.land(hashes, lambda lacking: worthwhile and 0 < lacking <= blocks)
-        if landing is None:
+        incoming = self.scheduler.land(hashes, lambda lacking: worthwhile and 0 < lacking <= blocks)
+        if incoming is None:
             assert self.pool.counts.held == before
             return
-        assert worthwhile and landing.cached_blocks < len(landing.blocks) == blocks
-        for index, block in enumerate(landing.blocks):
-            if index < landing.cached_blocks:
+        assert worthwhile and incoming.cached_blocks < len(incoming.blocks) == blocks
+        for index, block in enumerate(incoming.blocks):
+            if index < incoming.cached_blocks:
                 assert self.memory[block] == tuple(hashes[index])
             else:
                 assert self.pool.references(block) == 1
                 self.memory[block] = tuple(hashes[index])
-        self.landings.append(landing)
+        self.landings.append(incoming)
 
     @precondition(lambda self: self.landings)
     @rule(data=st.data())
     def landed(self, data):
-        landing = self.landings.pop(data.draw(st.integers(0, len(self.landings) - 1)))
-        valid = data.draw(st.integers(0, len(landing.blocks)))
-        for block in landing.blocks[max(valid, landing.cached_blocks) :]:
+        incoming = self.landings.pop(data.draw(st.integers(0, len(self.landings) - 1)))
+        valid = data.draw(st.integers(0, len(incoming.blocks)))
+        for block in incoming.blocks[max(valid, incoming.cached_blocks) :]:
             self.memory[block] = ()  # garbage, which nobody may ever find
-        self.scheduler.landed(landing, valid)
+        self.scheduler.landed(incoming, valid)
 
     @precondition(lambda self: self.pinned)
     @rule(data=st.data())

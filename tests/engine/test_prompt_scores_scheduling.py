@@ -8,7 +8,7 @@ from baton.engine.plan import Computed, Drawn, Plan
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.prefill import PrefillScheduler
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed
 
 BLOCK = 4
@@ -31,7 +31,7 @@ def scored(request_id: int, tokens: int, max_tokens: int = 2) -> Request:
 
 @pytest.mark.parametrize("swap_slots", [0, 10])
 def test_a_prompt_that_is_preempted_halfway_is_told_once(swap_slots: int) -> None:
-    scheduler = MixedScheduler(BlockPool(13), BLOCK, 5, 4, swap=SwapSpace(swap_slots))
+    scheduler = Scheduler(BlockPool(13), BLOCK, 5, 4, swap=SwapSpace(swap_slots))
     scheduler.add(Request(1, tuple(range(24)), SamplingParams(20), ()), ROOT)
     scheduler.add(scored(2, 21), ROOT)
     told: list[int] = []
@@ -48,7 +48,7 @@ def test_a_prompt_that_is_preempted_halfway_is_told_once(swap_slots: int) -> Non
 
 
 def test_a_prompt_in_the_cache_is_computed_again_for_its_scores() -> None:
-    scheduler = MixedScheduler(BlockPool(20), BLOCK, 64, 4)
+    scheduler = Scheduler(BlockPool(20), BLOCK, 64, 4)
     for request_id in (1, 2):
         scheduler.add(scored(request_id, 21), ROOT)
         plan = scheduler.plan()

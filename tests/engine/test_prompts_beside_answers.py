@@ -15,7 +15,7 @@ from baton.engine.plan import Computed, Drawn, Plan
 from baton.engine.request import FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import PROMISED_SHARE, SHARE, StepBudget
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05
@@ -61,7 +61,7 @@ class World:
         self.device = Device.drawn(draw)
         self.answers = draw.randrange(1, 17)
         self.target_s = None if slo is None else slo * (self.device.fixed_s + self.answers * self.device.row_s)
-        self.scheduler = MixedScheduler(BlockPool(4096), 512, MOST, 64, StepBudget(self.target_s))
+        self.scheduler = Scheduler(BlockPool(4096), 512, MOST, 64, StepBudget(self.target_s))
         self.requests = 0
         self.change_at, self.change = draw.randrange(STEPS), draw.choice([1.0, 2.0, 0.5])
 
@@ -137,7 +137,7 @@ def test_no_step_takes_longer_than_the_target_and_most_of_that_is_used(part: int
 
 
 def test_prompts_alone_fill_the_step() -> None:
-    scheduler = MixedScheduler(BlockPool(64), 512, MOST, 8, StepBudget())
+    scheduler = Scheduler(BlockPool(64), 512, MOST, 8, StepBudget())
     scheduler.add(Request(1, (1,) * 2000, SamplingParams(max_tokens=2), ()))
     plan = scheduler.plan()
     assert plan is not None

@@ -17,10 +17,10 @@ from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.packed import PackedLinear
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives
-from baton.engine.parallel.follower import carry_out
 from baton.engine.parallel.load import load_part
 from baton.engine.parallel.model import ParallelModel, SummedLinear
-from baton.engine.parallel.orders import FollowerStart, RankOptions
+from baton.engine.parallel.orders import RankOptions, RankStart
+from baton.engine.parallel.rank_process import carry_out
 from baton.engine.parallel.shard import Shard
 from baton.engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
 from baton.engine.prepare import ModelOptions
@@ -82,8 +82,8 @@ def test_a_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monke
 
 
 def test_what_the_leader_says_of_a_model_is_what_a_rank_reads() -> None:
-    start = FollowerStart("folder", "cpu", "float32", "int8", 2, None, "entry", 3, rank=1, meeting="meeting")
-    assert FollowerStart.of_bytes(start.to_bytes()) == start
+    start = RankStart("folder", "cpu", "float32", "int8", 2, None, "entry", 3, rank=1, meeting="meeting")
+    assert RankStart.of_bytes(start.to_bytes()) == start
 
 
 @pytest.mark.usefixtures("native_kernels")

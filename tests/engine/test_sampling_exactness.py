@@ -1,4 +1,4 @@
-"""Answers through the mixed scheduler and a real model equal transformers' generate, token for token, in float32."""
+"""Answers through the scheduler and a real model equal transformers' generate, token for token, in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from baton.engine.plan import Chunk, Plan
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.prefill import first_samples, first_tokens
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
@@ -56,7 +56,7 @@ def generated(model: Any, **fields: Any) -> list[int]:
 def answers(checkpoint: Path, kinds: Sequence[SamplingParams]) -> list[list[int]]:
     """All of them side by side in one batch; choice 0 of each."""
     paged = PagedModel(checkpoint)
-    scheduler = MixedScheduler(BlockPool(64), paged.block_tokens, max_step_tokens=64, max_sequences=len(kinds))
+    scheduler = Scheduler(BlockPool(64), paged.block_tokens, max_step_tokens=64, max_sequences=len(kinds))
     made: list[list[int]] = []
     for index, params in enumerate(kinds):
         request = Request(index, PROMPT, params, ())

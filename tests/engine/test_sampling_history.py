@@ -9,7 +9,7 @@ from baton.engine.plan import Computed, Drawn, TokenLogprob
 from baton.engine.request import FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.prefill import PrefillScheduler
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 
 BLOCK = 4
 PROMPT = (11, 12, 13, 14, 15)
@@ -18,9 +18,9 @@ PENALISED = replace(PLAIN, repetition_penalty=1.2, n=2)
 TOP = (TokenLogprob(4, -0.25), TokenLogprob(9, -1.5))
 
 
-def decoding(params: SamplingParams) -> MixedScheduler:
+def decoding(params: SamplingParams) -> Scheduler:
     """Both choices have their token 0: 50 and 51."""
-    scheduler = MixedScheduler(BlockPool(12), BLOCK, max_step_tokens=16, max_sequences=4)
+    scheduler = Scheduler(BlockPool(12), BLOCK, max_step_tokens=16, max_sequences=4)
     scheduler.reserve(Request(1, PROMPT, params, ()))
     scheduler.activate(1, [FirstToken(choice, 50 + choice, -0.5, end=None) for choice in range(params.n)])
     return scheduler

@@ -5,7 +5,7 @@ from baton.engine.plan import Computed, Drawn, NonFinite, Plan
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.prefill import PrefillScheduler
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 
 BLOCK = 4
 PARAMS = SamplingParams(max_tokens=2)
@@ -23,7 +23,7 @@ def spans(plan: Plan | None) -> list[tuple[int, int, int]]:
     return [(chunk.request_id, chunk.start, chunk.end) for chunk in plan.chunks] if plan is not None else []
 
 
-def compute(scheduler: PrefillScheduler | MixedScheduler, plan: Plan | None, failed: bool = False) -> None:
+def compute(scheduler: PrefillScheduler | Scheduler, plan: Plan | None, failed: bool = False) -> None:
     assert plan is not None
     results = [
         NonFinite() if failed else Computed(tuple(Drawn(7, 0.0) for _ in chunk.samples)) for chunk in plan.chunks
@@ -59,7 +59,7 @@ def test_it_does_not_wait_for_what_it_cannot_take() -> None:
 
 
 def test_prompts_that_a_decode_worker_computes_itself_wait_too() -> None:
-    scheduler = MixedScheduler(BlockPool(32), BLOCK, max_step_tokens=64, max_sequences=8)
+    scheduler = Scheduler(BlockPool(32), BLOCK, max_step_tokens=64, max_sequences=8)
     scheduler.add(prompt(1, shared_blocks=3, own_tokens=3))
     scheduler.add(prompt(2, shared_blocks=3, own_tokens=5))
     plan = scheduler.plan()

@@ -27,7 +27,7 @@ from baton.engine.request import Request
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
@@ -65,7 +65,7 @@ def loaded(folder: Path, ranks: int, **others: Any) -> Iterator[tuple[Runner, to
 
 
 def answer(runner: Runner, requests: list[Request], blocks: int = ROOMY) -> Answers:
-    scheduler = MixedScheduler(BlockPool(blocks), BLOCK_TOKENS, 16, 8, swap=SwapSpace(ROOMY))
+    scheduler = Scheduler(BlockPool(blocks), BLOCK_TOKENS, 16, 8, swap=SwapSpace(ROOMY))
     engine = Engine(runner, scheduler)
     for request in requests:
         scheduler.add(request, bytes(32))
@@ -155,10 +155,10 @@ def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(t
     folder = make_checkpoint(tmp_path, "llama")
     with loaded(folder, ranks=2) as (runner, _):
         runner.warm_up()
-        assert runner.followers is not None
+        assert runner.other_ranks is not None
         lost: queue.SimpleQueue[RankLost] = queue.SimpleQueue()
-        runner.followers.watch(lost.put)
-        [process_id] = runner.followers.process_ids
+        runner.other_ranks.watch(lost.put)
+        [process_id] = runner.other_ranks.process_ids
         os.kill(process_id, signal.SIGKILL)
         assert str(lost.get(timeout=10.0)) == f"rank 1, process {process_id}, ended: exit code -9"
         with pytest.raises(RankLost):

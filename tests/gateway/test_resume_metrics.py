@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.gateway.metrics.requests import RequestMetrics
 from baton.router.trace.counts import RequestCounts
-from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.decision_record import AttemptNote
 from baton.router.trace.timeline import Resume, Timeline
 from baton.router.types.events import Failed, FailureReason
 

@@ -20,7 +20,7 @@ from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.engine import Engine, OverlappedEngine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, TokenMade
 from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
@@ -58,7 +58,7 @@ def answers(
     sizes = GraphSizes(16, math.ceil(400 / BLOCK)) if graphs else None
     runner = Runner(model, layout, layout.view(storage, blocks), graphs=sizes)
     runner.warm_up()
-    scheduler = MixedScheduler(BlockPool(blocks), BLOCK, 64, max_sequences=16, swap=SwapSpace(0))
+    scheduler = Scheduler(BlockPool(blocks), BLOCK, 64, max_sequences=16, swap=SwapSpace(0))
     engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(runner, scheduler)
     for number, prompt in enumerate(PROMPTS):
         scheduler.add(Request(2 * number, tuple(prompt), GREEDY, ()))

@@ -33,7 +33,7 @@ def logits_of(draw: random.Random, rows: int) -> torch.Tensor:
 def test_survey_equals_the_reference(native: NativeLibrary, seed: int) -> None:
     torch.manual_seed(seed)
     logits = logits_of(random.Random(seed), 3).clamp(min=-1e30)
-    found, expected = native.sampling.survey_rows(logits), reference.survey_rows(logits)
+    found, expected = native.sampling.row_statistics(logits), reference.row_statistics(logits)
     assert found.finite.all() and expected.finite.all()
     assert found.best.tolist() == [row.index(max(row)) for row in logits.tolist()]
     torch.testing.assert_close(found.log_totals, expected.log_totals, rtol=0, atol=1e-5)
@@ -43,9 +43,9 @@ def test_survey_equals_the_reference(native: NativeLibrary, seed: int) -> None:
 @pytest.mark.parametrize("place", [0, 40, 99])
 def test_a_row_that_is_not_finite_is_found_alone(native: NativeLibrary, place: int, spoilt: float) -> None:
     logits = torch.randn(3, 100)
-    clean = native.sampling.survey_rows(logits)
+    clean = native.sampling.row_statistics(logits)
     logits[1, place] = spoilt
-    found = native.sampling.survey_rows(logits)
+    found = native.sampling.row_statistics(logits)
     assert found.finite.tolist() == [True, False, True]
     assert torch.equal(found.best[::2], clean.best[::2])
     assert torch.equal(found.log_totals[::2], clean.log_totals[::2])
@@ -94,8 +94,8 @@ def test_rows_that_are_taken_keep_what_their_masks_allow(native: NativeLibrary, 
     draw.shuffle(masks)
     places = draw.choices(range(5), k=len(masks))
     before = logits.clone()
-    taken = native.sampling.take_rows(logits, places, masks)
-    assert torch.equal(taken, reference.take_rows(logits, places, masks))
+    taken = native.sampling.masked_rows(logits, places, masks)
+    assert torch.equal(taken, reference.masked_rows(logits, places, masks))
     assert torch.equal(logits, before)
     for row, place, mask in zip(taken, places, masks, strict=True):
         packed = [255] * size if mask is None else mask.tolist()
@@ -119,9 +119,9 @@ def test_the_likeliest_token_is_of_those_that_a_mask_allows(native: NativeLibrar
         bits[draw.randrange(min(size, len(bits)))] = True
         masks.append((bits.view(-1, 8) << torch.arange(8)).sum(-1).to(torch.uint8))
     draw.shuffle(masks)
-    found, free = native.sampling.survey_rows(logits, masks), native.sampling.survey_rows(logits)
-    taken = reference.take_rows(logits, range(6), masks)
+    found, free = native.sampling.row_statistics(logits, masks), native.sampling.row_statistics(logits)
+    taken = reference.masked_rows(logits, range(6), masks)
     assert found.best.tolist() == [row.index(max(row)) for row in taken.tolist()]
-    among = reference.survey_rows(logits, masks).best
+    among = reference.row_statistics(logits, masks).best
     assert torch.equal(taken[range(6), among], taken[range(6), found.best])
     assert torch.equal(found.log_totals, free.log_totals) and torch.equal(found.finite, free.finite)

@@ -26,11 +26,15 @@ def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
         return _no_room(request, decode)
     untried = [worker for worker in prefill if worker.endpoint not in request.avoided_prefill]
     untried = [
-        worker for worker in untried if any((worker.endpoint, each.endpoint) not in request.apart for each in free)
+        worker
+        for worker in untried
+        if any((worker.endpoint, each.endpoint) not in request.broken_pairs for each in free)
     ]
     computing = _cheapest(request, untried or prefill, _prompt_costs(request, untried or prefill))
     near = [
-        worker for worker in free if computing is None or (computing.endpoint, worker.endpoint) not in request.apart
+        worker
+        for worker in free
+        if computing is None or (computing.endpoint, worker.endpoint) not in request.broken_pairs
     ]
     near = [worker for worker in near if worker.endpoint == request.preferred_decode] or near or free
     answering = _cheapest(request, near, _answer_costs(request, near, computing))

@@ -47,7 +47,7 @@ def random_request(chance: Random) -> PlacementRequest:
         choices=pick([1, 1, 2]),
         turn=chance.randrange(1000),
         avoided_prefill=frozenset(some[: pick([0, 0, 2, 8])]),
-        apart=frozenset((a, b) for a in some for b in some) if chance.random() < 0.3 else frozenset(),
+        broken_pairs=frozenset((a, b) for a in some for b in some) if chance.random() < 0.3 else frozenset(),
         preferred_decode=pick([None, None, some[0]]),
         prefix=pick([b"", b"one", b"two"]),
         session=pick([None, None, "one", "two"]),

@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
 from baton.router.admission.queue import Admitted
-from baton.router.fleet.inbox import Inbox, LoopTurns
+from baton.router.fleet.inbox import Inbox, WakeUpLimiter
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Decision, Placement, Weighed
@@ -30,7 +30,7 @@ from baton.router.types.events import (
     Failed,
     FailureReason,
     FirstStep,
-    Landed,
+    KvReceived,
     PrefillTimings,
     SequenceOutput,
     TokenLogprob,
@@ -106,7 +106,7 @@ class World:
     cancelled: list[int] = field(default_factory=list)
     admitted: int = 0
     ended: int = 0
-    turns: LoopTurns = field(default_factory=LoopTurns)
+    turns: WakeUpLimiter = field(default_factory=WakeUpLimiter)
     cluster: Cluster = field(default_factory=Cluster)
     on_dispatch: Callable[[PreparedRequest], None] = lambda request: None
 
@@ -155,7 +155,7 @@ class World:
         if fate.reason is not None:
             beyond = said[fate.outputs + 1 : fate.outputs + 2] if fate.gap else []
             said = said[: fate.outputs] + beyond
-        inbox.put(Landed(attempt_id, 1, 1.0, 0.0, 0.0, 1.0, "grpc", 0), 0.0)
+        inbox.put(KvReceived(attempt_id, 1, 1.0, 0.0, 0.0, 1.0, "grpc", 0), 0.0)
         for output in said:
             inbox.put(output, 0.0)
         wrong = [output._replace(token_ids=tuple(reversed(ALPHABET))[: len(output.token_ids)]) for output in said]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.router.admission.queue import BEGUN_PRIORITY, PLANNED_SHARE, AdmissionLimits, AdmissionQueue, Standing
+from baton.router.admission.queue import BEGUN_PRIORITY, PLANNED_SHARE, AdmissionLimits, AdmissionQueue, RequestClass
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
 from baton.router.placement.views import PlacementRequest
@@ -189,9 +189,9 @@ async def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_
     await settled()
     # One of 8 tokens goes before it, and 8 tokens take 2 s: 4 s until it has its room, 2 s more until it has ended.
     with pytest.raises(ResourceExhausted, match=r"the request would be pending for 4\.0 s") as caught:
-        await queue.admit(4, REQUEST, (), Standing(deadline_s=clock.now + 5.9 / PLANNED_SHARE))
+        await queue.admit(4, REQUEST, (), RequestClass(deadline_s=clock.now + 5.9 / PLANNED_SHARE))
     assert caught.value.retry_after_s == pytest.approx(4.0)
-    in_time = asyncio.create_task(queue.admit(5, REQUEST, (), Standing(deadline_s=clock.now + 6.1 / PLANNED_SHARE)))
+    in_time = asyncio.create_task(queue.admit(5, REQUEST, (), RequestClass(deadline_s=clock.now + 6.1 / PLANNED_SHARE)))
     await settled()
     assert queue.waiting == 2
     for task in (waiting, in_time):
@@ -204,7 +204,9 @@ async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_
     queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
     await queue.admit(2, REQUEST, ())
-    late = asyncio.create_task(queue.admit(3, REQUEST, (), Standing(deadline_s=clock.now + 6.0)))  # takes 2 s itself
+    late = asyncio.create_task(
+        queue.admit(3, REQUEST, (), RequestClass(deadline_s=clock.now + 6.0))
+    )  # takes 2 s itself
     await settled()
     patient = asyncio.create_task(queue.admit(4, REQUEST, ()))
     await settled()
@@ -220,25 +222,25 @@ async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_
 async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> None:
     cluster = cluster_with(slots=0)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    noisy = [asyncio.create_task(queue.admit(i, REQUEST, (), Standing("noisy"))) for i in range(3)]
+    noisy = [asyncio.create_task(queue.admit(i, REQUEST, (), RequestClass("noisy"))) for i in range(3)]
     await settled()
-    small = asyncio.create_task(queue.admit(9, REQUEST, (), Standing("small")))
+    small = asyncio.create_task(queue.admit(9, REQUEST, (), RequestClass("small")))
     await settled()
     assert [task.done() for task in (*noisy, small)] == [False, False, True, False]
     with pytest.raises(ResourceExhausted, match="pending already"):
         await noisy[2]
     with pytest.raises(ResourceExhausted):  # they have one more than it has, and not two: it would be taking turns
-        await queue.admit(10, REQUEST, (), Standing("small"))
+        await queue.admit(10, REQUEST, (), RequestClass("small"))
     queue.close()
     await asyncio.gather(*noisy, small, return_exceptions=True)
 
 
 async def test_a_tenant_has_a_bound_of_its_own() -> None:
     queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_waiting_per_tenant=1), POLICY)
-    waiting = [asyncio.create_task(queue.admit(i, REQUEST, (), Standing(name))) for i, name in enumerate("ab")]
+    waiting = [asyncio.create_task(queue.admit(i, REQUEST, (), RequestClass(name))) for i, name in enumerate("ab")]
     await settled()
     with pytest.raises(ResourceExhausted, match="of this caller"):
-        await queue.admit(3, REQUEST, (), Standing("a"))
+        await queue.admit(3, REQUEST, (), RequestClass("a"))
     queue.close()
     await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -247,9 +249,9 @@ async def test_what_was_begun_goes_before_all_others_and_is_not_refused() -> Non
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting_per_tenant=1), POLICY)
     await queue.admit(1, REQUEST, ())
-    urgent = asyncio.create_task(queue.admit(2, REQUEST, (), Standing(priority=-100)))
+    urgent = asyncio.create_task(queue.admit(2, REQUEST, (), RequestClass(priority=-100)))
     await settled()
-    begun = asyncio.create_task(queue.admit(3, REQUEST, (), Standing(priority=BEGUN_PRIORITY)))
+    begun = asyncio.create_task(queue.admit(3, REQUEST, (), RequestClass(priority=BEGUN_PRIORITY)))
     await settled()
     cluster.release(1, "decode")
     queue.pump()

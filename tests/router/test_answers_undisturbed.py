@@ -43,7 +43,7 @@ def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[
         if worker.role is WorkerRole.PREFILL
         and request.suits(worker)
         and worker.endpoint not in request.avoided_prefill
-        and any((worker.endpoint, other) not in request.apart for other in decode)
+        and any((worker.endpoint, other) not in request.broken_pairs for other in decode)
     ]
 
 

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from baton.router.request.answer import Answer, BestOf
-from baton.router.types.events import Released
+from baton.router.types.events import NewTokens
 
 
 class Ended:
@@ -11,10 +11,10 @@ class Ended:
 
     done = True
 
-    def take(self, released: Released) -> tuple[Any, ...]:
+    def take(self, released: NewTokens) -> tuple[Any, ...]:
         raise AssertionError("nothing is taken any more")
 
 
 def test_what_comes_behind_the_last_end_tells_nothing_again() -> None:
     best = BestOf(cast(Answer, Ended()), 1, with_logprobs=False)
-    assert best.take(cast(Released, None)) == ()
+    assert best.take(cast(NewTokens, None)) == ()

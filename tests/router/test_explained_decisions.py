@@ -13,7 +13,7 @@ from baton.protos import admin_pb2, session_pb2
 from baton.router.admin.explain import Explainer
 from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.decision_record import AttemptNote
 from baton.router.trace.timeline import Timeline
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.telemetry.trace_context import new_trace
@@ -51,7 +51,7 @@ def kinds_of(request: PlacementRequest, decision: Decision, workers: list[Worker
         str(decision.local): decision.local is not None,
         "without credit": not all(has_room(request, each) for each in possible),
         "preferred": narrowed and decode.worker.endpoint == request.preferred_decode,
-        "apart": narrowed and bool(request.apart),
+        "broken_pairs": narrowed and bool(request.broken_pairs),
         "larger than the pool": request.charged_blocks > decode.worker.limit_blocks,
         "retried": bool(request.avoided_prefill & {each.endpoint for each in workers}),
         "session": request.session is not None,
@@ -78,7 +78,14 @@ def test_what_is_called_cheapest_was_taken(strategy: Strategy) -> None:
             for each in alike:
                 assert bool(each.excluded) is ("cost" not in each.terms), f"case {case}: {each}"
                 assert not each.chosen or each.terms["cost"] == min(costs), f"case {case}: {each}"
-    expected = ["short_suffix", "prefill_workers_failed", "no_prefill_worker", "without credit", "preferred", "apart"]
+    expected = [
+        "short_suffix",
+        "prefill_workers_failed",
+        "no_prefill_worker",
+        "without credit",
+        "preferred",
+        "broken_pairs",
+    ]
     expected += ["larger than the pool", "retried", "session"]
     expected += ["prefill_workers_busy"] if strategy is Strategy.CACHE_AWARE else []
     assert all(seen[kind] >= 5 for kind in expected), seen

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from baton.router.fleet.wire import Tag
 from baton.router.placement.decide import Placement
-from baton.router.types.events import AttemptEvent, End, FirstStep, Landed, PrefillTimings, PromptScores, SequenceOutput
+from baton.router.types.events import (
+    AttemptEvent,
+    End,
+    FirstStep,
+    KvReceived,
+    PrefillTimings,
+    PromptScores,
+    SequenceOutput,
+)
 from baton.router.types.request import PreparedRequest
 from baton.router.types.response import ChoiceFinished, Delta, PromptPart
 from tests.router.replay_world import (
@@ -54,7 +62,7 @@ def prefill(attempt_id: int, request: PreparedRequest) -> Iterator[AttemptEvent]
 
 def decode(attempt_id: int, request: PreparedRequest) -> Iterator[AttemptEvent]:
     output = whole(attempt_id, request)
-    yield Landed(attempt_id, 1, 1.0, 0.0, 0.0, 1.0, "grpc", 0)
+    yield KvReceived(attempt_id, 1, 1.0, 0.0, 0.0, 1.0, "grpc", 0)
     yield output._replace(token_ids=output.token_ids[:2], end=None)
     yield output._replace(offset=2, token_ids=output.token_ids[2:])
 

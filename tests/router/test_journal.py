@@ -16,9 +16,9 @@ from baton.router.request.journal import (
     GRACE_S,
     MAX_NOTED,
     MAX_RECORD_BYTES,
+    AttemptLocation,
     Change,
     Journal,
-    Place,
     Record,
     journal_key,
     journaled,
@@ -99,13 +99,18 @@ SAMPLINGS = st.one_of(
     st.builds(lambda kind: sampling(structured=StructuredOutput(kind, "[]")), st.sampled_from(StructuredKind)),
 )
 PLACES = st.builds(
-    Place, st.text(max_size=8), st.integers(0, 2**64 - 1), st.integers(0, 15), st.integers(1, 16), st.integers(0, 99)
+    AttemptLocation,
+    st.text(max_size=8),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 15),
+    st.integers(1, 16),
+    st.integers(0, 99),
 )
 
 
 @settings(max_examples=40)
 @given(sampled=SAMPLINGS, places=st.lists(PLACES, max_size=3), adapted=st.booleans())
-def test_a_record_read_is_the_one_written(sampled: Sampling, places: list[Place], adapted: bool) -> None:
+def test_a_record_read_is_the_one_written(sampled: Sampling, places: list[AttemptLocation], adapted: bool) -> None:
     adapter = Adapter("tiny", "digest") if adapted else None
     written = Record(ROUTER, 7, request(sampled, adapter=adapter), "tiny", tuple(places))
     assert journal_wire.from_bytes(journal_wire.to_bytes(written), "somebody", BLOCK_TOKENS) == written
@@ -170,13 +175,13 @@ async def test_where_a_stream_is_made_is_written_until_it_ends_and_then_only_for
     entry = world.journal.open("k", 1, request(), "tiny", deadline_s=130.0)
     await world.journal.write()
     assert world.store.written == []
-    with journaled(entry, Place("a:1", 5)):
+    with journaled(entry, AttemptLocation("a:1", 5)):
         await world.journal.write()
         assert (world.store.written[-1].key, world.store.written[-1].ttl_ms) == ("k", 30_000)
-        assert world.last.places == (Place("a:1", 5),)
-    with journaled(entry, Place("b:2", 6, 1, 1, 9)):
+        assert world.last.places == (AttemptLocation("a:1", 5),)
+    with journaled(entry, AttemptLocation("b:2", 6, 1, 1, 9)):
         await world.journal.write()
-        assert world.last.places == (Place("b:2", 6, 1, 1, 9),)
+        assert world.last.places == (AttemptLocation("b:2", 6, 1, 1, 9),)
     entry.end()
     await world.journal.write()
     assert world.store.written[-1] == Change("k", round(GRACE_S * 1e3), None)
@@ -188,7 +193,7 @@ async def test_changes_of_one_stream_that_wait_are_written_once() -> None:
     world = World()
     entry = world.journal.open("k", 1, request(), "tiny", 130.0)
     for attempt_id in range(1, 5):
-        entry.placed(Place("a:1", attempt_id))
+        entry.placed(AttemptLocation("a:1", attempt_id))
     await world.journal.write()
     assert len(world.store.written) == 1
     assert len(world.last.places) == 4
@@ -200,12 +205,12 @@ async def test_a_store_that_does_not_answer_costs_a_count_and_what_lives_is_writ
     world = World(Store(answers=False))
     entry = world.journal.open("k", 1, request(), "tiny", 130.0)
     for attempt_id in (1, 2):
-        entry.placed(Place("a:1", attempt_id))
+        entry.placed(AttemptLocation("a:1", attempt_id))
         await world.journal.write()
     assert (world.journal.counts.failed, len(caplog.records)) == (2, 1)
     world.store.answers = True
     other = world.journal.open("other", 2, request(), "tiny", 130.0)
-    other.placed(Place("a:1", 3))
+    other.placed(AttemptLocation("a:1", 3))
     await world.journal.write()
     assert {change.key for change in world.store.written} == {"k", "other"}
 
@@ -215,7 +220,7 @@ async def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
     small = request(tokens=1)
     entries = [world.journal.open(str(number), number, small, "t", 130.0) for number in range(MAX_NOTED + 3)]
     for entry in entries:
-        entry.placed(Place("a:1", 1))
+        entry.placed(AttemptLocation("a:1", 1))
     assert world.journal.counts.dropped == 3
     await world.journal.write()
     assert len(world.store.written) == MAX_NOTED
@@ -225,7 +230,7 @@ async def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
 async def test_a_request_that_is_too_large_is_not_written() -> None:
     world = World()
     large = replace(request(), echo_text="x" * (MAX_RECORD_BYTES + 1))
-    world.journal.open("k", 1, large, "tiny", 130.0).placed(Place("a:1", 1))
+    world.journal.open("k", 1, large, "tiny", 130.0).placed(AttemptLocation("a:1", 1))
     await world.journal.write()
     assert (world.store.written, world.journal.counts.too_large) == ([], 1)
 
@@ -233,17 +238,17 @@ async def test_a_request_that_is_too_large_is_not_written() -> None:
 async def test_a_stream_that_another_router_seized_is_told_so_and_one_resumed_here_is_left_to_its_newest() -> None:
     world = World(Store(seized=("k",)))
     old = world.journal.open("k", 1, request(), "tiny", 130.0)
-    old.placed(Place("a:1", 1))
+    old.placed(AttemptLocation("a:1", 1))
     await world.journal.write()
     assert world.ended == [1]
     new = world.journal.open("k", 2, request(), "tiny", 130.0, seize=True)
     old.end()
-    old.placed(Place("a:1", 3))
-    new.placed(Place("b:2", 4))
+    old.placed(AttemptLocation("a:1", 3))
+    new.placed(AttemptLocation("b:2", 4))
     world.store.seized = ()
     await world.journal.write()
     assert world.store.written[-1].seize
-    assert world.last.places == (Place("b:2", 4),)
+    assert world.last.places == (AttemptLocation("b:2", 4),)
     assert not (await _settled(world, new)).seize
 
 
@@ -251,18 +256,18 @@ async def test_a_stream_that_is_resumed_seizes_its_record_with_the_first_place_h
     """An answer that could not be adopted is left before anything of it was written."""
     world = World()
     entry = world.journal.open("k", 1, request(), "tiny", 130.0, seize=True)
-    entry.placed(Place("a:1", 1))
+    entry.placed(AttemptLocation("a:1", 1))
     entry.left(1)
     await world.journal.write()
     assert world.store.written[-1].value is None
-    entry.placed(Place("b:2", 2))
+    entry.placed(AttemptLocation("b:2", 2))
     await world.journal.write()
     assert world.store.written[-1].seize
 
 
 async def _settled(world: World, entry: object) -> Change:
     """The next change of that stream, after it was written once."""
-    entry.placed(Place("b:2", 5))  # type: ignore[attr-defined]
+    entry.placed(AttemptLocation("b:2", 5))  # type: ignore[attr-defined]
     await world.journal.write()
     return world.store.written[-1]
 
@@ -270,7 +275,7 @@ async def _settled(world: World, entry: object) -> Change:
 async def test_the_writing_task_writes_what_comes_and_ends_with_its_cancellation() -> None:
     world = World()
     running = asyncio.create_task(world.journal.run())
-    world.journal.open("k", 1, request(), "tiny", 130.0).placed(Place("a:1", 1))
+    world.journal.open("k", 1, request(), "tiny", 130.0).placed(AttemptLocation("a:1", 1))
     async with asyncio.timeout(10):
         while not world.store.written:
             await asyncio.sleep(0)
@@ -282,11 +287,11 @@ async def test_the_writing_task_writes_what_comes_and_ends_with_its_cancellation
 async def test_an_end_waits_for_what_is_written_next() -> None:
     world = World()
     first, second = (world.journal.open(key, 1, request(), "tiny", 130.0) for key in ("k", "l"))
-    first.placed(Place("a:1", 1))
+    first.placed(AttemptLocation("a:1", 1))
     await world.journal.write()
     first.end()
     assert not world.journal._changed.is_set(), "a call to Redis for an end alone"
-    second.placed(Place("a:1", 2))
+    second.placed(AttemptLocation("a:1", 2))
     assert world.journal._changed.is_set()
     await world.journal.write()
     assert [change.key for change in world.store.written[-2:]] == ["k", "l"]

@@ -5,7 +5,7 @@ from random import Random
 
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
-from baton.router.placement.peer_load import ElsewhereLoad
+from baton.router.placement.peer_load import PeerLoad
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
@@ -59,7 +59,7 @@ def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
         kept, always_new = Change(Cluster(), seed), Change(Cluster(), seed)
         for number in range(80):
             before = dict(kept.placed)
-            always_new.cluster.others_have({"nobody": ElsewhereLoad(requests=number)})  # which makes all views anew
+            always_new.cluster.others_have({"nobody": PeerLoad(requests=number)})  # which makes all views anew
             new = always_new.next(number)
             assert _without_age(kept.next(number)) == _without_age(new), f"seed {seed}, change {number}, {before}"
 

@@ -139,10 +139,10 @@ def test_what_a_key_took_elsewhere_counts_also_before_it_first_comes_here_but_no
 def test_requests_that_are_active_elsewhere_count_as_long_as_they_are() -> None:
     meters = KeyMeters()
     meters.begin("a", LIMITED, 0.0)
-    meters.active_elsewhere({"a": 7})
+    meters.active_on_peers({"a": 7})
     with pytest.raises(RateLimited, match="8 requests at once"):
         meters.begin("a", LIMITED, 0.0)
-    meters.active_elsewhere({})
+    meters.active_on_peers({})
     meters.begin("a", LIMITED, 0.0)
 
 

@@ -52,7 +52,7 @@ def test_workers_that_drain_or_go_are_not_looked_at() -> None:
     cluster.disconnected("p1")
     cluster.lost("p2")
     cluster.remove("p3")
-    assert cluster.able == 2 * WORKERS - 4
+    assert cluster.available == 2 * WORKERS - 4
     assert not {"p0", "p1", "p2", "p3"} & {view.endpoint for view in cluster.snapshot(())}
     cluster.reported("p0", WorkerReport(1000, 8, pages, 0, 0, 0, False, 0))
-    assert cluster.able == 2 * WORKERS - 3
+    assert cluster.available == 2 * WORKERS - 3

@@ -9,9 +9,9 @@ from google.protobuf.message import Message
 
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_TEXT_BYTES
-from baton.router.public.malformed import SMALL_BYTES, Unvetted, small_parser
-from baton.router.public.vet_process import MAX_NUMBERS, MAX_PARTS, verdict
-from baton.router.public.vetting import Vetting
+from baton.router.public.malformed import SMALL_BYTES, NotPrevalidated, small_parser
+from baton.router.public.prevalidation import Prevalidation
+from baton.router.public.prevalidation_process import MAX_NUMBERS, MAX_PARTS, verdict
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.helper import HelperBusy, HelperFailed
 from baton.service.helper_loop import Buffer
@@ -36,9 +36,9 @@ class InThisProcess:
         pass
 
 
-async def vetted(message: Message | bytes, kind: type[Message] = baton_pb2.GenerateRequest) -> Message:
+async def prevalidated(message: Message | bytes, kind: type[Message] = baton_pb2.GenerateRequest) -> Message:
     data = message if isinstance(message, bytes) else message.SerializeToString()
-    return await Vetting(InThisProcess())(Unvetted(kind, data))
+    return await Prevalidation(InThisProcess())(NotPrevalidated(kind, data))
 
 
 def request(**sampling: Any) -> baton_pb2.GenerateRequest:
@@ -66,7 +66,7 @@ TOO_MUCH: dict[str, tuple[Message, str]] = {
 async def test_too_much_is_refused_by_its_field(name: str) -> None:
     message, field = TOO_MUCH[name]
     with pytest.raises(InvalidArgument) as refused:
-        await vetted(message, type(message))
+        await prevalidated(message, type(message))
 
     assert refused.value.field == field
 
@@ -74,12 +74,12 @@ async def test_too_much_is_refused_by_its_field(name: str) -> None:
 async def test_what_is_within_bounds_comes_through_without_what_is_unknown() -> None:
     message = baton_pb2.GenerateRequest(token_ids=baton_pb2.TokenIds(ids=[*range(100_000)]), cache_salt="a")
 
-    assert await vetted(message.SerializeToString() + UNKNOWN * 100_000) == message
+    assert await prevalidated(message.SerializeToString() + UNKNOWN * 100_000) == message
 
 
 async def test_bytes_that_are_no_text_are_named_there_too() -> None:
     with pytest.raises(InvalidArgument) as refused:
-        await vetted(bytes([3 << 3 | 2, 2, 0x68, 0x80]))
+        await prevalidated(bytes([3 << 3 | 2, 2, 0x68, 0x80]))
 
     assert refused.value.field == "text"
 
@@ -87,15 +87,15 @@ async def test_bytes_that_are_no_text_are_named_there_too() -> None:
 @pytest.mark.parametrize(("failure", "told"), [(HelperBusy(), ResourceExhausted), (HelperFailed("ended"), Unavailable)])
 async def test_without_help_a_large_message_is_refused_for_now(failure: Exception, told: type[BatonError]) -> None:
     with pytest.raises(told):
-        await Vetting(InThisProcess(failure))(Unvetted(baton_pb2.GenerateRequest, b""))
+        await Prevalidation(InThisProcess(failure))(NotPrevalidated(baton_pb2.GenerateRequest, b""))
 
 
 def test_only_what_is_small_and_whole_is_parsed_at_once() -> None:
     parse = small_parser(baton_pb2.GenerateRequest)
 
     assert parse(request().SerializeToString()) == request()
-    assert isinstance(parse(baton_pb2.GenerateRequest(text="a" * SMALL_BYTES).SerializeToString()), Unvetted)
-    assert isinstance(parse(b"\xff"), Unvetted)
+    assert isinstance(parse(baton_pb2.GenerateRequest(text="a" * SMALL_BYTES).SerializeToString()), NotPrevalidated)
+    assert isinstance(parse(b"\xff"), NotPrevalidated)
 
 
 async def refusal(stack: Stack, data: bytes) -> grpc.aio.AioRpcError:
@@ -108,7 +108,7 @@ async def refusal(stack: Stack, data: bytes) -> grpc.aio.AioRpcError:
 
 async def test_a_running_router_looks_at_large_messages_elsewhere_and_at_larger_ones_not_at_all(stack: Stack) -> None:
     await stack.ready()
-    assert stack.router.vetting.vetted == 0
+    assert stack.router.prevalidation.prevalidated == 0
 
     many = await refusal(stack, request(stop=["x"] * 100_000).SerializeToString())
     broken = await refusal(stack, bytes([3 << 3 | 2, 2, 0x68, 0x80]))
@@ -117,7 +117,7 @@ async def test_a_running_router_looks_at_large_messages_elsewhere_and_at_larger_
     assert many.code() is grpc.StatusCode.INVALID_ARGUMENT and (many.details() or "").startswith("sampling.stop")
     assert broken.code() is grpc.StatusCode.INVALID_ARGUMENT and (broken.details() or "").startswith("text")
     assert vast.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert stack.router.vetting.vetted == 2
+    assert stack.router.prevalidation.prevalidated == 2
 
 
 async def test_a_token_id_out_of_range_is_named_in_a_long_prompt_too(stack: Stack) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.cache.index import MIDWAY, Branching
+from baton.router.cache.index import MIDWAY, PrefixFanOut
 from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, Charge, Charges, RecentWork, shortlist
 from baton.router.placement.rates import RateLedger
 from baton.router.placement.views import UNMEASURED
@@ -91,23 +91,23 @@ def test_recent_work_fades_as_more_is_given_out_and_not_before() -> None:
 
 
 def test_a_next_turn_goes_on_from_the_end_of_a_prompt_and_others_part_midway() -> None:
-    branching = Branching()
-    branching.placed([b"s", b"1", b"2", b"3"], 0)
-    assert branching.behind([b"s", b"1", b"2", b"3", b"4"], 4) == 0
-    assert branching.behind([b"s", b"1", b"2", b"x"], 3) == 0  # the last block was not full
-    assert branching.behind([b"s", b"y"], 1) == MIDWAY
-    assert branching.behind([b"s"], 0) == 0
+    fan_out = PrefixFanOut()
+    fan_out.placed([b"s", b"1", b"2", b"3"], 0)
+    assert fan_out.behind([b"s", b"1", b"2", b"3", b"4"], 4) == 0
+    assert fan_out.behind([b"s", b"1", b"2", b"x"], 3) == 0  # the last block was not full
+    assert fan_out.behind([b"s", b"y"], 1) == MIDWAY
+    assert fan_out.behind([b"s"], 0) == 0
 
 
 def test_what_parts_behind_the_end_of_a_prompt_is_counted() -> None:
-    branching = Branching(most_blocks=4)
-    branching.placed([b"1", b"2"], 0)
-    branching.placed([b"1", b"2", b"3"], 2)
-    branching.placed([b"1", b"2", b"4"], 2)
-    assert branching.behind([b"1", b"2", b"5"], 2) == 2
-    branching.placed([b"a", b"b", b"c"], 0)
-    branching.placed([b"d", b"e", b"f"], 0)
-    assert branching.behind([b"1", b"2"], 2) == MIDWAY  # forgotten
+    fan_out = PrefixFanOut(most_blocks=4)
+    fan_out.placed([b"1", b"2"], 0)
+    fan_out.placed([b"1", b"2", b"3"], 2)
+    fan_out.placed([b"1", b"2", b"4"], 2)
+    assert fan_out.behind([b"1", b"2", b"5"], 2) == 2
+    fan_out.placed([b"a", b"b", b"c"], 0)
+    fan_out.placed([b"d", b"e", b"f"], 0)
+    assert fan_out.behind([b"1", b"2"], 2) == MIDWAY  # forgotten
 
 
 @settings(max_examples=50)
@@ -156,9 +156,9 @@ def test_a_session_is_named_by_a_header() -> None:
 def test_a_decode_worker_says_itself_how_fast_it_computes_prompts() -> None:
     rates = RateLedger()
     rates.computed("p", 1000, 100.0)
-    rates.told("d", None, None)
+    rates.reported_prefill("d", None, None)
     assert (rates.of("d").prefill_tokens_per_s, rates.of("d").beside_tokens_per_s) == (pytest.approx(10_000), None)
-    rates.told("d", 800.0, 40.0)
+    rates.reported_prefill("d", 800.0, 40.0)
     assert (rates.of("d").prefill_tokens_per_s, rates.of("d").beside_tokens_per_s) == (800.0, 40.0)
     assert rates.of("other").beside_tokens_per_s is None
     rates.forget("d")
@@ -167,9 +167,9 @@ def test_a_decode_worker_says_itself_how_fast_it_computes_prompts() -> None:
 
 def test_a_rate_that_hardly_differs_is_no_news() -> None:
     rates = RateLedger()
-    rates.told("d", 800.0, 40.0)
+    rates.reported_prefill("d", 800.0, 40.0)
     version = rates.version
-    rates.told("d", 810.0, 39.5)
+    rates.reported_prefill("d", 810.0, 39.5)
     assert rates.version == version
-    rates.told("d", 810.0, 30.0)
+    rates.reported_prefill("d", 810.0, 30.0)
     assert rates.version > version

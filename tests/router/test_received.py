@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
 from baton.router.request.answer import Answer
-from baton.router.request.resume import Received, ReceivedChoice, ResumedAnswer
+from baton.router.request.resume import Received, ReceivedChoice, ResumeFilter
 from baton.router.request.tokens import NotRepeated
-from baton.router.trace.record import Making
-from baton.router.types.events import End, Released, TokenLogprob
+from baton.router.trace.record import AnswerStream
+from baton.router.types.events import End, NewTokens, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
 from tests.router.tokenizers_for_tests import byte_level
 
@@ -59,10 +59,10 @@ class Client:
         )
 
 
-def steps(token_ids: Sequence[int], end: End, choice: int = 0) -> list[Released]:
+def steps(token_ids: Sequence[int], end: End, choice: int = 0) -> list[NewTokens]:
     """One token each, with its log-probability."""
     return [
-        Released(
+        NewTokens(
             choice,
             offset,
             (token_id,),
@@ -73,7 +73,7 @@ def steps(token_ids: Sequence[int], end: End, choice: int = 0) -> list[Released]
     ]
 
 
-def together(released: Sequence[Released], data: st.DataObject) -> Iterator[Released]:
+def together(released: Sequence[NewTokens], data: st.DataObject) -> Iterator[NewTokens]:
     """The same, a few tokens at a time: a worker tells what it has kept in one piece."""
     left = list(released)
     while left:
@@ -84,7 +84,7 @@ def together(released: Sequence[Released], data: st.DataObject) -> Iterator[Rele
         yield taken[-1]._replace(offset=taken[0].offset, token_ids=token_ids, logprobs=logprobs)
 
 
-def feed(made: Making, released: Iterable[Released], client: Client) -> None:
+def feed(made: AnswerStream, released: Iterable[NewTokens], client: Client) -> None:
     for each in released:
         client.take(made.take(each))
 
@@ -101,17 +101,17 @@ def test_for_any_cut_what_came_before_and_after_is_the_whole(text: str, min_toke
     cut.take(events[: data.draw(st.integers(0, len(events) - 1))])
     received = cut.received()
     carried = received.of(0).token_ids
-    resumed = ResumedAnswer(answer(min_tokens=min_tokens), 1, received)
+    resumed = ResumeFilter(answer(min_tokens=min_tokens), 1, received)
     if carried:  # as a router does that knows only what the client has
         untold = (TokenLogprob(float("nan"), ()),) * len(carried)
-        cut.take(resumed.take(Released(0, 0, carried, End.LENGTH if len(carried) == len(token_ids) else None, untold)))
+        cut.take(resumed.take(NewTokens(0, 0, carried, End.LENGTH if len(carried) == len(token_ids) else None, untold)))
     if not resumed.done:
         feed(resumed, together(released[len(carried) :], data), cut)
     assert (cut.tokens, cut.text, cut.ends) == (whole.tokens, whole.text, whole.ends)
     assert cut.logprobs == whole.logprobs
 
 
-def _all(made: Making, released: Sequence[Released]) -> list[AnswerEvent]:
+def _all(made: AnswerStream, released: Sequence[NewTokens]) -> list[AnswerEvent]:
     return [event for each in released for event in made.take(each)]
 
 
@@ -129,7 +129,7 @@ def test_choices_that_are_told_again_from_their_beginning_are_cut_each_by_itself
     client = Client()
     client.take(events[: data.draw(st.integers(0, len(events) - 1))])
     before = len(client.ends)
-    resumed = ResumedAnswer(answer(len(texts)), len(texts), client.received())
+    resumed = ResumeFilter(answer(len(texts)), len(texts), client.received())
     for each in second_order:
         client.take(resumed.take(each))
         assert len(client.ends) < len(texts) or resumed.done, "usage would be told too early"
@@ -138,19 +138,19 @@ def test_choices_that_are_told_again_from_their_beginning_are_cut_each_by_itself
 
 
 def test_another_answer_than_the_client_has_is_noticed() -> None:
-    resumed = ResumedAnswer(answer(), 1, Received({0: ReceivedChoice((5, 6), 2)}))
-    resumed.take(Released(0, 0, (5,), None))
+    resumed = ResumeFilter(answer(), 1, Received({0: ReceivedChoice((5, 6), 2)}))
+    resumed.take(NewTokens(0, 0, (5,), None))
     with pytest.raises(NotRepeated):
-        resumed.take(Released(0, 1, (7,), None))
+        resumed.take(NewTokens(0, 1, (7,), None))
 
 
 def test_an_answer_that_ends_before_what_the_client_has_is_noticed() -> None:
-    resumed = ResumedAnswer(answer(stops=()), 1, Received({0: ReceivedChoice((70, 71), 2)}))
+    resumed = ResumeFilter(answer(stops=()), 1, Received({0: ReceivedChoice((70, 71), 2)}))
     with pytest.raises(NotRepeated, match="ended before"):
-        resumed.take(Released(0, 0, (70,), End.STOP))
+        resumed.take(NewTokens(0, 0, (70,), End.STOP))
 
 
 def test_a_delta_that_the_client_has_half_of_is_cut() -> None:
     token_ids = tuple(TOKENIZER.encode("abcd").ids)
-    resumed = ResumedAnswer(answer(stops=()), 1, Received({0: ReceivedChoice(token_ids[:2], 2)}))
-    assert resumed.take(Released(0, 0, token_ids, None)) == [Delta(0, 2, token_ids[2:], "cd")]
+    resumed = ResumeFilter(answer(stops=()), 1, Received({0: ReceivedChoice(token_ids[:2], 2)}))
+    assert resumed.take(NewTokens(0, 0, token_ids, None)) == [Delta(0, 2, token_ids[2:], "cd")]

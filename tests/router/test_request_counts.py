@@ -182,7 +182,7 @@ def test_nothing_is_lost_and_nothing_counted_twice(
 ) -> None:
     async def act() -> None:
         scheduling = scheduling_of(HangingWorld(list(fates)))
-        scheduling.queue.prospects = SimpleNamespace(retry_after_s=lambda: 1.0)  # type: ignore[assignment]
+        scheduling.queue.forecast = SimpleNamespace(retry_after_s=lambda: 1.0)  # type: ignore[assignment]
         tracer, streams = Tracer(NoTelemetry()), Streams(b"r" * 16, None, lambda router_id, stream: None)
         readiness: Any = None
         meters: Any = SimpleNamespace(begin=lambda tenant, limits, now: None)

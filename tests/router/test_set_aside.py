@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from baton.router.placement.cluster import STALLED_S, Cluster, ForwardProgress
+from baton.router.placement.cluster import STALLED_S, Cluster, StallDetector
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
-from baton.router.placement.pairs import FAILURES, FIRST_S, LAST_S, SUCCESSES, PairHealth
+from baton.router.placement.pairs import FAILURES, FIRST_S, LAST_S, SUCCESSES, PairCircuitBreaker
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
@@ -17,47 +17,47 @@ MODEL = ModelDescription("m", "", 128, 257, "float32", 4)
 REPORT = WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 1, 0, draining=False, steps=7)
 
 
-def fail(pairs: PairHealth, times: int, now: float) -> None:
+def fail(pairs: PairCircuitBreaker, times: int, now: float) -> None:
     for _ in range(times):
         pairs.failed(PAIR, now)
 
 
 def test_a_pair_is_set_aside_after_several_failures_in_a_row_and_not_for_ever() -> None:
-    pairs = PairHealth()
+    pairs = PairCircuitBreaker()
     fail(pairs, FAILURES - 1, 0.0)
     pairs.succeeded(PAIR)
     fail(pairs, FAILURES - 1, 0.0)
-    assert pairs.apart(0.0) == frozenset()
+    assert pairs.broken(0.0) == frozenset()
     fail(pairs, 1, 0.0)
-    assert pairs.apart(FIRST_S - 0.1) == {PAIR}
-    assert pairs.apart(FIRST_S) == frozenset()
+    assert pairs.broken(FIRST_S - 0.1) == {PAIR}
+    assert pairs.broken(FIRST_S) == frozenset()
 
 
 def test_one_that_fails_again_at_once_is_set_aside_for_longer_up_to_a_bound() -> None:
-    pairs, now, aside_s = PairHealth(), 0.0, FIRST_S
+    pairs, now, aside_s = PairCircuitBreaker(), 0.0, FIRST_S
     fail(pairs, FAILURES, now)
     for _ in range(8):
         now += aside_s
-        assert pairs.apart(now) == frozenset()
+        assert pairs.broken(now) == frozenset()
         fail(pairs, 1, now)
         aside_s = min(LAST_S, 2 * aside_s)
-        assert pairs.apart(now + aside_s - 0.1) == {PAIR}
+        assert pairs.broken(now + aside_s - 0.1) == {PAIR}
 
 
 def test_several_successes_clear_it() -> None:
-    pairs = PairHealth()
+    pairs = PairCircuitBreaker()
     fail(pairs, FAILURES, 0.0)
     for _ in range(SUCCESSES):
         pairs.succeeded(PAIR)
     fail(pairs, 1, FIRST_S + 1)
-    assert pairs.apart(FIRST_S + 1) == frozenset()
+    assert pairs.broken(FIRST_S + 1) == frozenset()
 
 
 def test_a_process_that_is_gone_takes_its_troubles_along() -> None:
-    pairs = PairHealth()
+    pairs = PairCircuitBreaker()
     fail(pairs, FAILURES, 0.0)
     pairs.forget("p0")
-    assert pairs.apart(0.0) == frozenset()
+    assert pairs.broken(0.0) == frozenset()
 
 
 def views(*names: str) -> list[WorkerView]:
@@ -65,8 +65,8 @@ def views(*names: str) -> list[WorkerView]:
     return [WorkerView(name, roles[name[0]], b"f", 100, 8, 100, 8) for name in names]
 
 
-def placed(apart: set[tuple[str, str]], *names: str) -> Placement:
-    request = PlacementRequest(b"f", 4, 20, 8, 1, apart=frozenset(apart))
+def placed(broken_pairs: set[tuple[str, str]], *names: str) -> Placement:
+    request = PlacementRequest(b"f", 4, 20, 8, 1, broken_pairs=frozenset(broken_pairs))
     placement = place(request, views(*names), PlacementPolicy(NoPrefillWorker.LOCAL))
     assert isinstance(placement, Placement)
     return placement
@@ -74,10 +74,10 @@ def placed(apart: set[tuple[str, str]], *names: str) -> Placement:
 
 def test_a_pair_apart_is_not_put_together() -> None:
     everyone = ("p0", "p1", "d0", "d1")
-    for apart in ({("p0", "d0")}, {("p0", "d0"), ("p0", "d1")}, {("p0", "d0"), ("p1", "d1")}):
-        placement = placed(apart, *everyone)
+    for broken_pairs in ({("p0", "d0")}, {("p0", "d0"), ("p0", "d1")}, {("p0", "d0"), ("p1", "d1")}):
+        placement = placed(broken_pairs, *everyone)
         assert placement.prefill is not None
-        assert (placement.prefill, placement.decode) not in apart
+        assert (placement.prefill, placement.decode) not in broken_pairs
 
 
 @pytest.mark.parametrize("preferred", ["d0", "d1"])
@@ -95,7 +95,7 @@ def test_where_every_pair_is_apart_decode_computes_the_prompt() -> None:
 
 @pytest.mark.parametrize("work", [{"running_sequences": 1}, {"pending_tokens": 5}, {"waiting_requests": 1}])
 def test_a_worker_with_work_and_no_steps_stalls_until_the_next_step(work: dict[str, Any]) -> None:
-    progress, idle = ForwardProgress(), replace(REPORT, running_sequences=0)
+    progress, idle = StallDetector(), replace(REPORT, running_sequences=0)
     busy = replace(idle, **work)
     assert not progress.stalls(busy, 0.0)
     assert not progress.stalls(busy, STALLED_S)
@@ -109,9 +109,9 @@ def test_a_stalled_worker_is_not_placed_upon() -> None:
     cluster = Cluster()
     cluster.add("d", WorkerRole.DECODE)
     cluster.connected("d", WorkerDescription("d-0", WorkerRole.DECODE, 1, b"f", MODEL, 100, 8), epoch=1)
-    for now, able in ((0.0, 1), (STALLED_S + 1.0, 0)):
+    for now, available in ((0.0, 1), (STALLED_S + 1.0, 0)):
         cluster.reported("d", REPORT)
         cluster.measure("d", REPORT, now)
-        assert cluster.able == able
+        assert cluster.available == available
     cluster.measure("d", replace(REPORT, steps=8), STALLED_S + 2.0)
-    assert cluster.able == 1
+    assert cluster.available == 1

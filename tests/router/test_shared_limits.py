@@ -5,7 +5,7 @@ import random
 import pytest
 
 from baton.router.admission.key_limits import KeyMeters, Meter
-from baton.router.fleet.peers import PERIOD_S, Replicas, SharedLimits
+from baton.router.fleet.peers import PERIOD_S, PeerRouters, SharedLimits
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import MAX_AGE_S, KeyUse
 from baton.service.errors import RateLimited
@@ -43,15 +43,17 @@ class Pair:
         self.now = 0.0
         self.redis = Redis()
         self.meters = (KeyMeters(), KeyMeters())
-        self._replicas = [
-            Replicas(Cluster(), Place(self.redis, number), bytes([number]) * 16, meters=meters, clock=lambda: self.now)
+        self._peer_routers = [
+            PeerRouters(
+                Cluster(), Place(self.redis, number), bytes([number]) * 16, meters=meters, clock=lambda: self.now
+            )
             for number, meters in enumerate(self.meters)
         ]
 
     async def period(self) -> None:
-        for replicas in self._replicas:
+        for peer_routers in self._peer_routers:
             self.now += PERIOD_S / 2
-            await replicas.exchange()
+            await peer_routers.exchange()
 
     def begin(self, router: int, limits: KeyLimits) -> Meter | None:
         """None where it is refused."""

@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from baton.protos import baton_pb2, session_pb2
-from baton.router.trace.explanation import AttemptNote
+from baton.router.trace.decision_record import AttemptNote
 from baton.router.trace.timeline import Timeline, TokenGaps, stages
-from baton.router.types.events import FirstStep, Landed, PrefillTimings
+from baton.router.types.events import FirstStep, KvReceived, PrefillTimings
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from tests.router.conftest import Stack, encode
 
@@ -107,7 +107,7 @@ async def test_time_between_tokens_is_kept_as_a_summary_with_stalls() -> None:
 def test_stages_add_up_by_construction() -> None:
     timeline = Timeline(arrived_s=10.0, route_began_s=10.1, sent_s=10.101, first_step_s=10.2, first_token_s=10.2)
     timeline.prefill = PrefillTimings(queue_ms=5.0, chunk_ms=(30.0, 40.0), total_ms=75.0, cached_tokens=0)
-    timeline.landed = Landed(1, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0)  # fmt: skip  # noqa: E501
+    timeline.kv_received = KvReceived(1, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0)  # fmt: skip  # noqa: E501
     timeline.second_token_s = 10.207
     measured = stages(timeline, now=11.0)
     parts = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
@@ -123,13 +123,13 @@ def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery()
         AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=1), 10.5
     )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 10.9)
-    timeline.take_landed(Landed(2, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0))  # fmt: skip  # noqa: E501
+    timeline.take_kv_received(KvReceived(2, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0))  # fmt: skip  # noqa: E501
     timeline.take_decode_output(0, 0, 2, 11.0)
     measured = stages(timeline, now=12.0)
     exposed = measured.transfer_exposed_ms + measured.decode_admission_ms + measured.first_step_ms
     assert (measured.token_gap_ms, measured.recovery_ms, exposed) == (pytest.approx(700.0), pytest.approx(700.0), 0.0)
     assert [(each.gap_ms, each.offset) for each in timeline.resumes] == [(pytest.approx(700.0), 1)]
-    assert timeline.last_landed is not None
+    assert timeline.last_kv_received is not None
 
 
 def test_later_resumes_leave_the_first_gap_as_it_was() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.affinity import AUTOGROUP, current_cores, parse_cores, pin_process, stand_back
+from baton.service.affinity import AUTOGROUP, current_cores, lower_priority, parse_cores, pin_process
 
 
 def test_cores_are_read_as_taskset_writes_them() -> None:
@@ -47,8 +47,8 @@ def test_a_core_that_is_not_ours_is_refused() -> None:
 
 
 STAND_BACK = """
-from baton.service.affinity import AUTOGROUP, stand_back
-stand_back(7)
+from baton.service.affinity import AUTOGROUP, lower_priority
+lower_priority(7)
 print(AUTOGROUP.read_text() if AUTOGROUP.exists() else "no groups")
 """
 
@@ -67,7 +67,8 @@ def test_a_session_of_its_own_stands_back_behind_others() -> None:
 
 
 def test_a_session_that_others_share_is_left_as_it_is() -> None:
-    code = "import os; from baton.service.affinity import stand_back; assert os.getsid(0) != os.getpid(); stand_back(7)"
+    code = "import os; from baton.service.affinity import lower_priority\n"
+    code += "assert os.getsid(0) != os.getpid(); lower_priority(7)"
     before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
     subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
     assert (AUTOGROUP.read_text() if AUTOGROUP.exists() else "") == before
@@ -81,12 +82,12 @@ def test_what_is_written_is_a_niceness_and_to_a_session_of_its_own_alone(
     group.touch()
     monkeypatch.setattr("baton.service.affinity.AUTOGROUP", group)
     monkeypatch.setattr("baton.service.affinity.os.getsid", lambda pid: os.getpid() if is_own else os.getpid() + 1)
-    stand_back(7)
+    lower_priority(7)
     assert group.read_text() == ("7" if is_own else "")
 
 
 def test_without_groups_of_sessions_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.service.affinity.AUTOGROUP", tmp_path / "none" / "autogroup")
     monkeypatch.setattr("baton.service.affinity.os.getsid", lambda pid: os.getpid())
-    stand_back(7)
+    lower_priority(7)
     assert list(tmp_path.iterdir()) == []

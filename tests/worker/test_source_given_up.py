@@ -54,7 +54,7 @@ async def test_an_answer_over_kv_of_two_attempts_is_exact(
         undo = offers_only(pair, OFFERED)
         start = await pair.compute(1, PROMPT, NEW_TOKENS, HASHES)
         await pair.to_decode.send(start=start)
-        await eventually(lambda: [answer.certain.blocks for answer in pair.decode.service._book] == [OFFERED])
+        await eventually(lambda: [answer.confirmed.blocks for answer in pair.decode.service._table] == [OFFERED])
         undo()
         await pair.to_decode.send(cancel=session_pb2.Cancel(attempt_id=1, keep_landed=True))
         await pair.to_prefill.send(cancel=session_pb2.Cancel(attempt_id=1))

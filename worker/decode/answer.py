@@ -12,15 +12,15 @@ from baton.engine.scheduler.sequences import PromptComputed, TokenMade
 from baton.protos import session_pb2
 from baton.service.sessions.hub import RouterSession
 from baton.worker.decode.credits import Charge
-from baton.worker.decode.kept import KeptAnswer
-from baton.worker.transfer.reader import Certain, Pull
+from baton.worker.decode.retained import RetainedOutputs
+from baton.worker.transfer.reader import ConfirmedBlocks, Pull
 from baton.worker.wire import END_REASONS, add_logprobs, first_output, prompt_scores
 
 Session = RouterSession[session_pb2.ConnectResponse]
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class ReceivedKv:
     """A prompt's KV that came from a prefill worker, until it is reported to the router."""
 
     pull: Pull
@@ -55,42 +55,42 @@ class Answer:
     request_id: int  # this worker's own: two routers may use the same attempt id
     session: Session
     attempt_id: int
-    kept: KeptAnswer
+    retained: RetainedOutputs
     running_choices: set[int]
     searches: bool  # with beams: nothing is sent before all is
     charge: Charge  # what its router charges for it
     last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
     task: "asyncio.Task[None] | None" = None
     deadline: asyncio.TimerHandle | None = None
-    landing: Landing | None = None
+    received_kv: ReceivedKv | None = None
     prefill: LocalPrefill | None = None
     adopted: bool = False  # its first router is gone
-    certain: Certain = field(default_factory=Certain)  # of the landed blocks, as long as not all have landed
+    confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # of the landed blocks, until all have landed
     keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
 
     @property
     def answered_tokens(self) -> int:
         """Given out by an earlier attempt."""
-        return len(self.kept.answered)
+        return len(self.retained.answered)
 
     @property
-    def kept_blocks(self) -> int:
+    def confirmed_blocks(self) -> int:
         """Of a prompt that does not land: they need not be pulled again."""
-        return self.certain.blocks if self.keeps_landed else 0
+        return self.confirmed.blocks if self.keeps_landed else 0
 
-    def land(self, landing: Landing, params: SamplingParams) -> None:
-        self.landing = landing
+    def land(self, received_kv: ReceivedKv, params: SamplingParams) -> None:
+        self.received_kv = received_kv
         if self.searches:
             return
-        first_tokens = landing.pull.first_tokens
+        first_tokens = received_kv.pull.first_tokens
         self.first_tokens = {first.choice: first for first in first_tokens}
         self.running_choices = {first.choice for first in first_tokens if first.end is None}
         for first in first_tokens:
-            self.kept.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
+            self.retained.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
 
     def adopt(self, session: Session, attempt_id: int) -> None:
-        """Another router takes it over, and is sent all that is kept."""
+        """Another router takes it over, and is sent all that is retained."""
         self.session, self.attempt_id, self.adopted = session, attempt_id, True
         self.first_tokens.clear()
 
@@ -108,7 +108,7 @@ class Answer:
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
         """The output for a token; None where it goes with FirstStep."""
-        self.kept.add(made.choice, made.drawn, made.end)
+        self.retained.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)
         if self.prefill is None or self.searches:
@@ -137,25 +137,25 @@ class Answer:
             total_ms=(time.monotonic() - prefill.arrived) * 1e3,
             cached_tokens=prefill.cached_tokens,
         )
-        with_logprobs, answered_tokens = self.kept.with_logprobs, self.answered_tokens
+        with_logprobs, answered_tokens = self.retained.with_logprobs, self.answered_tokens
         outputs = [first_output(self.attempt_id, first, with_logprobs, answered_tokens) for first in prefill.first]
         return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
-        """With the first step after the landing; None otherwise, and ever after."""
-        landing, self.landing = self.landing, None
-        if landing is None:
+        """With the first step after the KV was received; None otherwise, and ever after."""
+        received_kv, self.received_kv = self.received_kv, None
+        if received_kv is None:
             return None
-        pull = landing.pull
+        pull = received_kv.pull
         return session_pb2.Landed(
             attempt_id=self.attempt_id,
             bytes=pull.bytes,
             copy_ms=pull.copy_ms,
             exposed_ms=pull.exposed_ms,
-            admission_ms=pull.late_ms + (timing.started - landing.validated) * 1e3,
+            admission_ms=pull.late_ms + (timing.started - received_kv.validated) * 1e3,
             first_step_ms=(time.monotonic() - timing.started) * 1e3,
             transport=pull.transport,
-            cached_tokens=landing.cached_tokens,
+            cached_tokens=received_kv.cached_tokens,
         )
 
     def failed(self, reason: "session_pb2.FailureReason", message: str) -> session_pb2.Failed:
@@ -172,7 +172,7 @@ class Answer:
             token_ids=[token.token_id for token in tokens],
             end=END_REASONS[made.end],
         )
-        if self.kept.with_logprobs:
+        if self.retained.with_logprobs:
             for token in tokens:
                 add_logprobs(output, token)
         return output
@@ -185,7 +185,7 @@ def answer_to(command: session_pb2.Start, request_id: int, session: Session, blo
         request_id,
         session,
         command.attempt_id,
-        KeptAnswer(answered, with_logprobs=sampling.HasField("logprobs")),
+        RetainedOutputs(answered, with_logprobs=sampling.HasField("logprobs")),
         running_choices=set(range(first_choice, first_choice + sampling.n)),
         searches=sampling.beam_width > 0,
         charge=Charge.of(

@@ -23,8 +23,8 @@ class DecodeConfig(WorkerConfig):
         description="host memory for KV of preempted sequences, allocated when first needed; 0: it is recomputed",
     )
     kept_answers: int = Field(
-        1024, ge=0, description="most finished answers kept for --session-grace-s, in case their router dies"
+        1024, ge=0, description="most finished answers retained for --session-grace-s, in case their router dies"
     )
-    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are kept")
+    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are retained")
     lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be silent before it is ended")
     step_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")

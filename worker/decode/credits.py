@@ -39,7 +39,7 @@ class Credits(Generic[Router]):
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._told: dict[Router, int] = {}  # in the last report
+        self._reported: dict[Router, int] = {}  # in the last report
 
     def deal(
         self, used: Mapping[Router, int], present: frozenset[Router], lent: Mapping[Router, int] = NOTHING
@@ -53,7 +53,7 @@ class Credits(Generic[Router]):
         parts = self._divide(used, present)
         for router, more in lent.items():
             parts = self._lend(parts, used, router, more)
-        reserved = {router: max(self._told.get(router, 0), used.get(router, 0)) for router in present}
+        reserved = {router: max(self._reported.get(router, 0), used.get(router, 0)) for router in present}
         away = sum(count for router, count in used.items() if router not in present)
         spare = max(0, self._total - away - sum(reserved.values()))
         limits = {}
@@ -61,7 +61,7 @@ class Credits(Generic[Router]):
             more = min(spare, max(0, part - reserved[router]))
             spare -= more
             limits[router] = min(part, reserved[router] + more)
-        self._told = limits
+        self._reported = limits
         return dict(limits)
 
     def _divide(
@@ -88,21 +88,21 @@ TURN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Loan(Generic[Router]):
+class CreditLoan(Generic[Router]):
     """The resources that a router gets beside its own here, as soon as others have released them."""
 
     router: Router
     wanted: Charge
 
 
-class Lending(Generic[Router]):
+class CreditLoans(Generic[Router]):
     def __init__(self) -> None:
         self._wanted: dict[Router, Charge] = {}  # in the order of their turn
         self._turn_of: Router | None = None
         self._until = 0.0  # of the turn, or of the rest after one; monotonic seconds
 
     def ask(self, router: Router, wanted: Charge) -> None:
-        """The newest replaces the one before and keeps its place in line; of nothing, it leaves the line."""
+        """The newest replaces the one before and keeps its place in the queue; of nothing, it leaves the queue."""
         if wanted.blocks or wanted.slots:
             self._wanted[router] = wanted
         else:
@@ -115,7 +115,7 @@ class Lending(Generic[Router]):
             self._turn_of = None
             self._until = 0.0
 
-    def loan(self, present: Collection[Router], now: float) -> Loan[Router] | None:
+    def loan(self, present: Collection[Router], now: float) -> CreditLoan[Router] | None:
         """The loan, if any; called for each report. `present`: routers that receive the report."""
         if self._turn_of is not None and (now >= self._until or self._turn_of not in present):
             self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # it goes to the end of the queue
@@ -126,7 +126,7 @@ class Lending(Generic[Router]):
             if first is None or now < self._until:
                 return None
             self._turn_of, self._until = first, now + TURN_S
-        return Loan(self._turn_of, self._wanted[self._turn_of])
+        return CreditLoan(self._turn_of, self._wanted[self._turn_of])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,12 @@ class Limit:
 
 
 class WorkerCredits(Generic[Router]):
-    """Both kinds of credits. `lending`: takes the routers' requests beyond their shares."""
+    """Both kinds of credits. `loans`: takes the routers' requests beyond their shares."""
 
     def __init__(self, total_blocks: int, total_slots: int) -> None:
         self._blocks: Credits[Router] = Credits(total_blocks)
         self._slots: Credits[Router] = Credits(total_slots)
-        self.lending: Lending[Router] = Lending()
+        self.loans: CreditLoans[Router] = CreditLoans()
 
     def deal(
         self, open_here: Iterable[tuple[Router, Charge]], present: Iterable[Router], now: float
@@ -153,7 +153,7 @@ class WorkerCredits(Generic[Router]):
             blocks[router] = blocks.get(router, 0) + charge.blocks
             slots[router] = slots.get(router, 0) + charge.slots
         routers = frozenset(present)
-        loan = self.lending.loan(routers, now)
+        loan = self.loans.loan(routers, now)
         most_blocks = self._blocks.deal(blocks, routers, {loan.router: loan.wanted.blocks} if loan else {})
         most_slots = self._slots.deal(slots, routers, {loan.router: loan.wanted.slots} if loan else {})
         return {router: Limit(most_blocks[router], most_slots[router]) for router in routers}

@@ -13,10 +13,10 @@ from baton.engine.runner.loop import CacheHandler, EngineLoop
 from baton.engine.runner.sharing import SlowDown
 from baton.engine.runner.thread import StepTiming
 from baton.engine.scheduler.budget import PromptRates
-from baton.engine.scheduler.scheduler import MixedScheduler
-from baton.engine.scheduler.sequences import MixedOutcome
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import SchedulerOutcome
 
-OutcomeHandler = Callable[[Sequence[MixedOutcome], StepTiming], None]
+OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepTiming], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class DecodeLoad:
     rates: PromptRates
 
 
-class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
+class DecodeLoop(EngineLoop[SchedulerOutcome, DecodeLoad]):
     def __init__(
         self,
         runner: EitherRunner,
-        scheduler: MixedScheduler,
+        scheduler: Scheduler,
         on_outcomes: OutcomeHandler,
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None],
@@ -60,14 +60,14 @@ class DecodeLoop(EngineLoop[MixedOutcome, DecodeLoad]):
         """Takes pages for a prompt that is to land; None: no room now. The future raises RequestRefused."""
         return self._thread.call(self._scheduler.reserve, request, cache_root)
 
-    def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[MixedOutcome]]:
+    def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
         """The KV of the whole prompt has landed: its sequences join the batch at the next step."""
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
         """Frees a request in any phase, before any later call is carried out; an unknown one is free already.
 
-        No copy into its pages may be under way. `landed_blocks`: see `MixedScheduler.abort`.
+        No copy into its pages may be under way. `landed_blocks`: see `Scheduler.abort`.
         """
         self._thread.post(self._scheduler.abort, request_id, landed_blocks)
 
@@ -148,7 +148,7 @@ class Admission:
             self.waiting -= 1
 
     async def add(self, request: Request, cache_root: bytes | None) -> None:
-        """Waits its turn and queues a prompt to be computed here; from then on the engine keeps its place in line.
+        """Waits its turn and queues a prompt to be computed here; from then on the engine keeps its place in the queue.
 
         Raises: RequestRefused, RequestTooLong.
         """

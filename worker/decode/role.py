@@ -6,7 +6,7 @@ from baton.engine.prepare import PreparedModel
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.budget import StepBudget
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
@@ -14,8 +14,8 @@ from baton.protos import session_pb2
 from baton.service.registry.worker_record import WorkerRole
 from baton.worker.cores import gpu_id, mark_busy
 from baton.worker.decode.config import DecodeConfig
-from baton.worker.decode.kept import KeptBounds
 from baton.worker.decode.loop import DecodeLoop, OutcomeHandler
+from baton.worker.decode.retained import RetainedBounds
 from baton.worker.decode.service import DecodeService
 from baton.worker.host import EngineHost
 from baton.worker.process import run_worker
@@ -46,10 +46,10 @@ class DecodeWorker(RoleWorker):
         self._config = config
         owned = host or make_engine_host(config, prepared)
         memory = owned.memory
-        kept = KeptBounds(config.kept_answers, config.kept_tokens)
+        retained = RetainedBounds(config.kept_answers, config.kept_tokens)
         pool_id, slots = memory.description.pool_id, config.max_sequences
         info = worker_info(config, prepared, session_pb2.ROLE_DECODE, pool_id, slots)
-        self.service = DecodeService(info, epoch, config.session_grace_s, kept)
+        self.service = DecodeService(info, epoch, config.session_grace_s, retained)
         transfers = TransferSource(
             SourceTable(
                 config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S
@@ -66,7 +66,7 @@ class DecodeWorker(RoleWorker):
 
     def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> DecodeLoop:
         config = self._config
-        scheduler = MixedScheduler(
+        scheduler = Scheduler(
             self._host.blocks,
             config.block_size,
             config.chunk_tokens,

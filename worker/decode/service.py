@@ -21,21 +21,21 @@ import grpc
 from baton.engine.request import Request, RequestRefused
 from baton.engine.runner.thread import StepTiming
 from baton.engine.sampling.grammars import Grammars
-from baton.engine.scheduler.sequences import MixedOutcome, PromptComputed, RequestFailed
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.protos import session_pb2, session_pb2_grpc
 from baton.service.errors import Unavailable
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.trace_context import in_trace
-from baton.worker.cache_events import CacheTeller
-from baton.worker.decode.answer import Answer, Landing, LocalPrefill, Session, answer_to, fits
-from baton.worker.decode.book import Adoptions, AnswerBook, AttemptKey
+from baton.worker.cache_events import CacheEventPublisher
+from baton.worker.decode.answer import Answer, LocalPrefill, ReceivedKv, Session, answer_to, fits
 from baton.worker.decode.credits import Charge, WorkerCredits
-from baton.worker.decode.handed_on import HandedOn
-from baton.worker.decode.kept import KeptBounds
 from baton.worker.decode.loop import Admission, DecodeLoop
+from baton.worker.decode.partial_prefix import PartialPrefixes
 from baton.worker.decode.report import decode_report
-from baton.worker.drain import Departing
+from baton.worker.decode.request_table import Adoptions, AttemptKey, RequestTable
+from baton.worker.decode.retained import RetainedBounds
+from baton.worker.drain import DrainState
 from baton.worker.model import adapter_number
 from baton.worker.structured import constraint_of
 from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
@@ -47,24 +47,24 @@ CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 
 
-class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
-    """Serves SessionService and keeps the book of answers. Lives on the event loop."""
+class DecodeService(session_pb2_grpc.SessionServiceServicer, DrainState):
+    """Serves SessionService and keeps the table of answers. Lives on the event loop."""
 
     def __init__(
-        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, kept: KeptBounds | None = None
+        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, retained: RetainedBounds | None = None
     ) -> None:
-        """`kept`: how much of answers that have ended, each for `session_grace_s`."""
+        """`retained`: how much of answers that have ended, each for `session_grace_s`."""
         self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
             session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
         )
-        self.cache = CacheTeller(self._hub, epoch)
+        self.cache = CacheEventPublisher(self._hub, epoch)
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
-        self._book = AnswerBook(session_grace_s, kept or KeptBounds())
-        self._adoptions = Adoptions(self._book, self._send)
-        self._handed_on = HandedOn()
-        self._tasks: set[asyncio.Task[None]] = set()  # those of the book, and cancelled ones that wait out a copy
+        self._table = RequestTable(session_grace_s, retained or RetainedBounds())
+        self._adoptions = Adoptions(self._table, self._send)
+        self._partial_prefixes = PartialPrefixes()
+        self._tasks: set[asyncio.Task[None]] = set()  # those of the table, and cancelled ones that wait out a copy
         self._request_ids = itertools.count(1)
         self._attached = False
 
@@ -78,7 +78,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
 
     @property
     def busy(self) -> bool:
-        return len(self._book) > 0
+        return len(self._table) > 0
 
     async def Connect(
         self,
@@ -99,7 +99,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
         """
         if self.hands_over:
             self.draining = True
-            for answer in self._book:
+            for answer in self._table:
                 self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is stopping")
             await self._hub.delivered(CLOSE_TIMEOUT_S)
         await self._hub.close(CLOSE_TIMEOUT_S)
@@ -117,7 +117,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             case "snapshot_request":
                 self.cache.send_snapshot(session)
             case "cancel":
-                answer = self._book.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
+                answer = self._table.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
                 if answer is not None:
                     answer.keeps_landed = command.cancel.keep_landed
                     self._abandon(answer)
@@ -126,18 +126,18 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
                 if answer is not None and command.adopt.time_left_ms:
                     self._set_deadline(answer, command.adopt.time_left_ms)
             case "want":
-                self._credits.lending.ask(session, Charge(command.want.blocks, command.want.slots))
+                self._credits.loans.ask(session, Charge(command.want.blocks, command.want.slots))
             case "change_role":
                 self.on_change_role(command.change_role.role)
             case other:
                 logger.warning("a router sent %s to a decode worker", other)
 
     def _on_start(self, session: Session, command: session_pb2.Start) -> None:
-        if self._book.of_attempt(AttemptKey(session.router_id, command.attempt_id)) is not None:
+        if self._table.of_attempt(AttemptKey(session.router_id, command.attempt_id)) is not None:
             logger.error("a router sent attempt %d twice; the second is dropped", command.attempt_id)
             return
         answer = answer_to(command, next(self._request_ids), session, self._worker.model.block_size)
-        self._book.add(answer)
+        self._table.add(answer)
         if self.draining:
             self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
         elif not fits(command, self._worker.model):
@@ -165,7 +165,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
         try:
-            await self._handed_on.settled(command.block_hashes)
+            await self._partial_prefixes.settled(command.block_hashes)
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
@@ -190,15 +190,15 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
     async def _land(self, answer: Answer, command: session_pb2.Start, request: Request) -> None:
         reservation = await self._admission.reserve(request, command.cache_root or None)
         pull = await self._reader.pull(
-            command.prefill_endpoint, command.transfer_id, reservation, certain=answer.certain
+            command.prefill_endpoint, command.transfer_id, reservation, confirmed=answer.confirmed
         )
         if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         cached_tokens = reservation.cached_blocks * self._worker.model.block_size
-        answer.land(Landing(pull, cached_tokens, validated=time.monotonic()), request.params)
+        answer.land(ReceivedKv(pull, cached_tokens, validated=time.monotonic()), request.params)
         if answer.adopted:  # prefill has sent them to another router
             answer.first_tokens.clear()
-            self._adoptions.tell_again(answer.session, answer.attempt_id, answer.kept)
+            self._adoptions.send_again(answer.session, answer.attempt_id, answer.retained)
         if not answer.running_choices:
             self._end(answer)  # prefill's first tokens were the whole answer, and the router has them
             self._free(answer)
@@ -208,13 +208,13 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             now = time.monotonic()
             self.on_outcomes(outcomes, StepTiming(now, now))
 
-    def on_outcomes(self, outcomes: Sequence[MixedOutcome], timing: StepTiming) -> None:
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
         """A step has ended: called on the event loop, in the order of the steps."""
         outputs: defaultdict[Session, list[session_pb2.SequenceOutput]] = defaultdict(list)
         touched: dict[int, Answer] = {}  # with tokens of this step
         ended = False
         for outcome in outcomes:
-            answer = self._book.get(outcome.request_id)
+            answer = self._table.get(outcome.request_id)
             if answer is None:
                 continue  # cancelled while this step ran
             if isinstance(outcome, RequestFailed):
@@ -249,45 +249,45 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, Departing):
             answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
             answer.task.add_done_callback(lambda _: self._free(answer))
             if answer.keeps_landed:
-                self._handed_on.add(answer.last_block, answer.task)
+                self._partial_prefixes.add(answer.last_block, answer.task)
         else:
             self._free(answer)
 
     def _free(self, answer: Answer) -> None:
-        self._loop.abort(answer.request_id, answer.kept_blocks)
+        self._loop.abort(answer.request_id, answer.confirmed_blocks)
         self._admission.room_may_have_grown()  # a request that asks now, asks after the abort
 
     def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
-        if answer not in self._book:
+        if answer not in self._table:
             return
         self._abandon(answer)
         self._send(answer.session, session_pb2.ConnectResponse(failed=answer.failed(reason, message)))
 
     def _forget(self, answer: Answer) -> None:
-        self._book.forget(answer)
+        self._table.forget(answer)
         if answer.deadline is not None:
             answer.deadline.cancel()
 
     def _end(self, answer: Answer) -> None:
         """It is made."""
         self._forget(answer)
-        self._book.keep(answer, time.monotonic())
+        self._table.keep(answer, time.monotonic())
 
     def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
         message.epoch = self._epoch
         self._hub.send(session, message)
 
     def _on_session_end(self, session: Session) -> None:
-        self._credits.lending.forget(session)
-        for answer in self._book:
+        self._credits.loans.forget(session)
+        for answer in self._table:
             if answer.session is session:
                 self._abandon(answer)
 
     def report(self) -> None:
         """Sends every router this worker's state, and the router's share of it."""
         now = time.monotonic()
-        self._book.ended.expire(now)
-        open_here = ((answer.session, answer.charge) for answer in self._book)
+        self._table.ended.expire(now)
+        open_here = ((answer.session, answer.charge) for answer in self._table)
         present = [session for session in self._hub.sessions if session.outbox is not None]
         draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():

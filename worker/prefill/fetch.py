@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.engine.runner.thread import EngineStopped
-from baton.engine.scheduler.prefill import Landing
+from baton.engine.scheduler.prefill import IncomingPrefix
 from baton.worker.prefill.loop import PrefillLoop
 from baton.worker.transfer.peers import PeerFailed, PeerLink, Peers
 from baton.worker.transfer.reader import Integrity, Pull, TransferFailed, TransferReader
@@ -134,10 +134,10 @@ class PrefixFetcher:
             return NOTHING_FETCHED
         tokens, pull = 0, None
         try:
-            landing = await self._take_pages(hint.endpoint, hashes[: hint.blocks])
-            if landing is not None:
-                cached_blocks = landing.cached_blocks
-                pull = await self._pull(hint, landing)
+            incoming = await self._take_pages(hint.endpoint, hashes[: hint.blocks])
+            if incoming is not None:
+                cached_blocks = incoming.cached_blocks
+                pull = await self._pull(hint, incoming)
                 tokens = max(0, pull.blocks - cached_blocks) * self._options.block_tokens
         except TimeoutError:
             self._avoid(hint.endpoint, f"it took longer than {self._options.timeout_s:g} s")
@@ -155,7 +155,7 @@ class PrefixFetcher:
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self._reader.close()
 
-    async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> Landing | None:
+    async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """Pages for the missing blocks, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
             peer = await self._peers.borrow(endpoint)  # pairs with it, the first time
@@ -172,17 +172,17 @@ class PrefixFetcher:
         costs = FetchCosts(options.block_tokens, options.block_bytes, rate, transport, link_bytes_per_s)
         return lambda blocks: options.always or costs.favour_fetching(blocks)
 
-    def _give_back(self, asked: "Future[Landing | None]") -> None:
-        landing = None if asked.cancelled() or asked.exception() else asked.result()
-        if landing is not None:
-            self._loop.landed(landing, 0)
+    def _give_back(self, asked: "Future[IncomingPrefix | None]") -> None:
+        incoming = None if asked.cancelled() or asked.exception() else asked.result()
+        if incoming is not None:
+            self._loop.landed(incoming, 0)
 
-    async def _pull(self, hint: FetchHint, landing: Landing) -> Pull:
+    async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
         """Raises: TransferFailed, TimeoutError. The pages go back when the copy has ended, if later, then later."""
-        pulling = self._reader.pull(hint.endpoint, hint.transfer_id, landing, landing.hashes)
+        pulling = self._reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes)
         pull = asyncio.create_task(pulling, name="fetch")
         self._pulls.add(pull)
-        pull.add_done_callback(partial(self._on_pulled, landing))
+        pull.add_done_callback(partial(self._on_pulled, incoming))
         try:
             await asyncio.wait({pull}, timeout=self._options.timeout_s)
         finally:
@@ -192,11 +192,11 @@ class PrefixFetcher:
             raise TimeoutError
         return pull.result()
 
-    def _on_pulled(self, landing: Landing, pull: "asyncio.Task[Pull]") -> None:
+    def _on_pulled(self, incoming: IncomingPrefix, pull: "asyncio.Task[Pull]") -> None:
         """However it ended, no copy runs any more. Called before its waiter continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
-        self._loop.landed(landing, pull.result().blocks if valid else 0)
+        self._loop.landed(incoming, pull.result().blocks if valid else 0)
 
     def _avoid(self, endpoint: str, why: str) -> None:
         logger.info("fetching a prefix from %s failed, it is computed instead: %s", endpoint, why)

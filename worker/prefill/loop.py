@@ -12,7 +12,7 @@ from baton.engine.runner.engine import Engine, PlanRunner
 from baton.engine.runner.loop import CacheHandler, EngineLoop
 from baton.engine.runner.sharing import DeviceShare
 from baton.engine.runner.thread import StepTiming
-from baton.engine.scheduler.prefill import Landing, PrefillProgress, PrefillRequest, PrefillScheduler
+from baton.engine.scheduler.prefill import IncomingPrefix, PrefillProgress, PrefillRequest, PrefillScheduler
 
 MOST_REST_S = 0.05  # at a time: meanwhile nothing is called off, and no prompt begins
 
@@ -21,7 +21,7 @@ class Chunked(Protocol):
     chunk_tokens: int
 
 
-class Pace:
+class PrefillThrottle:
     """A PlanRunner around another; rests come before a step, so that the last step's results have been handed on."""
 
     def __init__(
@@ -46,9 +46,9 @@ class Pace:
         self._scheduler.chunk_tokens = self._share.chunk_tokens(ended)
         return results
 
-    def hear(self, slow_down: float) -> None:
+    def observe_slow_down(self, slow_down: float) -> None:
         """A decode worker on this GPU reports how many times as long its steps take as at their best."""
-        self._share.hear(slow_down, self._now())
+        self._share.observe_slow_down(slow_down, self._now())
 
 
 ProgressHandler = Callable[[Sequence[PrefillProgress], StepTiming], None]
@@ -81,13 +81,13 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
         self._scheduler = scheduler
-        self._pace = Pace(runner, scheduler, share)
-        engine, pool = Engine(self._pace, scheduler), scheduler.pool
+        self._throttle = PrefillThrottle(runner, scheduler, share)
+        engine, pool = Engine(self._throttle, scheduler), scheduler.pool
         super().__init__(engine, on_progress, on_fault, self._observe, prepare, pool, on_cache, on_busy)
 
-    def hear(self, slow_down: float) -> None:
+    def observe_slow_down(self, slow_down: float) -> None:
         """A decode worker on the same GPU reports how many times as long its steps take as at their best."""
-        self._thread.post(self._pace.hear, slow_down)
+        self._thread.post(self._throttle.observe_slow_down, slow_down)
 
     def add(self, request: PrefillRequest) -> Future[None]:
         """Queues a prompt. The future raises RequestRefused, RequestTooLong."""
@@ -97,13 +97,13 @@ class PrefillLoop(EngineLoop[PrefillProgress, PrefillLoad]):
         """Forgets a prompt in any phase and frees its pages; an unknown one is forgotten already."""
         self._thread.post(self._scheduler.abort, request_id)
 
-    def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> "Future[Landing | None]":
+    def land(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> "Future[IncomingPrefix | None]":
         """Takes pages for blocks that are to be fetched: see `PrefillScheduler.land`, also for its result."""
         return self._thread.call(self._scheduler.land, hashes, worthwhile)
 
-    def landed(self, landing: Landing, blocks: int) -> None:
+    def landed(self, incoming: IncomingPrefix, blocks: int) -> None:
         """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
-        self._thread.post(self._scheduler.landed, landing, blocks)
+        self._thread.post(self._scheduler.landed, incoming, blocks)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
         """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""

@@ -64,9 +64,9 @@ class Prompt:
             fetch_bytes=self.fetched.bytes,
             fetch_transport=self.fetched.transport,
         )
-        told = () if self.searches else advance.first or ()
+        reported = () if self.searches else advance.first or ()
         answered_tokens = self.answered_tokens
-        outputs = [first_output(self.attempt_id, first, self.with_logprobs, answered_tokens) for first in told]
+        outputs = [first_output(self.attempt_id, first, self.with_logprobs, answered_tokens) for first in reported]
         return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
 
     def let_go(self) -> None:

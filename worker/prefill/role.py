@@ -42,7 +42,7 @@ class PrefillWorker(RoleWorker):
             memory.storage,
             self.service.on_transfer_ended,
             make_host(memory),
-            self._hear,
+            self._observe_slow_down,
             config.checksum_share,
         )
         pulls = PullThread(config.transfer_cores)
@@ -80,9 +80,9 @@ class PrefillWorker(RoleWorker):
         )
         return PrefixFetcher(loop, self._peers, self.service.rate, options)
 
-    def _hear(self, gpu: str, slow_down: float) -> None:
+    def _observe_slow_down(self, gpu: str, slow_down: float) -> None:
         if self._loop is not None and gpu == self._gpu:
-            self._loop.hear(slow_down)
+            self._loop.observe_slow_down(slow_down)
 
     async def _end_pulls(self) -> None:
         if self._fetcher is not None:

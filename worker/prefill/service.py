@@ -26,8 +26,8 @@ from baton.service.errors import Unavailable
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.trace_context import in_trace
-from baton.worker.cache_events import CacheTeller
-from baton.worker.drain import Departing
+from baton.worker.cache_events import CacheEventPublisher
+from baton.worker.drain import DrainState
 from baton.worker.model import adapter_number
 from baton.worker.prefill.fetch import FetchHint, PrefillRate, PrefixFetcher
 from baton.worker.prefill.loop import PrefillLoop
@@ -42,8 +42,8 @@ CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 
 
-class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
-    """Serves SessionService and keeps the book of prompts. Lives on the event loop."""
+class PrefillService(session_pb2_grpc.SessionServiceServicer, DrainState):
+    """Serves SessionService and keeps the table of prompts. Lives on the event loop."""
 
     def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
         self._worker = worker
@@ -51,7 +51,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, Departing):
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
             session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
         )
-        self.cache = CacheTeller(self._hub, epoch)
+        self.cache = CacheEventPublisher(self._hub, epoch)
         self._prompts: dict[int, Prompt] = {}
         self._by_attempt: dict[tuple[bytes, int], Prompt] = {}
         self._request_ids = itertools.count(1)

@@ -1,4 +1,4 @@
-"""A further rank of a worker on GPUs, `python -m baton.worker.transfer.rank FD`: a follower with a pool."""
+"""A further rank of a worker on GPUs, `python -m baton.worker.transfer.rank FD`: a rank's process with a pool."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import torch
 
 from baton.engine.parallel.collectives import RankLost
-from baton.engine.parallel.follower import main
+from baton.engine.parallel.rank_process import main
 from baton.kvtransfer.cuda_ipc import open_part
 from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.transport import PeerUnreachable

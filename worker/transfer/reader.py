@@ -1,6 +1,6 @@
 """The reading side of KV transfers on the wire: pulls blocks into pages that were taken for them.
 
-A block is certain once the source has confirmed, after it had landed, that it was pinned throughout. That stays true
+A block is confirmed once the source says, after it had landed, that it was pinned throughout. That stays true
 even if the source is lost, so that another attempt at the same prompt need not pull it again.
 
 A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
@@ -40,7 +40,7 @@ class PoolReplaced(TransferFailed):
 
 
 class SourceLost(TransferFailed):
-    """The source does not answer any more. The blocks that it confirmed stay certain."""
+    """The source does not answer any more. The blocks that it confirmed may be kept."""
 
 
 class Destination(Protocol):
@@ -69,7 +69,7 @@ class Pull:
 
 
 @dataclass(slots=True)
-class Certain:
+class ConfirmedBlocks:
     """Of a pull that has not ended well: the first so many blocks of its destination may be used all the same."""
 
     blocks: int = 0
@@ -103,7 +103,7 @@ async def keep_confirming(
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
     transfer_id: bytes,
     progress: Progress,
-    certain: Certain,
+    confirmed: ConfirmedBlocks,
     period_s: float,
 ) -> None:
     """Has the source confirm the landed blocks, each `period_s`, until cancelled or until the source denies it.
@@ -115,7 +115,7 @@ async def keep_confirming(
     while True:
         await asyncio.sleep(period_s)
         landed_blocks = progress.landed_blocks
-        if landed_blocks <= certain.blocks:
+        if landed_blocks <= confirmed.blocks:
             continue
         try:
             response = await stub.Confirm(request, timeout=CONFIRM_TIMEOUT_S)
@@ -123,7 +123,7 @@ async def keep_confirming(
             return  # the pull itself finds the error
         if not response.pinned:
             return
-        certain.blocks = landed_blocks
+        confirmed.blocks = landed_blocks
 
 
 logger = logging.getLogger(__name__)
@@ -174,48 +174,52 @@ class TransferReader:
         transfer_id: bytes,
         destination: Destination,
         block_hashes: Sequence[bytes] = (),
-        certain: Certain | None = None,
+        confirmed: ConfirmedBlocks | None = None,
     ) -> Pull:
         """Copies the blocks that `destination` lacks. Raises: TransferFailed.
 
         With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
         them, which may be empty. Otherwise all, of a prompt that the source computes; where the source is then lost, or
-        this is cancelled, `certain` has the blocks that are worth keeping.
+        this is cancelled, `confirmed` has the blocks that are worth keeping.
         """
         request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes)
         try:
             try:
-                return await self._pull_once(endpoint, request, destination, certain)
+                return await self._pull_once(endpoint, request, destination, confirmed)
             except PoolReplaced:
-                _doubt(certain)  # they are written anew
-                return await self._pull_once(endpoint, request, destination, certain)
+                _doubt(confirmed)  # they are written anew
+                return await self._pull_once(endpoint, request, destination, confirmed)
         except SourceLost:
             raise
         except TransferFailed:
-            _doubt(certain)  # the source may have had a reason to take them back
+            _doubt(confirmed)  # the source may have had a reason to take them back
             raise
 
     async def _pull_once(
-        self, endpoint: str, request: kv_transfer_pb2.OpenRequest, destination: Destination, certain: Certain | None
+        self,
+        endpoint: str,
+        request: kv_transfer_pb2.OpenRequest,
+        destination: Destination,
+        confirmed: ConfirmedBlocks | None,
     ) -> Pull:
         try:
             peer = await self._peers.borrow(endpoint)
         except PeerFailed as error:
             raise TransferFailed(str(error)) from error
         progress = Progress(opened=time.monotonic())
-        confirmed = replaced = False
+        was_pinned = replaced = False
         transfer_id, request.pool_id = request.transfer_id, peer.pool_id
         stream = peer.stub.Open(request)
         confirming: asyncio.Task[None] | None = None
-        if certain is not None:
-            asking = keep_confirming(peer.stub, transfer_id, progress, certain, self._confirm_period_s)
+        if confirmed is not None:
+            asking = keep_confirming(peer.stub, transfer_id, progress, confirmed, self._confirm_period_s)
             confirming = asyncio.create_task(asking, name="confirm")
         try:
             end = await self._follow(peer, stream, transfer_id, destination, progress)
             if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
                 raise TransferFailed("the source ended the transfer before the prompt was complete")
             asked = time.monotonic()
-            confirmed = await self._confirm(peer, transfer_id)
+            was_pinned = await self._confirm(peer, transfer_id)
             progress.round_trip_s = time.monotonic() - asked
         except grpc.aio.AioRpcError as error:
             replaced = error.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -231,11 +235,11 @@ class TransferReader:
             if confirming is not None:
                 confirming.cancel()
             stream.cancel()
-            if confirmed or replaced:
+            if was_pinned or replaced:
                 self._peers.give_back(peer)
             else:
                 self._give_up(peer, transfer_id)
-        if not confirmed:
+        if not was_pinned:
             raise TransferFailed(f"the KV read from {endpoint} was stale")
         exposed_ms, late_ms = progress.timings_ms(time.monotonic())
         return Pull(
@@ -297,9 +301,9 @@ class TransferReader:
             progress.copied_bytes += copied.bytes
             progress.copy_s += copied.seconds
         wanted = [
-            BlockChecksum(destination.blocks[told.block], told.value)
-            for told in message.checksums
-            if first_new <= told.block < len(progress.source_blocks)
+            BlockChecksum(destination.blocks[checksum.block], checksum.value)
+            for checksum in message.checksums
+            if first_new <= checksum.block < len(progress.source_blocks)
         ]
         if wanted:
             await self._check(peer, transfer_id, wanted)
@@ -346,9 +350,9 @@ class TransferReader:
         task.add_done_callback(self._closing.discard)
 
 
-def _doubt(certain: Certain | None) -> None:
-    if certain is not None:
-        certain.blocks = 0
+def _doubt(confirmed: ConfirmedBlocks | None) -> None:
+    if confirmed is not None:
+        confirmed.blocks = 0
 
 
 async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "asyncio.Queue[Arrival | None]") -> None:

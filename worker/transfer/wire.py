@@ -66,7 +66,7 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
 
 def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:
     """The news since the first `sent_blocks`, at `now` (monotonic seconds)."""
-    told = kv_transfer_pb2.OpenResponse(
+    response = kv_transfer_pb2.OpenResponse(
         watermark_blocks=len(state.blocks),
         blocks=state.blocks[sent_blocks:],
         checksums=[
@@ -76,10 +76,10 @@ def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: flo
         ],
     )
     if state.first_tokens is not None:
-        told.end.first_tokens.extend(map(first_token_to_wire, state.first_tokens))
-        told.end.age_ms = 0.0 if state.finished_at is None else (now - state.finished_at) * 1e3
-        told.end.SetInParent()
-    return told
+        response.end.first_tokens.extend(map(first_token_to_wire, state.first_tokens))
+        response.end.age_ms = 0.0 if state.finished_at is None else (now - state.finished_at) * 1e3
+        response.end.SetInParent()
+    return response
 
 
 def first_token_to_wire(first: FirstToken) -> kv_transfer_pb2.FirstToken:

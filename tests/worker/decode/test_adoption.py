@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.protos import session_pb2
-from baton.worker.decode import book as adoption
+from baton.worker.decode import request_table as adoption
 from tests.fixtures.held_runner import token
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import start_command
@@ -151,7 +151,7 @@ async def test_what_is_not_kept_is_said(how: str) -> None:
             await both.ask(1)
             await eventually(lambda: not both.decode.service.busy and len(both.router.tokens(1)) == 4)
         if how == "grace over":
-            await eventually(lambda: both.decode.service.report() or not both.decode.service._book.ended)
+            await eventually(lambda: both.decode.service.report() or not both.decode.service._table.ended)
         await adopt(second, second if how == "another router's" else both.router, 1)
         assert (await second.one("failed", AS)).reason == session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
 
@@ -214,7 +214,7 @@ async def test_it_counts_for_the_router_that_has_it() -> None:
         for wanted in (both.router, second):
             both.decode.service.report()
             await eventually(lambda: both.router.of_kind("report") and second.of_kind("report"))
-            [holder] = {answer.session.router_id for answer in both.decode.service._book}
+            [holder] = {answer.session.router_id for answer in both.decode.service._table}
             assert holder == wanted.router_id
             if wanted is both.router:
                 await adopt(second, both.router, 1)
@@ -237,6 +237,6 @@ async def test_a_number_in_use_is_not_taken_twice(caplog: pytest.LogCaptureFixtu
         await second.send(start=start_command(AS, b"2" * 16, both.prefill.endpoint))
         await adopt(second, both.router, 1)
         await eventually(lambda: "twice" in caplog.text)
-        assert len(both.decode.service._book) == 2
+        assert len(both.decode.service._table) == 2
         await both.router.cancel(1)
         await second.cancel(AS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.protos import kv_transfer_pb2, session_pb2
-from baton.worker.transfer.reader import Certain, Progress, keep_confirming
+from baton.worker.transfer.reader import ConfirmedBlocks, Progress, keep_confirming
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import (
     BLOCK_BYTES,
@@ -46,7 +46,7 @@ class Three:
         await eventually(lambda: self.decode.pulls.copied_blocks == OFFERED)
 
     async def is_certain(self, blocks: int) -> None:
-        await eventually(lambda: [answer.certain.blocks for answer in self.decode.service._book] == [blocks])
+        await eventually(lambda: [answer.confirmed.blocks for answer in self.decode.service._table] == [blocks])
 
     async def lose_first(self) -> None:
         await self.first.server.stop(0)
@@ -131,7 +131,7 @@ async def test_the_next_attempt_waits_for_the_copy_under_way() -> None:
         await world.router.send(cancel=session_pb2.Cancel(attempt_id=1, keep_landed=True))
         identity, fields = secrets.token_bytes(16), {"tokens": TOKENS, "block_hashes": HASHES}
         await world.router.send(start=start_command(2, identity, world.second.endpoint, **fields))
-        await eventually(lambda: [answer.attempt_id for answer in world.decode.service._book] == [2])
+        await eventually(lambda: [answer.attempt_id for answer in world.decode.service._table] == [2])
         assert world.decode.counts.cached == 0, "pages were given back under a copy"
         world.decode.pulls.let_go()
         await world.to_second.send(prefill=prompt_command(2, identity, **fields))
@@ -171,6 +171,6 @@ class _Source:
 
 
 async def test_what_lands_after_the_question_is_not_in_the_answer() -> None:
-    progress, certain = Progress(opened=0.0, landed_blocks=2), Certain()
-    await keep_confirming(_Source(progress, [True, False]), bytes(16), progress, certain, 0.0)  # type: ignore[arg-type]
-    assert certain.blocks == 2, "neither what landed meanwhile, nor what the source would not vouch for"
+    progress, confirmed = Progress(opened=0.0, landed_blocks=2), ConfirmedBlocks()
+    await keep_confirming(_Source(progress, [True, False]), bytes(16), progress, confirmed, 0.0)  # type: ignore[arg-type]
+    assert confirmed.blocks == 2, "neither what landed meanwhile, nor what the source would not vouch for"

@@ -1,6 +1,6 @@
 """Random requests on pools of a few blocks: computed here or landed, preempted, swapped, aborted in any phase.
 
-What is checked stands in tests/fixtures/mixed_world.py.
+What is checked stands in tests/fixtures/scheduler_world.py.
 """
 
 import random
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.fixtures.mixed_walk import walk
-from tests.fixtures.mixed_world import MixedWorld
+from tests.fixtures.scheduler_walk import walk
+from tests.fixtures.scheduler_world import SchedulerWorld
 
 answered = st.sampled_from([0, 0, 1, 3])
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
@@ -20,7 +20,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 class MixedLives(RuleBasedStateMachine):
     @initialize(blocks=st.integers(3, 8), host_slots=st.sampled_from([0, 2, 5]))
     def begin(self, blocks: int, host_slots: int) -> None:
-        self.world = MixedWorld(blocks, host_slots)
+        self.world = SchedulerWorld(blocks, host_slots)
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans(), answered=answered)
     def add(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
@@ -63,6 +63,6 @@ TestMixedLives.settings = settings(max_examples=80, stateful_step_count=30, dead
 def test_thousands_of_operations_lose_nothing(blocks: int, host_slots: int) -> None:
     draw = random.Random(100 * blocks + host_slots)
     for _ in range(60):
-        world = MixedWorld(blocks, host_slots)
+        world = SchedulerWorld(blocks, host_slots)
         walk(world, draw, operations=60)
         world.finish()

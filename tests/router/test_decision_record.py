@@ -9,9 +9,9 @@ from baton.router.admin.explain import Explainer
 from baton.router.placement.cluster import KEPT_NAMES, Cluster
 from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.trace.explanation import AttemptNote, Explanation, Explanations, Outcome
+from baton.router.trace.decision_record import AttemptNote, DecisionRecord, DecisionRecords, Outcome
 from baton.router.trace.timeline import Timeline
-from baton.router.types.events import Failed, FailureReason, FirstStep, Landed, PrefillTimings
+from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceived, PrefillTimings
 from baton.router.types.response import AnswerId
 from baton.router.types.worker import ModelDescription, WorkerDescription
 from baton.service.errors import NotFound
@@ -45,23 +45,23 @@ def record(timeline: Timeline, error: str | None = None, request_id: str = "r", 
 
 
 def test_a_ring_keeps_the_newest_and_of_one_id_the_newer() -> None:
-    kept = Explanations(kept=3)
+    kept = DecisionRecords(kept=3)
     for name in ("a", "b", "a", "c", "d"):
-        kept.add(Explanation(name, "", 0.0, OUTCOME, ()))
+        kept.add(DecisionRecord(name, "", 0.0, OUTCOME, ()))
     assert [kept.find(name) is not None for name in "abcd"] == [True, False, True, True]
     assert len(kept) == 3
 
 
 @pytest.mark.parametrize("prefix", ["", *AnswerId])
 def test_a_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) -> None:
-    kept = Explanations()
+    kept = DecisionRecords()
     for name in ("mine", "cmpl-mine"):
-        kept.add(Explanation(f"{prefix}{name}", "", 0.0, OUTCOME, ()))
-        kept.add(Explanation(name, "", 0.0, OUTCOME, ()))
+        kept.add(DecisionRecord(f"{prefix}{name}", "", 0.0, OUTCOME, ()))
+        kept.add(DecisionRecord(name, "", 0.0, OUTCOME, ()))
     found = kept.find(f"{prefix}mine")
     assert found is not None and found.request_id == f"{prefix}mine", "an id that a client chose so goes first"
-    alone = Explanations()
-    alone.add(Explanation("mine", "", 0.0, OUTCOME, ()))
+    alone = DecisionRecords()
+    alone.add(DecisionRecord("mine", "", 0.0, OUTCOME, ()))
     found = alone.find(f"{prefix}mine")
     assert found is not None and found.request_id == "mine"
 
@@ -84,7 +84,7 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     timeline.begin_attempt(note(workers(), attempt_id=2), 2.4)
     timings = PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=12, fetched_tokens=4)
     timeline.take_first_step(FirstStep(2, (), timings), 3.0)
-    timeline.take_landed(Landed(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
+    timeline.take_kv_received(KvReceived(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
     explainer.observe(record(timeline))
 
     told = explainer.explain("r")

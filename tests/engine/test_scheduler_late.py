@@ -4,16 +4,16 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Computed, Drawn, NonFinite, Plan
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, TokenMade
 
 BLOCK = 4
 LATE = Computed(late=True)
 
 
-def running(*prompts: int) -> MixedScheduler:
+def running(*prompts: int) -> Scheduler:
     """With a request for each prompt, of so many tokens, and the first token of each made."""
-    scheduler = MixedScheduler(BlockPool(32), BLOCK, max_step_tokens=64, max_sequences=8)
+    scheduler = Scheduler(BlockPool(32), BLOCK, max_step_tokens=64, max_sequences=8)
     for number, tokens in enumerate(prompts):
         scheduler.add(Request(number, tuple(range(1, tokens + 1)), SamplingParams(max_tokens=9), ()))
     made = step(scheduler, {})
@@ -21,13 +21,13 @@ def running(*prompts: int) -> MixedScheduler:
     return scheduler
 
 
-def plan_of(scheduler: MixedScheduler) -> Plan:
+def plan_of(scheduler: Scheduler) -> Plan:
     plan = scheduler.plan()
     assert plan is not None
     return plan
 
 
-def step(scheduler: MixedScheduler, results: dict[int, Computed | NonFinite]) -> list[object]:
+def step(scheduler: Scheduler, results: dict[int, Computed | NonFinite]) -> list[object]:
     plan = plan_of(scheduler)
     return list(scheduler.commit(plan, [results.get(c.request_id, Computed((Drawn(7, 0.0),))) for c in plan.chunks]))
 

@@ -1,4 +1,4 @@
-"""The process that looks at large gRPC messages before the router does: see router/public/vetting.py."""
+"""The process that looks at large gRPC messages before the router does: see router/public/prevalidation.py."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_TEXT_BYTES
 from baton.router.public.malformed import Malformed, parser
-from baton.router.public.vetting import FAULT, SOUND
+from baton.router.public.prevalidation import FAULT, SOUND
 from baton.service.errors import InvalidArgument
 from baton.service.helper_loop import Buffer, answer_frames
 

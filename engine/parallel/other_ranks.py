@@ -23,20 +23,20 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.sizing import StepMemory
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import TIMEOUT, RankLost
-from baton.engine.parallel.orders import FollowerPool, FollowerStart, RankOptions, StepToMeasure
+from baton.engine.parallel.orders import RankOptions, RankPool, RankStart, StepToMeasure
 from baton.engine.parallel.shard import Shard
 from baton.engine.plan import Plan
 
-LOAD_TIMEOUT_S = 900.0  # of a follower that reads its part of a large checkpoint
+LOAD_TIMEOUT_S = 900.0  # of a rank that reads its part of a large checkpoint
 STOP_TIMEOUT_S = 5.0
 EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
 Loaded = TypeVar("Loaded")
 
 
-class Followers:
+class OtherRanks:
     """Ranks 1 and up, each a process and a socket to it. To be closed; they also end when this process does."""
 
-    def __init__(self, start: FollowerStart) -> None:
+    def __init__(self, start: RankStart) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")
         self._start = replace(start, meeting=str(Path(self._folder.name) / "meeting"))
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -48,7 +48,7 @@ class Followers:
     def load(self, load_own: Callable[[Path], Loaded]) -> Loaded:
         """Loads every rank's part at once, the leader's by `load_own`, which is given the place to meet.
 
-        Raises: ModelError with a follower's message, RankLost.
+        Raises: ModelError with a rank's message, RankLost.
         """
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -71,8 +71,8 @@ class Followers:
         frames = [_receive(*pair, TIMEOUT.total_seconds()) for pair in enumerate(self._connections, start=1)]
         return [StepMemory(**json.loads(frame.payload)) for frame in frames]
 
-    def lay_pool(self, pool: FollowerPool, options: RankOptions) -> None:
-        """Gives every rank its part of the pool. Raises: ModelError with a follower's message, RankLost."""
+    def lay_pool(self, pool: RankPool, options: RankOptions) -> None:
+        """Gives every rank its part of the pool. Raises: ModelError with a rank's message, RankLost."""
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         for rank, connection in enumerate(self._connections, start=1):
             handle = options.part_handles[rank] if options.part_handles else None
@@ -131,7 +131,7 @@ class Followers:
     def process_ids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes)
 
-    def _spawn(self, start: FollowerStart) -> None:
+    def _spawn(self, start: RankStart) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", start.entry, str(theirs.fileno())]

@@ -5,13 +5,13 @@ from typing import Any
 
 from baton.protos import session_pb2
 from baton.worker.decode.answer import answer_to
-from baton.worker.decode.handed_on import HandedOn
+from baton.worker.decode.partial_prefix import PartialPrefixes
 
 SYSTEM, QUESTION, OTHER, ANSWER = (bytes([number]) * 32 for number in range(4))
 
 
-async def waits(handed_on: HandedOn, *block_hashes: bytes) -> bool:
-    waiting = asyncio.create_task(handed_on.settled(block_hashes))
+async def waits(partial_prefixes: PartialPrefixes, *block_hashes: bytes) -> bool:
+    waiting = asyncio.create_task(partial_prefixes.settled(block_hashes))
     for _ in range(3):
         await asyncio.sleep(0)
     if waiting.done():
@@ -32,26 +32,26 @@ async def end(*tasks: "asyncio.Task[None]") -> None:
 
 
 async def test_only_a_prompt_that_goes_on_from_it_waits() -> None:
-    handed_on, copy = HandedOn(), asyncio.create_task(never())
-    handed_on.add(QUESTION, copy)
-    assert await waits(handed_on, SYSTEM, QUESTION)
-    assert await waits(handed_on, SYSTEM, QUESTION, ANSWER), "a replay is longer by what was answered"
-    assert not await waits(handed_on, SYSTEM, OTHER), "a system prompt in common is no reason to wait"
-    assert not await waits(handed_on)
+    partial_prefixes, copy = PartialPrefixes(), asyncio.create_task(never())
+    partial_prefixes.add(QUESTION, copy)
+    assert await waits(partial_prefixes, SYSTEM, QUESTION)
+    assert await waits(partial_prefixes, SYSTEM, QUESTION, ANSWER), "a replay is longer by what was answered"
+    assert not await waits(partial_prefixes, SYSTEM, OTHER), "a system prompt in common is no reason to wait"
+    assert not await waits(partial_prefixes)
     await end(copy)
-    assert not await waits(handed_on, SYSTEM, QUESTION) and len(handed_on) == 0
+    assert not await waits(partial_prefixes, SYSTEM, QUESTION) and len(partial_prefixes) == 0
 
 
 async def test_prompts_with_one_system_prompt_do_not_displace_each_other() -> None:
-    handed_on = HandedOn()
+    partial_prefixes = PartialPrefixes()
     copies = [asyncio.create_task(never()) for _ in range(3)]
     for last_block, copy in zip((QUESTION, OTHER, QUESTION), copies, strict=True):
-        handed_on.add(last_block, copy)
-    assert await waits(handed_on, SYSTEM, QUESTION) and await waits(handed_on, SYSTEM, OTHER)
+        partial_prefixes.add(last_block, copy)
+    assert await waits(partial_prefixes, SYSTEM, QUESTION) and await waits(partial_prefixes, SYSTEM, OTHER)
     await end(copies[2])
-    assert await waits(handed_on, SYSTEM, QUESTION), "the other one of the same tokens still copies"
+    assert await waits(partial_prefixes, SYSTEM, QUESTION), "the other one of the same tokens still copies"
     await end(*copies[:2])
-    assert len(handed_on) == 0
+    assert len(partial_prefixes) == 0
 
 
 def test_a_command_is_known_by_its_last_block() -> None:
@@ -61,7 +61,7 @@ def test_a_command_is_known_by_its_last_block() -> None:
 
 
 async def test_a_prompt_that_keeps_out_of_the_cache_is_not_waited_for() -> None:
-    handed_on, copy = HandedOn(), asyncio.create_task(never())
-    handed_on.add(b"", copy)
-    assert len(handed_on) == 0
+    partial_prefixes, copy = PartialPrefixes(), asyncio.create_task(never())
+    partial_prefixes.add(b"", copy)
+    assert len(partial_prefixes) == 0
     await end(copy)

@@ -10,24 +10,22 @@ from baton.engine.plan import BlockSwap, Computed, Drawn, NonFinite, Plan
 from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
-from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, MixedScheduler
-from baton.engine.scheduler.sequences import MixedOutcome, PromptComputed, RequestFailed, TokenMade
+from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, Scheduler
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.generation.block_hash import root_hash
 
 ROOT = root_hash(b"model", "float32")
 BLOCK = 4
-Maker = Callable[..., MixedScheduler]
+Maker = Callable[..., Scheduler]
 
 
 @pytest.fixture
 def make() -> Iterator[Maker]:
-    made: list[MixedScheduler] = []
+    made: list[Scheduler] = []
 
-    def maker(
-        blocks: int = 16, step_tokens: int = 8, sequences: int = 4, target_s: float | None = None
-    ) -> MixedScheduler:
+    def maker(blocks: int = 16, step_tokens: int = 8, sequences: int = 4, target_s: float | None = None) -> Scheduler:
         budget = None if target_s is None else StepBudget(target_s)
-        made.append(MixedScheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, budget))
+        made.append(Scheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, budget))
         return made[-1]
 
     yield maker
@@ -40,7 +38,7 @@ def request(number: int, tokens: int, max_tokens: int = 4, n: int = 1, first: in
     return Request(number, tuple(range(first, first + tokens)), params, ())
 
 
-def step(scheduler: MixedScheduler, *, failed: int | None = None) -> tuple[Plan, list[MixedOutcome]]:
+def step(scheduler: Scheduler, *, failed: int | None = None) -> tuple[Plan, list[SchedulerOutcome]]:
     """One step of a model that draws 100 * request + the position of the drawn token."""
     plan = scheduler.plan()
     assert plan is not None
@@ -53,7 +51,7 @@ def step(scheduler: MixedScheduler, *, failed: int | None = None) -> tuple[Plan,
     return plan, scheduler.commit(plan, results)
 
 
-def run(scheduler: MixedScheduler) -> list[TokenMade]:
+def run(scheduler: Scheduler) -> list[TokenMade]:
     made: list[TokenMade] = []
     while scheduler.has_work:
         made += [outcome for outcome in step(scheduler)[1] if isinstance(outcome, TokenMade)]
@@ -143,7 +141,7 @@ def test_choices_share_one_prefill_and_copy_on_write(make: Maker) -> None:
 
 
 def test_eight_answers_take_the_prompt_once_and_their_own_tails(make: Maker) -> None:
-    scheduler = MixedScheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
+    scheduler = Scheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
     scheduler.add(request(1, 512, max_tokens=65, n=8))
     most = 0
     while scheduler.has_work:

@@ -4,20 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.plan import Drawn
-from baton.worker.decode.kept import EndedAnswers, KeptAnswer, KeptBounds
+from baton.worker.decode.retained import EndedOutputs, RetainedBounds, RetainedOutputs
 
 GRACE_S = 10.0
 
 
-def answer(tokens: int, answered: int = 0) -> KeptAnswer:
-    kept = KeptAnswer(range(answered))
+def answer(tokens: int, answered: int = 0) -> RetainedOutputs:
+    kept = RetainedOutputs(range(answered))
     for token in range(tokens - answered):
         kept.add(token % 2, Drawn(token, -0.5), None)
     return kept
 
 
 def test_an_answer_is_there_for_its_grace_and_not_longer() -> None:
-    ended: EndedAnswers[str] = EndedAnswers(GRACE_S, KeptBounds())
+    ended: EndedOutputs[str] = EndedOutputs(GRACE_S, RetainedBounds())
     kept = answer(5)
     ended.keep("early", kept, now=0.0)
     ended.keep("late", answer(3), now=0.1)
@@ -31,15 +31,15 @@ def test_an_answer_is_there_for_its_grace_and_not_longer() -> None:
 
 def test_log_probabilities_are_kept_only_where_they_are_told() -> None:
     for with_logprobs in (False, True):
-        kept = KeptAnswer((), with_logprobs)
+        kept = RetainedOutputs((), with_logprobs)
         kept.add(0, Drawn(7, -0.5), None)
         assert len(kept.choices[0].logged) == with_logprobs
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40), st.floats(0, 4)), max_size=40))
 def test_the_oldest_go_first_where_there_are_too_many(events: list[tuple[int, int, float]]) -> None:
-    bounds = KeptBounds(answers=4, tokens=60)
-    ended: EndedAnswers[int] = EndedAnswers(GRACE_S, bounds)
+    bounds = RetainedBounds(answers=4, tokens=60)
+    ended: EndedOutputs[int] = EndedOutputs(GRACE_S, bounds)
     model: list[tuple[int, int, float]] = []  # key, tokens, expiry; oldest first
     now = 0.0
     for key, tokens, later_s in events:

@@ -1,7 +1,7 @@
 """Why requests were placed as they were, and the results: plain values, and a ring of the newest. No prompt content.
 
 A record is made when a request has ended. The costs are kept as the placement's own decision; names and text are
-made of it only when an explanation is asked for.
+made of it only when a request is explained.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton.router.placement.decide import Decision, Placement
 from baton.router.placement.views import PlacementRequest
-from baton.router.types.events import Failed, Landed, PrefillTimings
+from baton.router.types.events import Failed, KvReceived, PrefillTimings
 from baton.router.types.response import bare_id
 
 KEPT_REQUESTS = 1024
@@ -29,7 +29,7 @@ class AttemptNote:
     placed_s: float
     first_step_s: float | None = None  # its first token arrived
     prefill: PrefillTimings | None = None
-    landed: Landed | None = None
+    kv_received: KvReceived | None = None
     failed: Failed | None = None
     failed_s: float | None = None
     stood_still_ms: float | None = None  # how long the client waited for its next token, where tokens were out before
@@ -51,7 +51,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class DecisionRecord:
     request_id: str
     trace_id: str
     arrived_s: float
@@ -60,22 +60,22 @@ class Explanation:
 
 
 @dataclass(slots=True)
-class Explanations:
+class DecisionRecords:
     """The newest requests by their ids; of two with one id the newer."""
 
     kept: int = KEPT_REQUESTS
-    _by_id: OrderedDict[str, Explanation] = field(default_factory=OrderedDict)
+    _by_id: OrderedDict[str, DecisionRecord] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def add(self, explanation: Explanation) -> None:
-        self._by_id.pop(explanation.request_id, None)
-        self._by_id[explanation.request_id] = explanation
+    def add(self, record: DecisionRecord) -> None:
+        self._by_id.pop(record.request_id, None)
+        self._by_id[record.request_id] = record
         if len(self._by_id) > self.kept:
             self._by_id.popitem(last=False)
 
-    def find(self, given: str) -> Explanation | None:
+    def find(self, given: str) -> DecisionRecord | None:
         """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
         found = self._by_id.get(given) or self._by_id.get(bare_id(given))
         return found or next((each for each in reversed(self._by_id.values()) if each.trace_id == given), None)

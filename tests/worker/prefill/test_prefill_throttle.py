@@ -2,7 +2,7 @@
 
 from baton.engine.plan import Chunk, Plan
 from baton.engine.runner.sharing import DeviceShare
-from baton.worker.prefill.loop import MOST_REST_S, Pace
+from baton.worker.prefill.loop import MOST_REST_S, PrefillThrottle
 
 PLAN = Plan((Chunk(0, [1], 0, [0]),))
 
@@ -13,7 +13,7 @@ class World:
     def __init__(self, step_s: float) -> None:
         self.chunk_tokens, self.time, self.rests = 512, 0.0, list[float]()
         self._step_s = step_s
-        self.pace = Pace(self, self, DeviceShare(512, 1.5), lambda: self.time, self.rest)
+        self.throttle = PrefillThrottle(self, self, DeviceShare(512, 1.5), lambda: self.time, self.rest)
 
     def run(self, plan: Plan) -> tuple[()]:
         self.time += self._step_s
@@ -27,34 +27,34 @@ class World:
 def test_nothing_rests_while_nobody_complains() -> None:
     world = World(0.01)
     for _ in range(3):
-        world.pace.run(PLAN)
+        world.throttle.run(PLAN)
     assert (world.rests, world.chunk_tokens) == ([], 512)
 
 
 def test_slow_decode_makes_chunks_smaller_and_then_rests_before_the_next() -> None:
     world = World(0.01)
     for _ in range(3):
-        world.pace.hear(3.0)
-        world.pace.run(PLAN)
+        world.throttle.observe_slow_down(3.0)
+        world.throttle.run(PLAN)
     assert world.chunk_tokens == 256
-    world.pace.run(PLAN)
+    world.throttle.run(PLAN)
     assert [round(rest, 6) for rest in world.rests] == [0.0025, 0.005]
 
 
 def test_a_rest_is_bounded() -> None:
     world = World(1.0)
     for _ in range(9):
-        world.pace.hear(9.0)
-        world.pace.run(PLAN)
+        world.throttle.observe_slow_down(9.0)
+        world.throttle.run(PLAN)
     assert max(world.rests) == MOST_REST_S
 
 
 def test_time_that_passed_anyway_counts_as_rest() -> None:
     world = World(0.01)
     for _ in range(3):
-        world.pace.hear(3.0)
-        world.pace.run(PLAN)
+        world.throttle.observe_slow_down(3.0)
+        world.throttle.run(PLAN)
     rests = len(world.rests)
     world.time += 1.0
-    world.pace.run(PLAN)
+    world.throttle.run(PLAN)
     assert len(world.rests) == rests

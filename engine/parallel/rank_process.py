@@ -1,4 +1,4 @@
-"""A rank that computes the leader's plans: `python -m baton.engine.parallel.follower FD`. See followers.py.
+"""A rank that computes the leader's plans: `python -m baton.engine.parallel.rank_process FD`. See other_ranks.py.
 
 It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
 """
@@ -23,10 +23,10 @@ from baton.engine.kv_cache.layout import KV_DTYPES, kv_layout
 from baton.engine.kv_cache.memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives, RankLost
-from baton.engine.parallel.followers import cores_of, threads_of
 from baton.engine.parallel.load import load_part
 from baton.engine.parallel.model import ParallelModel
-from baton.engine.parallel.orders import FollowerPool, FollowerStart, StepToMeasure
+from baton.engine.parallel.orders import RankPool, RankStart, StepToMeasure
+from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.plan import Plan
 from baton.engine.prepare import DTYPES
@@ -46,16 +46,16 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a leader that drains needs us to its end
     connection = socket.socket(fileno=int(sys.argv[1]))
-    start = FollowerStart.of_bytes(wire.receive(connection).payload)
+    start = RankStart.of_bytes(wire.receive(connection).payload)
     try:
         model = _load(start)
     except (ModelError, RankLost) as error:
         wire.send(connection, wire.FAILED, str(error).encode())
         return LOST
-    follower = Follower(connection, start, model, open_part, meter)
+    process = RankProcess(connection, start, model, open_part, meter)
     try:
         wire.send(connection, wire.READY, b"")
-        follower.follow()
+        process.follow()
     except wire.Closed:
         return 0
     except RankLost as error:
@@ -63,7 +63,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         return LOST
 
 
-class FollowingRunner(Protocol):
+class RankRunner(Protocol):
     """The calls of engine/runner/runner.py's Runner at each step."""
 
     def follow(self, plan: Plan) -> None: ...
@@ -71,7 +71,7 @@ class FollowingRunner(Protocol):
     def settle(self) -> None: ...
 
 
-def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) -> None:
+def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
     """Without chunks there is no sum that the leader could wait for: it is sent MOVED instead. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
@@ -79,13 +79,13 @@ def carry_out(connection: socket.socket, runner: FollowingRunner, plan: Plan) ->
         wire.send(connection, wire.MOVED, b"")
 
 
-class Follower:
+class RankProcess:
     """Carries out the leader's commands, frame by frame."""
 
     def __init__(
         self,
         connection: socket.socket,
-        start: FollowerStart,
+        start: RankStart,
         model: ParallelModel,
         open_part: OpenPart | None,
         meter: Callable[[torch.device], MemoryMeter],
@@ -103,7 +103,7 @@ class Follower:
         while True:
             frame = wire.receive(self._connection)
             if frame.kind == wire.POOL:
-                self._lay_pool(FollowerPool.of_bytes(frame.payload))
+                self._lay_pool(RankPool.of_bytes(frame.payload))
             elif frame.kind == wire.LOGITS:
                 self._compute_logits(int.from_bytes(frame.payload, "little"))
             elif frame.kind == wire.MEASURE:
@@ -116,7 +116,7 @@ class Follower:
             elif frame.kind == wire.RECORD and self._runner is not None:
                 self._runner.record(GraphSizes(*wire.SIZES.unpack(frame.payload)))
             else:
-                raise RankLost(f"rank {self._shard.rank} was told {frame.kind}, which means nothing now")
+                raise RankLost(f"rank {self._shard.rank} was sent {frame.kind}, which means nothing now")
 
     def _compute_logits(self, rows: int) -> None:
         model = self._model
@@ -131,7 +131,7 @@ class Follower:
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))
         self._trial.runner.follow(plan)
 
-    def _lay_pool(self, pool: FollowerPool) -> None:
+    def _lay_pool(self, pool: RankPool) -> None:
         layout = kv_layout(self._model.config, KV_DTYPES[pool.kv_dtype], pool.block_tokens)
         part_bytes = layout.block_bytes * pool.total_blocks
         try:
@@ -143,7 +143,7 @@ class Follower:
         self._runner = Runner(self._model, layout, layout.view(storage, pool.total_blocks), host)
         wire.send(self._connection, wire.READY, b"")
 
-    def _storage(self, pool: FollowerPool, part_bytes: int) -> torch.Tensor:
+    def _storage(self, pool: RankPool, part_bytes: int) -> torch.Tensor:
         """This rank's part of the pool, zeros at first. Of a pool that is shared no other part is mapped."""
         device = self._model.device
         if pool.part_handle is not None and self._open_part is not None:
@@ -158,7 +158,7 @@ class Follower:
         return torch.frombuffer(mapping, dtype=torch.uint8, count=part_bytes, offset=offset)
 
 
-def _load(start: FollowerStart) -> ParallelModel:
+def _load(start: RankStart) -> ParallelModel:
     shard = Shard(start.rank, start.degree)
     device = _device(start)
     if device.type == "cpu":
@@ -175,7 +175,7 @@ def _load(start: FollowerStart) -> ParallelModel:
     return ParallelModel(part, collectives, announce_logits=lambda rows: None)
 
 
-def _device(start: FollowerStart) -> torch.device:
+def _device(start: RankStart) -> torch.device:
     leader = torch.device(start.device)
     return leader if leader.type == "cpu" else torch.device(leader.type, (leader.index or 0) + start.rank)
 

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
 from baton.router.cache.index import PrefixIndex
-from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheSnapshotPart, CacheView
+from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheReplica, CacheSnapshotPart
 from baton.router.types.worker import CacheSum
 from baton.worker.cache_events import CacheLog, NumberedChanges, SnapshotPart
 
@@ -28,7 +28,7 @@ class Unreliable(RuleBasedStateMachine):
         self.cache: set[bytes] = set()
         self.log = CacheLog(message_hashes=3)
         self.index.forget(WORKER)
-        self.view = CacheView(WORKER, self.index)
+        self.view = CacheReplica(WORKER, self.index)
         self.under_way: list[NumberedChanges | SnapshotPart] = []
         self.view.connected()
         self.ask()
@@ -116,9 +116,9 @@ TestUnreliable = Unreliable.TestCase
 TestUnreliable.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def follow(*stored: bytes) -> tuple[CacheView, PrefixIndex]:
+def follow(*stored: bytes) -> tuple[CacheReplica, PrefixIndex]:
     index = PrefixIndex()
-    view = CacheView(WORKER, index)
+    view = CacheReplica(WORKER, index)
     view.connected()
     view.take_snapshot(CacheSnapshotPart(5, 0, 1, stored), now=0.0)
     return view, index
@@ -151,14 +151,14 @@ def test_a_sum_that_differs_asks_for_a_snapshot() -> None:
 
 
 def test_a_worker_that_tells_of_nothing_is_never_asked_again() -> None:
-    view = CacheView(WORKER, PrefixIndex())
+    view = CacheReplica(WORKER, PrefixIndex())
     view.connected()
     assert not any(view.check(None, now=float(second)) for second in range(10))
 
 
 def test_without_a_snapshot_blocks_are_assumed_least_recently_used_forgotten_first() -> None:
     index = PrefixIndex()
-    view = CacheView(WORKER, index)
+    view = CacheReplica(WORKER, index)
     view.connected()
     view.assume([BLOCKS[0], BLOCKS[1]], capacity_blocks=3)
     view.assume([BLOCKS[2], BLOCKS[3]], capacity_blocks=3)

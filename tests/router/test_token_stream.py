@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.request.tokens import InconsistentOutput, Lifecycle, NotRepeated
-from baton.router.types.events import End, Released, SequenceOutput, TokenLogprob
+from baton.router.request.tokens import InconsistentOutput, NotRepeated, TokenStream
+from baton.router.types.events import End, NewTokens, SequenceOutput, TokenLogprob
 
 ATTEMPT = 7
 
@@ -17,10 +17,10 @@ def output(offset: int, token_ids: list[int], end: End | None = None, choice: in
     return SequenceOutput(ATTEMPT, choice, offset, tuple(token_ids), end)
 
 
-def begun(choices: int = 1) -> Lifecycle:
-    lifecycle = Lifecycle(choices)
-    lifecycle.begin(ATTEMPT)
-    return lifecycle
+def begun(choices: int = 1) -> TokenStream:
+    stream = TokenStream(choices)
+    stream.begin(ATTEMPT)
+    return stream
 
 
 @st.composite
@@ -46,11 +46,11 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
     drawn: tuple[list[list[int]], list[SequenceOutput]],
 ) -> None:
     answers, messages = drawn
-    lifecycle = begun(len(answers))
+    stream = begun(len(answers))
     got: list[list[int]] = [[] for _ in answers]
     ends: list[End | None] = [None for _ in answers]
     for message in messages:
-        released = lifecycle.take(message)
+        released = stream.take(message)
         if released is not None:
             assert released.offset == len(got[released.choice])
             assert ends[released.choice] is None
@@ -58,7 +58,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
             ends[released.choice] = released.end
     assert got == answers
     assert ends == [End.LENGTH] * len(answers)
-    assert lifecycle.done
+    assert stream.done
 
 
 @settings(max_examples=300, deadline=None)
@@ -67,46 +67,46 @@ def test_any_number_of_messages_at_once_gives_the_same_answer(
     drawn: tuple[list[list[int]], list[SequenceOutput]], sizes: list[int]
 ) -> None:
     answers, messages = drawn
-    lifecycle = begun(len(answers))
+    stream = begun(len(answers))
     got: list[list[int]] = [[] for _ in answers]
     for size in (*sizes, len(messages)):
         batch, messages = deque(messages[:size]), messages[size:]
-        for released in lifecycle.take_all(batch):
+        for released in stream.take_all(batch):
             assert released.offset == len(got[released.choice])
             got[released.choice].extend(released.token_ids)
         assert not batch
-    assert got == answers and lifecycle.done
+    assert got == answers and stream.done
 
 
 def test_what_came_before_an_inconsistent_output_goes_out_before_the_error() -> None:
-    lifecycle = begun()
+    stream = begun()
     outputs = deque([output(0, [1, 2]), output(1, [9]), output(2, [3])])
-    assert lifecycle.take_all(outputs) == (Released(0, 0, (1, 2), None),)
+    assert stream.take_all(outputs) == (NewTokens(0, 0, (1, 2), None),)
     for _ in range(2):
         with pytest.raises(InconsistentOutput):
-            lifecycle.take_all(outputs)
+            stream.take_all(outputs)
 
 
 def test_the_second_token_waits_for_the_first() -> None:
-    lifecycle = begun()
-    assert lifecycle.take(output(1, [11])) is None
-    assert not lifecycle.begun
-    assert lifecycle.take(output(0, [10])) == Released(0, 0, (10, 11), None)
-    assert lifecycle.begun
+    stream = begun()
+    assert stream.take(output(1, [11])) is None
+    assert not stream.begun
+    assert stream.take(output(0, [10])) == NewTokens(0, 0, (10, 11), None)
+    assert stream.begun
 
 
 def test_an_end_waits_for_the_tokens_before_it() -> None:
-    lifecycle = begun()
-    assert lifecycle.take(output(1, [11], End.STOP)) is None
-    assert not lifecycle.done
-    assert lifecycle.take(output(0, [10])) == Released(0, 0, (10, 11), End.STOP)
-    assert lifecycle.done
+    stream = begun()
+    assert stream.take(output(1, [11], End.STOP)) is None
+    assert not stream.done
+    assert stream.take(output(0, [10])) == NewTokens(0, 0, (10, 11), End.STOP)
+    assert stream.done
 
 
 def test_other_attempts_are_dropped() -> None:
-    lifecycle = begun()
-    assert lifecycle.take(SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
-    assert not lifecycle.begun
+    stream = begun()
+    assert stream.take(SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
+    assert not stream.begun
 
 
 @pytest.mark.parametrize(
@@ -119,75 +119,75 @@ def test_other_attempts_are_dropped() -> None:
     ],
 )
 def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -> None:
-    lifecycle = begun()
-    lifecycle.take(output(0, [10], End.STOP))
+    stream = begun()
+    stream.take(output(0, [10], End.STOP))
     with pytest.raises(InconsistentOutput):
-        lifecycle.take(second)
+        stream.take(second)
 
 
 def test_logprobs_stay_with_their_tokens_in_any_order() -> None:
     told = [TokenLogprob(-float(offset), ()) for offset in range(3)]
-    lifecycle = begun()
-    assert lifecycle.take(output(1, [11, 12])._replace(logprobs=tuple(told[1:]))) is None
-    released = lifecycle.take(output(0, [10])._replace(logprobs=(told[0],)))
-    assert released == Released(0, 0, (10, 11, 12), None, tuple(told))
+    stream = begun()
+    assert stream.take(output(1, [11, 12])._replace(logprobs=tuple(told[1:]))) is None
+    released = stream.take(output(0, [10])._replace(logprobs=(told[0],)))
+    assert released == NewTokens(0, 0, (10, 11, 12), None, tuple(told))
 
 
 def test_a_repeat_without_logprobs_takes_none_away() -> None:
     told = TokenLogprob(-1.0, ())
-    lifecycle = begun()
-    assert lifecycle.take(output(1, [11])._replace(logprobs=(told,))) is None
-    assert lifecycle.take(output(1, [11])) is None
-    assert lifecycle.take(output(0, [10])._replace(logprobs=(told,))) == Released(0, 0, (10, 11), None, (told, told))
+    stream = begun()
+    assert stream.take(output(1, [11])._replace(logprobs=(told,))) is None
+    assert stream.take(output(1, [11])) is None
+    assert stream.take(output(0, [10])._replace(logprobs=(told,))) == NewTokens(0, 0, (10, 11), None, (told, told))
 
 
 def test_another_attempt_goes_on_where_the_first_one_ended() -> None:
-    lifecycle = begun()
-    lifecycle.take(output(0, [10]))
-    assert lifecycle.take(output(2, [99])) is None  # beyond a gap: forgotten with its attempt
-    lifecycle.begin(ATTEMPT + 1)
+    stream = begun()
+    stream.take(output(0, [10]))
+    assert stream.take(output(2, [99])) is None  # beyond a gap: forgotten with its attempt
+    stream.begin(ATTEMPT + 1)
     again = output(0, [10])._replace(attempt_id=ATTEMPT + 1)
-    assert lifecycle.take(again) is None
-    assert lifecycle.take(output(0, [77])) is None  # of the attempt that is over
-    released = lifecycle.take(again._replace(offset=1, token_ids=(11, 12), end=End.LENGTH))
-    assert released == Released(0, 1, (11, 12), End.LENGTH)
-    assert lifecycle.answers == ((10, 11, 12),)
+    assert stream.take(again) is None
+    assert stream.take(output(0, [77])) is None  # of the attempt that is over
+    released = stream.take(again._replace(offset=1, token_ids=(11, 12), end=End.LENGTH))
+    assert released == NewTokens(0, 1, (11, 12), End.LENGTH)
+    assert stream.answers == ((10, 11, 12),)
 
 
 @pytest.mark.parametrize("other", [output(0, [99]), output(0, [10, 11])])
 def test_another_attempt_must_repeat_what_was_given_out(other: SequenceOutput) -> None:
-    lifecycle = begun(2)
-    lifecycle.take(output(0, [10], End.STOP))
-    lifecycle.begin(ATTEMPT + 1)
-    assert lifecycle.take(output(0, [10], End.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
+    stream = begun(2)
+    stream.take(output(0, [10], End.STOP))
+    stream.begin(ATTEMPT + 1)
+    assert stream.take(output(0, [10], End.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
     with pytest.raises(NotRepeated):
-        lifecycle.take(other._replace(attempt_id=ATTEMPT + 1))
+        stream.take(other._replace(attempt_id=ATTEMPT + 1))
 
 
 def test_an_end_that_was_not_reached_is_forgotten_with_its_attempt() -> None:
-    lifecycle = begun()
-    lifecycle.take(output(0, [10]))
-    lifecycle.take(output(2, [12], End.STOP))
-    lifecycle.begin(ATTEMPT + 1)
-    assert lifecycle.take(output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == Released(
+    stream = begun()
+    stream.take(output(0, [10]))
+    stream.take(output(2, [12], End.STOP))
+    stream.begin(ATTEMPT + 1)
+    assert stream.take(output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == NewTokens(
         0, 1, (11, 12, 13), None
     )
 
 
 def test_each_choice_listens_to_its_own_attempt() -> None:
-    lifecycle = begun(2)
-    lifecycle.take(output(0, [10]))
-    lifecycle.take(output(0, [20], choice=1))
-    lifecycle.begin(ATTEMPT + 1, (1,))
-    assert lifecycle.take(output(1, [11])) == Released(0, 1, (11,), None)
-    assert lifecycle.take(output(1, [99], choice=1)) is None  # late
+    stream = begun(2)
+    stream.take(output(0, [10]))
+    stream.take(output(0, [20], choice=1))
+    stream.begin(ATTEMPT + 1, (1,))
+    assert stream.take(output(1, [11])) == NewTokens(0, 1, (11,), None)
+    assert stream.take(output(1, [99], choice=1)) is None  # late
     later = output(1, [21], End.STOP, choice=1)._replace(attempt_id=ATTEMPT + 1)
-    assert lifecycle.take(later) == Released(1, 1, (21,), End.STOP)
-    assert lifecycle.answers == ((10, 11), (20, 21))
+    assert stream.take(later) == NewTokens(1, 1, (21,), End.STOP)
+    assert stream.answers == ((10, 11), (20, 21))
 
 
 def test_an_end_that_nobody_told_comes_with_its_token() -> None:
-    lifecycle = begun()
-    lifecycle.take(output(0, [10, 11]))
-    assert lifecycle.finish(0, End.STOP) == Released(0, 2, (), End.STOP, stop_token_id=11)
-    assert lifecycle.done
+    stream = begun()
+    stream.take(output(0, [10, 11]))
+    assert stream.finish(0, End.STOP) == NewTokens(0, 2, (), End.STOP, stop_token_id=11)
+    assert stream.done

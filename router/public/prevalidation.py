@@ -7,31 +7,31 @@ import json
 from google.protobuf.message import Message
 
 from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.public.malformed import Unvetted
+from baton.router.public.malformed import NotPrevalidated
 from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.helper import Asks, HelperBusy, HelperFailed
 
 FAULT, SOUND = b"\1", b"\0"
-"""How an answer of router.vet_process begins: before an error as JSON, or the message without unknown fields."""
+"""How an answer of `prevalidation_process` begins: before an error as JSON, or the message without unknown fields."""
 
 
-class Vetting:
+class Prevalidation:
     """To be closed."""
 
     def __init__(self, helper: Asks) -> None:
-        """`helper` runs router.vet_process."""
+        """`helper` runs `prevalidation_process`."""
         self._helper = helper
-        self.vetted = 0
+        self.prevalidated = 0
 
-    async def __call__(self, unvetted: Unvetted) -> Message:
+    async def __call__(self, message: NotPrevalidated) -> Message:
         """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
-        self.vetted += 1
-        message_class = unvetted.message_class
+        self.prevalidated += 1
+        message_class = message.message_class
         try:
-            answer = await self._helper.ask([f"{message_class.DESCRIPTOR.full_name}\n".encode(), unvetted.data])
+            answer = await self._helper.ask([f"{message_class.DESCRIPTOR.full_name}\n".encode(), message.data])
         except HelperBusy:
-            message = "too many large messages are being checked"
-            raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_large_messages") from None
+            busy = "too many large messages are being checked"
+            raise ResourceExhausted(busy, RETRY_AFTER_S, "too_many_large_messages") from None
         except HelperFailed as error:
             raise Unavailable("the message could not be checked", "NOT_LOOKED_AT", RETRY_AFTER_S) from error
         verdict, rest = answer[:1], memoryview(answer)[1:]

@@ -7,8 +7,8 @@ from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.plan import Computed, Drawn, NonFinite
 from baton.engine.request import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
-from baton.engine.scheduler.sequences import MixedOutcome, RequestFailed, TokenMade
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
 from baton.generation.block_hash import root_hash
 
 BLOCK = 4
@@ -29,17 +29,17 @@ def first(n: int = 1, token_id: int = 50) -> list[FirstToken]:
 
 @pytest.fixture
 def scheduler():
-    scheduler = MixedScheduler(BlockPool(8), BLOCK, max_step_tokens=16, max_sequences=4)
+    scheduler = Scheduler(BlockPool(8), BLOCK, max_step_tokens=16, max_sequences=4)
     yield scheduler
     scheduler.pool.check_conservation()
 
 
-def start(scheduler: MixedScheduler, length: int, max_tokens: int, n: int = 1, request_id: int = 1) -> None:
+def start(scheduler: Scheduler, length: int, max_tokens: int, n: int = 1, request_id: int = 1) -> None:
     assert scheduler.reserve(request(request_id, length, max_tokens, n)) is not None
     scheduler.activate(request_id, first(n))
 
 
-def step(scheduler: MixedScheduler, token_id: int = 7) -> list[MixedOutcome]:
+def step(scheduler: Scheduler, token_id: int = 7) -> list[SchedulerOutcome]:
     plan = scheduler.plan()
     assert plan is not None
     return scheduler.commit(plan, [Computed((Drawn(token_id, -0.5),)) for _ in plan.chunks])
@@ -243,7 +243,7 @@ def test_a_landed_prompt_runs_beside_one_that_is_computed_here(scheduler):
 
 @pytest.mark.parametrize("host_slots", [0, 8])
 def test_even_the_oldest_gives_way_to_a_reservation_until_that_has_landed(host_slots):
-    scheduler = MixedScheduler(BlockPool(5), BLOCK, 16, max_sequences=4, swap=SwapSpace(host_slots))
+    scheduler = Scheduler(BlockPool(5), BLOCK, 16, max_sequences=4, swap=SwapSpace(host_slots))
     start(scheduler, length=4, max_tokens=16)
     landing = Request(2, (9, 9, 9, 9, 9), SamplingParams(max_tokens=1), ())
     assert len(scheduler.reserve(landing).blocks) == 2

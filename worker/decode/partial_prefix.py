@@ -1,6 +1,6 @@
 """Prompts that were given up half landed because their source was lost, and are to be tried again here.
 
-Their certain blocks go into the cache when the copy under way has ended. The next attempt at the same prompt waits
+Their confirmed blocks go into the cache when the copy under way has ended. The next attempt at the same prompt waits
 for that: it is sent right behind the command that gave the first one up, and begins with the same tokens.
 """
 
@@ -11,7 +11,7 @@ LONGEST_COPY_S = 2.0
 """No request waits longer; blocks that are not in the cache by then are pulled again."""
 
 
-class HandedOn:
+class PartialPrefixes:
     def __init__(self) -> None:
         # By the hash of the prompt's last block, which is chained over all tokens before: unrelated prompts share
         # their first blocks, and not this one.

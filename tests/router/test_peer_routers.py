@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 
 from baton.router.admin.wire import router_status
-from baton.router.fleet.peers import Replicas
+from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
-from baton.router.placement.peer_load import MAX_AGE_S, ElsewhereLoad, Prediction, RecentPredictions, Share, SharedView
+from baton.router.placement.peer_load import MAX_AGE_S, PeerLoad, PeerRouterLoads, Prediction, RecentPredictions, Share
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.redis_registry import RegistryUnavailable
@@ -57,7 +57,7 @@ class Router:
             self.cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, b"f", MODEL, 100, 8), 1)
             self.cluster.reported(endpoint, WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
         self.taken_over: list[int] = []
-        self.replicas = Replicas(
+        self.peer_routers = PeerRouters(
             self.cluster,
             redis.store(number),
             bytes([number]) * 16,
@@ -97,9 +97,9 @@ async def test_a_router_counts_what_another_has_charged_and_expects_what_it_pred
 ) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
-    await first.replicas.exchange()
-    await second.replicas.exchange()
-    assert second.replicas.others == 1
+    await first.peer_routers.exchange()
+    await second.peer_routers.exchange()
+    assert second.peer_routers.others == 1
     assert second.view("p0").tokens_in_flight == first.view("p0").tokens_in_flight == 17
     assert second.view("d0").elsewhere_slots == 1
     assert second.view("d0").used_slots == 0, "another router's credit was taken for its own"
@@ -110,9 +110,9 @@ async def test_a_router_says_where_and_how_long_it_has_been_there(two: tuple[Rou
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
     clock.now += 61.0
-    await first.replicas.exchange()
-    await second.replicas.exchange()
-    [share] = second.replicas.shares
+    await first.peer_routers.exchange()
+    await second.peer_routers.exchange()
+    [share] = second.peer_routers.shares
     told = router_status(share, decode={"d0"})
     assert (told.router_id, told.address, told.uptime_s) == (bytes(16), "host-0:1", 61.0)
     assert (told.requests, told.tokens) == (1, first.view("p0").tokens_in_flight + first.view("d0").tokens_in_flight)
@@ -120,11 +120,11 @@ async def test_a_router_says_where_and_how_long_it_has_been_there(two: tuple[Rou
 
 async def test_a_router_hears_which_of_its_streams_another_one_resumed(two: tuple[Router, Router]) -> None:
     first, second = two
-    second.replicas.took_over(b"\x00" * 16, 7)
-    second.replicas.took_over(b"\x09" * 16, 8)
+    second.peer_routers.took_over(b"\x00" * 16, 7)
+    second.peer_routers.took_over(b"\x09" * 16, 8)
     for _ in range(5):
-        await second.replicas.exchange()
-        await first.replicas.exchange()
+        await second.peer_routers.exchange()
+        await first.peer_routers.exchange()
     assert set(first.taken_over) == {7}
     assert len(first.taken_over) == 3, "it is told in a few shares and then no more"
     assert second.taken_over == []
@@ -133,22 +133,22 @@ async def test_a_router_hears_which_of_its_streams_another_one_resumed(two: tupl
 async def test_what_is_returned_is_heard_too(two: tuple[Router, Router]) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
-    await first.replicas.exchange()
+    await first.peer_routers.exchange()
     for endpoint in PLACED.endpoints:
         first.cluster.release(1, endpoint)
-    await first.replicas.exchange()
-    await second.replicas.exchange()
+    await first.peer_routers.exchange()
+    await second.peer_routers.exchange()
     assert second.view("p0").tokens_in_flight == 0
 
 
 async def test_a_router_that_has_gone_counts_no_longer_than_a_second(two: tuple[Router, Router], clock: Clock) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
-    await first.replicas.exchange()
-    await second.replicas.exchange()
+    await first.peer_routers.exchange()
+    await second.peer_routers.exchange()
     clock.now += MAX_AGE_S + 0.1
-    await second.replicas.exchange()
-    assert (second.replicas.others, second.view("p0").tokens_in_flight) == (0, 0)
+    await second.peer_routers.exchange()
+    assert (second.peer_routers.others, second.view("p0").tokens_in_flight) == (0, 0)
 
 
 async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all(
@@ -156,22 +156,22 @@ async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all
 ) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
-    await first.replicas.exchange()
-    await second.replicas.exchange()
+    await first.peer_routers.exchange()
+    await second.peer_routers.exchange()
     redis.gone = True
     clock.now += MAX_AGE_S + 0.1
-    assert not await second.replicas.exchange()
+    assert not await second.peer_routers.exchange()
     assert second.view("p0").tokens_in_flight == 0
     redis.gone = False
-    await first.replicas.exchange()
-    assert await second.replicas.exchange()
+    await first.peer_routers.exchange()
+    assert await second.peer_routers.exchange()
     assert second.view("p0").tokens_in_flight == 17
 
 
 async def test_what_no_router_of_this_version_wrote_is_passed_over(two: tuple[Router, Router], redis: Redis) -> None:
     redis.shares[7] = b"\xff\xff"
-    assert await two[0].replicas.exchange()
-    assert two[0].replicas.others == 0
+    assert await two[0].peer_routers.exchange()
+    assert two[0].peer_routers.others == 0
 
 
 async def test_it_ends_when_it_is_told_to_also_where_the_store_swallows_that(redis: Redis, clock: Clock) -> None:
@@ -185,7 +185,7 @@ async def test_it_ends_when_it_is_told_to_also_where_the_store_swallows_that(red
                 await asyncio.Event().wait()
             return ()
 
-    running = asyncio.create_task(Replicas(router.cluster, Swallowing(redis, 0), bytes(16), clock=clock).run())
+    running = asyncio.create_task(PeerRouters(router.cluster, Swallowing(redis, 0), bytes(16), clock=clock).run())
     await asked.wait()
     running.cancel()
     async with asyncio.timeout(5):
@@ -193,11 +193,11 @@ async def test_it_ends_when_it_is_told_to_also_where_the_store_swallows_that(red
 
 
 def share(number: int, predictions: tuple[Prediction, ...]) -> Share:
-    return Share(b"r" * 16, number, {"w": ElsewhereLoad(tokens=number)}, predictions)
+    return Share(b"r" * 16, number, {"w": PeerLoad(tokens=number)}, predictions)
 
 
 def test_each_prediction_is_taken_once_and_an_older_share_not_at_all() -> None:
-    view = SharedView()
+    view = PeerRouterLoads()
     one, two, three = (Prediction(number, "w", CHAIN) for number in (1, 2, 3))
     assert list(view.take(share(5, (one, two)), 0.0)) == [one, two]
     assert list(view.take(share(6, (two, three)), 0.1)) == [three]

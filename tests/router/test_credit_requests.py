@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.router.admission.queue import Unmet, Want, Wanting, want
+from baton.router.admission.queue import CreditRequest, CreditRequester, Unmet, credit_request
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
@@ -13,9 +13,9 @@ REQUEST = PlacementRequest(b"f", block_tokens=32, prompt_tokens=2500, max_tokens
 
 
 def test_a_request_larger_than_the_share_is_asked_for() -> None:
-    assert want(Unmet(REQUEST, [SHARE]), None) == Want("d0", 80, 1)
+    assert credit_request(Unmet(REQUEST, [SHARE]), None) == CreditRequest("d0", 80, 1)
     wide = replace(REQUEST, prompt_tokens=32, choices=6)
-    assert want(Unmet(wide, [SHARE]), None) == Want("d0", wide.charged_blocks, 6)
+    assert credit_request(Unmet(wide, [SHARE]), None) == CreditRequest("d0", wide.charged_blocks, 6)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_request_larger_than_the_share_is_asked_for() -> None:
     ],
 )
 def test_nothing_is_asked_for_where_the_share_of_some_worker_will_do(enough: WorkerView) -> None:
-    assert want(Unmet(REQUEST, [SHARE, enough]), None) is None
+    assert credit_request(Unmet(REQUEST, [SHARE, enough]), None) is None
 
 
 @pytest.mark.parametrize(
@@ -38,30 +38,30 @@ def test_nothing_is_asked_for_where_the_share_of_some_worker_will_do(enough: Wor
     ],
 )
 def test_nothing_is_asked_of_workers_that_could_not_take_it(unfit: WorkerView) -> None:
-    assert want(Unmet(REQUEST, [unfit]), None) is None
+    assert credit_request(Unmet(REQUEST, [unfit]), None) is None
 
 
 def test_the_worker_that_lacks_least_is_asked_and_then_remains_so() -> None:
     nearer = replace(SHARE, endpoint="d1", limit_blocks=60)
-    assert want(Unmet(REQUEST, [SHARE, nearer]), None) == Want("d1", 80, 1)
-    assert want(Unmet(REQUEST, [SHARE, nearer]), "d0") == Want("d0", 80, 1)
+    assert credit_request(Unmet(REQUEST, [SHARE, nearer]), None) == CreditRequest("d1", 80, 1)
+    assert credit_request(Unmet(REQUEST, [SHARE, nearer]), "d0") == CreditRequest("d0", 80, 1)
 
 
 def test_what_is_charged_beyond_a_whole_worker_is_not_asked_for() -> None:
     wide = replace(REQUEST, prompt_tokens=32, max_tokens=2000, choices=8)
     few = replace(SHARE, total_blocks=64, limit_blocks=32)
     assert wide.charged_blocks > few.total_blocks >= wide.longest_blocks
-    assert want(Unmet(wide, [few]), None) == Want("d0", 64, 8)
+    assert credit_request(Unmet(wide, [few]), None) == CreditRequest("d0", 64, 8)
 
 
 def test_a_worker_is_told_once_and_told_when_it_is_over() -> None:
-    wanting, told = Wanting(), list[Want]()
-    wanting.on_want = told.append
-    wanting.follow(None)
+    credit_requests, told = CreditRequester(), list[CreditRequest]()
+    credit_requests.on_credit_request = told.append
+    credit_requests.follow(None)
     for _ in range(2):
-        wanting.follow(Unmet(REQUEST, [SHARE]))
-    assert told == [Want("d0", 80, 1)]
-    wanting.follow(Unmet(REQUEST, [replace(SHARE, endpoint="d1")]))
-    wanting.follow(None)
-    wanting.follow(None)
-    assert told[1:] == [Want("d0", 0, 0), Want("d1", 80, 1), Want("d1", 0, 0)]
+        credit_requests.follow(Unmet(REQUEST, [SHARE]))
+    assert told == [CreditRequest("d0", 80, 1)]
+    credit_requests.follow(Unmet(REQUEST, [replace(SHARE, endpoint="d1")]))
+    credit_requests.follow(None)
+    credit_requests.follow(None)
+    assert told[1:] == [CreditRequest("d0", 0, 0), CreditRequest("d1", 80, 1), CreditRequest("d1", 0, 0)]

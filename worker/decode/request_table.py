@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from baton.protos import session_pb2
 from baton.worker.decode.answer import Answer, Session
-from baton.worker.decode.kept import EndedAnswers, KeptAnswer, KeptBounds, KeptChoice
+from baton.worker.decode.retained import EndedOutputs, RetainedBounds, RetainedChoice, RetainedOutputs
 from baton.worker.wire import END_REASONS, add_logprobs
 
 
@@ -26,18 +26,18 @@ def key_of(answer: Answer) -> AttemptKey:
     return AttemptKey(answer.session.router_id, answer.attempt_id)
 
 
-class AnswerBook:
-    def __init__(self, grace_s: float, bounds: KeptBounds) -> None:
+class RequestTable:
+    def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         """`grace_s`: how long an answer that has ended can be asked for again."""
         self._answers: dict[int, Answer] = {}
         self._by_attempt: dict[AttemptKey, Answer] = {}
-        self.ended: EndedAnswers[AttemptKey] = EndedAnswers(grace_s, bounds)
+        self.ended: EndedOutputs[AttemptKey] = EndedOutputs(grace_s, bounds)
 
     def __len__(self) -> int:
         return len(self._answers)
 
     def __iter__(self) -> Iterator[Answer]:
-        """The book may change meanwhile."""
+        """The table may change meanwhile."""
         return iter(tuple(self._answers.values()))
 
     def __contains__(self, answer: Answer) -> bool:
@@ -60,7 +60,7 @@ class AnswerBook:
 
     def keep(self, answer: Answer, now: float) -> None:
         """Of an answer that has ended: it can be adopted for a while."""
-        self.ended.keep(key_of(answer), answer.kept, now)
+        self.ended.keep(key_of(answer), answer.retained, now)
 
     def move(self, answer: Answer, session: Session, attempt_id: int) -> None:
         """To another router, or to another number of the same one."""
@@ -68,11 +68,11 @@ class AnswerBook:
         answer.adopt(session, attempt_id)
         self._by_attempt[key_of(answer)] = answer
 
-    def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> KeptAnswer | None:
-        kept = self.ended.take(old, now)
-        if kept is not None:
-            self.ended.keep(new, kept, now)  # its new router may die as well
-        return kept
+    def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> RetainedOutputs | None:
+        retained = self.ended.take(old, now)
+        if retained is not None:
+            self.ended.keep(new, retained, now)  # its new router may die as well
+        return retained
 
 
 logger = logging.getLogger(__name__)
@@ -81,35 +81,35 @@ Send = Callable[[Session, session_pb2.ConnectResponse], None]
 
 
 class Adoptions:
-    def __init__(self, book: AnswerBook, send: Send) -> None:
-        self._book = book
+    def __init__(self, table: RequestTable, send: Send) -> None:
+        self._table = table
         self._send = send
 
     def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
         """Moves an answer to `session`, which is sent its tokens so far. None where it is not open, or not here."""
         old = AttemptKey(command.router_id, command.attempt_id)
         new = AttemptKey(session.router_id, command.as_attempt_id)
-        if self._book.of_attempt(new) is not None:
+        if self._table.of_attempt(new) is not None:
             logger.error("a router sent attempt %d twice; the second is dropped", new.attempt_id)
             return None
-        answer = self._book.of_attempt(old)
+        answer = self._table.of_attempt(old)
         if answer is None:
-            kept = self._book.move_ended(old, new, time.monotonic())
-            if kept is None:
+            retained = self._table.move_ended(old, new, time.monotonic())
+            if retained is None:
                 reason = session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
                 self._send_failed(session, new.attempt_id, reason, "the decode worker does not have that answer")
             else:
-                self.tell_again(session, new.attempt_id, kept)
+                self.send_again(session, new.attempt_id, retained)
             return None
         earlier = answer.session
-        self._book.move(answer, session, new.attempt_id)
+        self._table.move(answer, session, new.attempt_id)
         reason = session_pb2.FAILURE_REASON_ADOPTED
         self._send_failed(earlier, old.attempt_id, reason, "another router goes on with it")
-        self.tell_again(session, new.attempt_id, answer.kept)
+        self.send_again(session, new.attempt_id, answer.retained)
         return answer
 
-    def tell_again(self, session: Session, attempt_id: int, kept: KeptAnswer) -> None:
-        for output in told_again(kept, attempt_id):
+    def send_again(self, session: Session, attempt_id: int, retained: RetainedOutputs) -> None:
+        for output in sent_again(retained, attempt_id):
             outputs = session_pb2.StepOutputs(outputs=[output])
             self._send(session, session_pb2.ConnectResponse(step_outputs=outputs))
 
@@ -120,18 +120,18 @@ class Adoptions:
         self._send(session, session_pb2.ConnectResponse(failed=failed))
 
 
-def told_again(kept: KeptAnswer, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:
+def sent_again(retained: RetainedOutputs, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:
     """From offset 0 on, choice by choice. The tokens of an earlier attempt come without log-probabilities."""
-    for choice, made in kept.choices.items():
-        if kept.answered:
-            yield session_pb2.SequenceOutput(attempt_id=attempt_id, choice=choice, token_ids=kept.answered)
+    for choice, made in retained.choices.items():
+        if retained.answered:
+            yield session_pb2.SequenceOutput(attempt_id=attempt_id, choice=choice, token_ids=retained.answered)
         for start in range(0, len(made.token_ids), PIECE_TOKENS):
             output = _piece(made, start)
-            output.attempt_id, output.choice, output.offset = attempt_id, choice, len(kept.answered) + start
+            output.attempt_id, output.choice, output.offset = attempt_id, choice, len(retained.answered) + start
             yield output
 
 
-def _piece(made: KeptChoice, start: int) -> session_pb2.SequenceOutput:
+def _piece(made: RetainedChoice, start: int) -> session_pb2.SequenceOutput:
     stop = start + PIECE_TOKENS
     is_last = stop >= len(made.token_ids)
     output = session_pb2.SequenceOutput(

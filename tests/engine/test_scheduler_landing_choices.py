@@ -6,26 +6,26 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import BlockCopy, Computed, Drawn, NonFinite, Plan
 from baton.engine.request import EndReason, FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.scheduler import MixedScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 
 BLOCK = 4
 
 
 @pytest.fixture
 def scheduler():
-    scheduler = MixedScheduler(BlockPool(12), BLOCK, max_step_tokens=16, max_sequences=8)
+    scheduler = Scheduler(BlockPool(12), BLOCK, max_step_tokens=16, max_sequences=8)
     yield scheduler
     scheduler.pool.check_conservation()
 
 
-def start(scheduler: MixedScheduler, length: int, n: int, ended: frozenset[int] = frozenset()) -> None:
+def start(scheduler: Scheduler, length: int, n: int, ended: frozenset[int] = frozenset()) -> None:
     params = SamplingParams(max_tokens=6, n=n)
     assert scheduler.reserve(Request(1, tuple(range(length)), params, ())) is not None
     reasons = [EndReason.STOP if choice in ended else None for choice in range(n)]
     scheduler.activate(1, [FirstToken(choice, 50 + choice, -0.5, end) for choice, end in enumerate(reasons)])
 
 
-def finish_step(scheduler: MixedScheduler, plan: Plan) -> None:
+def finish_step(scheduler: Scheduler, plan: Plan) -> None:
     scheduler.commit(plan, [Computed((Drawn(7, -0.5),)) for _ in plan.chunks])
 
 
@@ -99,7 +99,7 @@ def test_an_ended_choice_leaves_the_others_running(scheduler):
 
 
 def test_eight_answers_hold_the_prompt_once_and_their_own_tails():
-    scheduler = MixedScheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
+    scheduler = Scheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
     assert scheduler.reserve(Request(1, tuple(range(512)), SamplingParams(max_tokens=65, n=8), ())) is not None
     scheduler.activate(1, [FirstToken(choice, 1, -0.5, None) for choice in range(8)])
     most = 0

@@ -1,6 +1,6 @@
 """The tokens that were given out of answers, so that they can be sent again to a router that takes one over. Pure.
 
-All tokens of a running answer are kept; those of an ended one too, for a while, as far as there is room.
+All tokens of a running answer are retained; those of an ended one too, for a while, as far as there is room.
 """
 
 from array import array
@@ -27,36 +27,36 @@ class MadeToken(Protocol):
 
 
 @dataclass(slots=True)
-class KeptChoice:
+class RetainedChoice:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     logged: list[MadeToken] = field(default_factory=list)  # the same tokens, where log-probabilities are sent
     end: EndReason | None = None
 
 
-class KeptAnswer:
+class RetainedOutputs:
     """One attempt's part of an answer. `answered`: tokens that earlier attempts made of it."""
 
     def __init__(self, answered: Sequence[int] = (), with_logprobs: bool = False) -> None:
         self.answered = array("I", answered)
         self.with_logprobs = with_logprobs  # whether a router wants them
-        self.choices: dict[int, KeptChoice] = {}
+        self.choices: dict[int, RetainedChoice] = {}
 
     def add(self, choice: int, token: MadeToken, end: EndReason | None) -> None:
-        kept = self.choices.get(choice)
-        if kept is None:
-            kept = self.choices[choice] = KeptChoice()
-        kept.token_ids.append(token.token_id)
-        kept.end = end
+        retained = self.choices.get(choice)
+        if retained is None:
+            retained = self.choices[choice] = RetainedChoice()
+        retained.token_ids.append(token.token_id)
+        retained.end = end
         if self.with_logprobs:
-            kept.logged.append(token)
+            retained.logged.append(token)
 
     @property
     def tokens(self) -> int:
-        return len(self.answered) + sum(len(kept.token_ids) for kept in self.choices.values())
+        return len(self.answered) + sum(len(retained.token_ids) for retained in self.choices.values())
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBounds:
+class RetainedBounds:
     """Of answers that have ended, all together."""
 
     answers: int = 1024
@@ -65,15 +65,15 @@ class KeptBounds:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    answer: KeptAnswer
+    answer: RetainedOutputs
     tokens: int
     expires_at: float  # monotonic seconds
 
 
-class EndedAnswers(Generic[Key]):
+class EndedOutputs(Generic[Key]):
     """Each for `grace_s`, or until they are too many: then the oldest go first."""
 
-    def __init__(self, grace_s: float, bounds: KeptBounds) -> None:
+    def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         self._grace_s = grace_s
         self._bounds = bounds
         self._ended: OrderedDict[Key, Ended] = OrderedDict()  # in the order of their expiry
@@ -82,14 +82,14 @@ class EndedAnswers(Generic[Key]):
     def __len__(self) -> int:
         return len(self._ended)
 
-    def keep(self, key: Key, answer: KeptAnswer, now: float) -> None:
+    def keep(self, key: Key, answer: RetainedOutputs, now: float) -> None:
         self.take(key, now)
         self._ended[key] = Ended(answer, answer.tokens, now + self._grace_s)
         self.tokens += self._ended[key].tokens
         while len(self._ended) > self._bounds.answers or self.tokens > self._bounds.tokens:
             self._drop_oldest()
 
-    def take(self, key: Key, now: float) -> KeptAnswer | None:
+    def take(self, key: Key, now: float) -> RetainedOutputs | None:
         """None where it is not here, or no longer."""
         self.expire(now)
         ended = self._ended.pop(key, None)

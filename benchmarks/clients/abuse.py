@@ -1,17 +1,15 @@
-"""What is promised of the gateway beside clients that mean no good, and which of it a run's figures break. Pure.
+"""What is promised of the gateway beside clients that mean no good, and which of it a run's figures break.
 
-.venv/bin/python -m baton.benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 4] [--rounds 3]
+    .venv/bin/python -m baton.benchmarks.clients.abuse [--kinds malformed large ...] [--seconds 4] [--rounds 3]
                                                [--json FILE]
 
 A gateway on a core of its own, workers that compute nothing and say a token every 20 ms, neighbours that stream.
 Windows without and with an abuser (benchmarks/clients/abusers.py, in a process of its own) take turns; `nothing` is
 an abuser that does nothing, and shows what this measures of the machine itself. What counts is the ratio of the
 neighbours' time between tokens with and without. Memory is that of the gateway and of the processes that help it,
-beyond what they had before the first abuser. Exits with 1 where a promise (benchmarks/clients/abuse.py) was
-broken.
+beyond what they had before the first abuser. Exits with 1 where a promise was broken.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -28,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.benchmarks.clients.abusers import KINDS
-from baton.benchmarks.clients.memory import children, own_mib
-from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.clients.run import children, own_mib
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.benchmarks.report.statistics import percentile
-from baton.benchmarks.router.cost import UNENDING_TOKENS
-from baton.benchmarks.router.gateway import COMPLETIONS, Stack, connection, gateway_and_workers
+from baton.benchmarks.router.streams import COMPLETIONS, UNENDING_TOKENS, Stack, connection, serving
 from baton.launch.paths import ROOT
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
@@ -150,7 +147,8 @@ async def _abuser(stack: Stack, kind: str | None, seconds: float) -> AsyncIterat
 async def run_abuse(kinds: Sequence[str], seconds: float, rounds: int) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="baton-abuse-") as scratch:
         write_tiny_checkpoint(Path(scratch) / "zero")
-        async with gateway_and_workers(Path(scratch), INTERVAL_MS, *LIMITS) as stack, asyncio.TaskGroup() as streams:
+        gateway = serving(Path(scratch), INTERVAL_MS, *LIMITS, module="baton.gateway")
+        async with gateway as stack, asyncio.TaskGroup() as streams:
             neighbours = Neighbours()
             following = [streams.create_task(neighbours.follow(stack.http_target)) for _ in range(NEIGHBOURS)]
             found = {}
@@ -185,17 +183,15 @@ def figures(without: Sequence[Window], beside: Sequence[Window], before_mib: flo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each window")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[1:] or cores)  # the first is the gateway's
     found = asyncio.run(run_abuse(asked.kinds, asked.seconds, asked.rounds))
-    if asked.json is not None:
-        asked.json.write_text(json.dumps({"machine": describe_machine(), "kinds": found}, indent=1) + "\n")
+    write_result(asked.json, {"kinds": found})
     faults = [f"{kind}: {fault}" for kind, each in found.items() for fault in broken(kind, each)]
     print("\n".join(faults) or "every promise was kept")
     return 1 if faults else 0

@@ -4,8 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from baton.benchmarks.clients.memory import MemoryWatch, growth_mib
-from baton.benchmarks.clients.run import Run, program
+from baton.benchmarks.clients.run import MemoryWatch, Run, growth_mib, program
 
 USERS = 16
 SAMPLES = 60  # of memory and latency, over the whole time

@@ -1,6 +1,6 @@
 """Is a router's view of its workers' prefix caches true? Real processes, multi-turn conversations, two kills.
 
-.venv/bin/python -m baton.benchmarks.cluster.cache_view [--conversations 500] [--json]
+    .venv/bin/python -m baton.benchmarks.cluster.cache_view [--conversations 500] [--json FILE]
 
 Starts `baton up` with 2P+2D on a tiny random model and pools that are far too small, so that blocks are evicted all
 the time, and kills a decode worker after a third of the conversations and a prefill worker after two thirds. From the
@@ -9,12 +9,10 @@ up; the others by what must have happened between decision and look-up. From the
 long after its restart a worker's cache was known exactly again, and whether all are at the end.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.benchmarks.cluster.cache_conversations import Shape, converse
-from baton.benchmarks.isolation.stack import OUR_CODE, Program, RunningProgram
-from baton.client import AsyncAdminClient, BatonClientError, ClusterStatus
+from baton.benchmarks.processes import READY_S, Cluster, RunningProgram, baton_up
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
-from baton.service.registry.redis_server import free_port
 
 PREFIX = "baton.route."
 
@@ -99,81 +96,59 @@ def read_spans(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in complete.splitlines()]
 
 
-READY_S, SETTLED_S = 120.0, 10.0
+WORKERS = 4
+SETTLED_S = 10.0
 POLL_S = 0.05
 
 
-class Cluster:
-    """`baton up`, and what its router says."""
-
-    def __init__(self, folder: Path, kv_memory: str, flags: Sequence[str]) -> None:
-        self.port, self._admin = free_port(), free_port()
-        self._traces = folder / "trace.jsonl"
-        write_tiny_checkpoint(folder / "tiny")
-        command = [sys.executable, "-P", "-m", "baton.cli", "up", "--device", "cpu", "--model", str(folder / "tiny")]
-        command += ["--port", str(self.port), "--admin-port", str(self._admin), "--http-port", "0"]
-        command += ["--prefill", "2", "--decode", "2", "--kv-memory", kv_memory, "--trace-file", str(self._traces)]
-        environment = {**OUR_CODE, "OMP_NUM_THREADS": "1"}
-        self.program = Program("up", (*command, *flags), (), folder / "up.log", environment)
-
-    async def status(self) -> ClusterStatus | None:
-        try:
-            async with AsyncAdminClient(f"127.0.0.1:{self._admin}", timeout_s=2.0) as admin:
-                return await admin.status()
-        except BatonClientError:
-            return None
-
-    async def ready(self) -> bool:
-        status = await self.status()
-        return status is not None and status.ready and len(status.workers) == 4
-
-    async def exact(self) -> bool:
-        """Whether the router's view of every worker equals the worker's own sum."""
-        status = await self.status()
-        if status is None or len([worker for worker in status.workers if worker.connected]) < 4:
-            return False
-        return all(worker.cache_view is not None and worker.cache_view.exact for worker in status.workers)
-
-    def figures(self) -> Figures:
-        return figures(read_spans(self._traces.read_text()))
-
-    async def kill(self, role: str) -> float | None:
-        """Kills a worker of that role; returns the seconds from its new connection until it was known exactly."""
-        status = await self.status()
-        victim = next(worker for worker in (status.workers if status else ()) if worker.role == role)
-        os.kill(victim.pid, signal.SIGKILL)
-        connected_s = None
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            status = await self.status()
-            for worker in status.workers if status else ():
-                if worker.worker_id == victim.worker_id and worker.connected and worker.epoch != victim.epoch:
-                    connected_s = connected_s or time.monotonic()
-                    if worker.cache_view is not None and worker.cache_view.exact:
-                        return time.monotonic() - connected_s
-            await asyncio.sleep(POLL_S)
-        return None
+async def is_exact(cluster: Cluster) -> bool:
+    """Whether the router's view of every worker equals the worker's own sum."""
+    status = await cluster.status()
+    if status is None or len([worker for worker in status.workers if worker.connected]) < WORKERS:
+        return False
+    return all(worker.cache_view is not None and worker.cache_view.exact for worker in status.workers)
 
 
-async def measure(shape: Shape, kv_memory: str, kills: Sequence[str], flags: Sequence[str] = ()) -> dict[str, object]:
+async def kill(cluster: Cluster, role: str) -> float | None:
+    """Kills a worker of that role; returns the seconds from its new connection until it was known exactly."""
+    status = await cluster.status()
+    victim = next(worker for worker in (status.workers if status else ()) if worker.role == role)
+    os.kill(victim.pid, signal.SIGKILL)
+    connected_s = None
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        status = await cluster.status()
+        for worker in status.workers if status else ():
+            if worker.worker_id == victim.worker_id and worker.connected and worker.epoch != victim.epoch:
+                connected_s = connected_s or time.monotonic()
+                if worker.cache_view is not None and worker.cache_view.exact:
+                    return time.monotonic() - connected_s
+        await asyncio.sleep(POLL_S)
+    return None
+
+
+async def measure(shape: Shape, kv_memory: str, kills: Sequence[str]) -> dict[str, object]:
     """`kills`: roles of which a worker is killed, spread evenly over the conversations."""
     with tempfile.TemporaryDirectory() as name:
-        cluster = Cluster(Path(name), kv_memory, flags)
-        async with RunningProgram(cluster.program) as program:
-            await program.wait_until(cluster.ready, READY_S)
+        folder = Path(name)
+        write_tiny_checkpoint(folder / "tiny")
+        flags = ("--model", folder / "tiny", "--http-port", 0, "--prefill", 2, "--decode", 2, "--kv-memory", kv_memory)
+        program, cluster = baton_up(folder, WORKERS, *flags)
+        async with RunningProgram(program) as running:
+            await running.wait_until(cluster.is_ready)
             killing: list[asyncio.Task[float | None]] = []
 
             def on_ended(ended: int) -> None:
                 if len(killing) < len(kills) and ended >= (len(killing) + 1) * shape.conversations // (len(kills) + 1):
-                    killing.append(asyncio.create_task(cluster.kill(kills[len(killing)])))
+                    killing.append(asyncio.create_task(kill(cluster, kills[len(killing)])))
 
             began = time.monotonic()
-            outcome = await converse(f"127.0.0.1:{cluster.port}", shape, 1, on_ended)
+            outcome = await converse(cluster.target, shape, 1, on_ended)
             took_s = time.monotonic() - began
             back_s = await asyncio.gather(*killing)
-            await program.wait_until(cluster.exact, SETTLED_S)
+            await running.wait_until(lambda: is_exact(cluster), SETTLED_S)
             status = await cluster.status()
-        found = cluster.figures()
+        found = figures(read_spans((folder / "up.jsonl").read_text()))
     caches = {
         worker.worker_id: asdict(worker.cache_view)
         for worker in (status.workers if status else ())
@@ -190,17 +165,17 @@ async def measure(shape: Shape, kv_memory: str, kills: Sequence[str], flags: Seq
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--conversations", type=int, default=500)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--kv-memory", default="12MiB", help="of each worker; 32 KiB a block of 32 tokens")
     parser.add_argument("--no-kill", action="store_true", help="leave all workers alone")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     kills = () if arguments.no_kill else ("decode", "prefill")
     shape = Shape(arguments.conversations, arguments.at_once)
     result = asyncio.run(measure(shape, arguments.kv_memory, kills))
-    print(json.dumps(result) if arguments.json else json.dumps(result, indent=2))
+    print(json.dumps(result, indent=2))
+    write_result(arguments.json, result)
 
 
 if __name__ == "__main__":

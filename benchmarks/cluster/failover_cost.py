@@ -9,31 +9,26 @@ nothing, and several run at once. Attributed, not a difference of two runs. What
 router's event loop spends on reading Redis' answers.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import random
-import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton.benchmarks.isolation.stack import OUR_CODE, Program, RunningProgram
-from baton.benchmarks.report.machine import describe_machine
-from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, RetryPolicy
+from baton.benchmarks.processes import HOST, Cluster, Program, our_program, ports_of, running
+from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.serve.load import Load, RandomJobs
+from baton.benchmarks.serve.targets import BatonTarget
+from baton.launch.errors import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from baton.service.registry.redis_server import free_port, start_redis_server
 
-READY_S = 120.0
 PARTS = ("journal", "kept outputs", "kept answers", "checksums", "confirmations")
 WORKERS = ("prefill-0", "decode-0")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Asked:
     requests: int
     at_once: int
     prompt_tokens: int
@@ -54,58 +49,42 @@ class Cost:
         return {name: spent / self.steps_ms for name, spent in self.part_ms.items()}
 
 
-def programs(folder: Path, model: Path, redis_url: str, port: int, admin: int, share: float) -> list[Program]:
-    environment = {**OUR_CODE, "OMP_NUM_THREADS": "1"}
-    cores = tuple(sorted(os.sched_getaffinity(0)))
+def programs(folder: Path, model: Path, redis_url: str, cluster: Cluster, share: float) -> list[Program]:
     registry = ("--redis-url", redis_url, "--log-level", "warning")
 
     def program(name: str, role: str, *flags: object) -> Program:
-        metered = ("-m", "baton.benchmarks.cluster.metered_process", role, str(folder / f"{name}.json"))
-        command = (sys.executable, "-P", *metered, *map(str, (*flags, *registry)))
-        return Program(name, command, cores, folder / f"{name}.log", environment)
+        metered = ("baton.benchmarks.cluster.metered_process", role, folder / f"{name}.json")
+        return our_program(name, folder, *metered, *flags, *registry)
 
     of_worker = ("--model", model, "--kv-memory", "128MiB", "--checksum-share", share)
     workers = [
         program(name, name.partition("-")[0], "--worker-id", name, "--port", free_port(), *of_worker)
         for name in WORKERS
     ]
-    return [*workers, program("router", "router", "--port", port, "--admin-port", admin)]
+    return [*workers, program("router", "router", *ports_of(cluster))]
 
 
-async def ready(admin_port: int) -> bool:
-    async with AsyncAdminClient(f"127.0.0.1:{admin_port}", retry=RetryPolicy(attempts=1)) as admin:
-        try:
-            status = await admin.status()
-        except BatonClientError:
-            return False
-    return status.ready and not status.detail and sum(worker.connected for worker in status.workers) == len(WORKERS)
+async def ask(cluster: Cluster, asked: Asked) -> None:
+    """Raises: CommandFailed where a request fails."""
+    drawn = RandomJobs(asked.prompt_tokens, asked.answer_tokens, 0, 0.0, vocab_size=250, seed=7)
+    target = BatonTarget(cluster.target)
+    run = await Load(target).closed_loop(drawn.draw([0.0] * asked.requests), asked.at_once)
+    await target.close()
+    if errors := [outcome.error for outcome in run.outcomes if outcome.error]:
+        raise CommandFailed(errors[0])
 
 
-async def ask(port: int, load: Load) -> None:
-    draw, free = random.Random(7), asyncio.Semaphore(load.at_once)
-    prompts = [[draw.randrange(3, 250) for _ in range(load.prompt_tokens)] for _ in range(load.requests)]
-    async with AsyncBatonClient(f"127.0.0.1:{port}", timeout_s=120) as baton:
-
-        async def one(prompt: Sequence[int]) -> None:
-            async with free:
-                await baton.complete(prompt, max_tokens=load.answer_tokens, ignore_eos=True)
-
-        await asyncio.gather(*map(one, prompts))
-
-
-async def measure(model: Path | None, load: Load, share: float) -> Cost:
-    redis, port, admin = start_redis_server(), free_port(), free_port()
+async def measure(model: Path | None, asked: Asked, share: float) -> Cost:
+    redis = start_redis_server()
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             if model is None:
                 model = folder / "tiny"
                 write_tiny_checkpoint(model)
-            async with AsyncExitStack() as stack:
-                for program in programs(folder, model, redis.url, port, admin, share):
-                    running = await stack.enter_async_context(RunningProgram(program))
-                await running.wait_until(lambda: ready(admin), READY_S)
-                await ask(port, load)
+            cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", len(WORKERS))
+            async with running(programs(folder, model, redis.url, cluster, share), cluster.is_ready):
+                await ask(cluster, asked)
             return cost_of(folder)
     finally:
         redis.stop()
@@ -122,24 +101,21 @@ def cost_of(folder: Path) -> Cost:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, help="folder of a checkpoint; default: a tiny one of random weights")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--answer-tokens", type=int, default=128)
     parser.add_argument("--checksum-share", type=float, default=0.001)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    load = Load(given.requests, given.at_once, given.prompt_tokens, given.answer_tokens)
-    cost = asyncio.run(measure(given.model, load, given.checksum_share))
+    asked = Asked(given.requests, given.at_once, given.prompt_tokens, given.answer_tokens)
+    cost = asyncio.run(measure(given.model, asked, given.checksum_share))
     print(f"{cost.steps} decode steps, {cost.steps_ms:.0f} ms of CPU")
     for part, share in cost.shares.items():
         print(f"  {part:<14} {cost.part_ms[part]:8.2f} ms  {share:7.3%} of step time  {cost.calls[part]} calls")
     print(f"  together       {sum(cost.part_ms.values()):8.2f} ms  {sum(cost.shares.values()):7.3%}")
-    if given.json is not None:
-        result = {"machine": describe_machine(), "load": asdict(load), **asdict(cost), "shares": cost.shares}
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(given.json, {"load": asdict(asked), **asdict(cost), "shares": cost.shares})
 
 
 if __name__ == "__main__":

@@ -1,30 +1,24 @@
-"""Structured output from a running cluster: are answers valid, and do plain answers beside them slow down?
+"""Structured output from a running cluster: is every answer valid?
 
-.venv/bin/python -m baton.benchmarks.cluster.structured schemas [--target HOST:PORT] [--count 200]
-                                                         [--seed 0] [--json FILE]
-    .venv/bin/python -m baton.benchmarks.cluster.structured neighbours [--target HOST:PORT] [--rounds 9] [--json FILE]
+    .venv/bin/python -m baton.benchmarks.cluster.structured [--target HOST:PORT] [--count 200] [--seed 0] [--json FILE]
 
-`schemas` asks for an answer to each of so many random JSON schemas, streamed, collected, two choices at once, and with
-stop strings, and checks each with jsonschema. `neighbours` compares the time between tokens of plain answers beside
-answers with a form to that beside as many others without one, in turn, so that both see the same machine.
+Asks for an answer to each of so many random JSON schemas, streamed, collected, two choices at once, and with stop
+strings, and checks each with jsonschema.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.client import AsyncBatonClient, Delta, FinishReason, GenerateOptions
 
 Schema = dict[str, Any]
@@ -107,11 +101,6 @@ def random_schema(seed: int) -> Schema:
 
 PROMPT = "Answer in JSON, please: what do you know of it?"
 AT_ONCE = 8
-PLAIN, COMPANIONS, TOKENS, SKIPPED = 4, 4, 192, 16  # streams that are timed, those beside, tokens of each, at first
-FORMS: dict[str, GenerateOptions] = {
-    "text": {"regex": "[a-z ]{4000}"},
-    "json": {"json_schema": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 2000}},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +110,6 @@ class Verdict:
     valid: bool
     text: str
     fault: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """Ratios of the mean time between tokens of plain answers: with forms beside them, to without."""
-
-    form: str
-    plain_tbt_ms: float  # median over the rounds
-    ratio_median: float
-    ratios: tuple[float, ...]  # by round
 
 
 async def verdicts(client: AsyncBatonClient, seeds: Sequence[int], max_tokens: int = 1500) -> list[Verdict]:
@@ -171,57 +150,19 @@ def _judge(way: str, seed: int, schema: Schema, text: str) -> Verdict:
     return Verdict(way, seed, True, text)
 
 
-async def neighbours(client: AsyncBatonClient, form: str, rounds: int) -> Neighbours:
-    """Raises: ZeroDivisionError where answers are too short to be timed."""
-    ratios, plain = [], []
-    await _round(client, FORMS[form], 0)
-    for number in range(1, rounds + 1):
-        times = {}
-        for formed in (True, False) if number % 2 else (False, True):
-            times[formed] = await _round(client, FORMS[form] if formed else {"ignore_eos": True}, number)
-        plain.append(times[False])
-        ratios.append(times[True] / times[False])
-    return Neighbours(form, statistics.median(plain), statistics.median(ratios), tuple(ratios))
+async def ask(target: str, seeds: Sequence[int], max_tokens: int) -> list[Verdict]:
+    async with AsyncBatonClient(target, timeout_s=300) as client:
+        return await verdicts(client, seeds, max_tokens)
 
 
-async def _round(client: AsyncBatonClient, companion: GenerateOptions, seed: int) -> float:
-    """Mean milliseconds between tokens of the plain answers."""
-    more = TOKENS + TOKENS // 2  # companions begin before and end behind those that are timed
-    beside = [
-        asyncio.create_task(_timed(client, {**companion, "max_tokens": more, "temperature": 1.0, "seed": seed + each}))
-        for each in range(COMPANIONS)
-    ]
-    plain: GenerateOptions = {"ignore_eos": True, "max_tokens": TOKENS, "temperature": 1.0, "seed": seed}
-    gaps = await asyncio.gather(*(_timed(client, plain) for _ in range(PLAIN)))
-    await asyncio.gather(*beside)
-    return statistics.fmean(gaps)
-
-
-async def _timed(client: AsyncBatonClient, options: GenerateOptions) -> float:
-    """Mean milliseconds between tokens, after the first few."""
-    tokens = counted = 0
-    first = last = 0.0
-    async with aclosing(client.generate(PROMPT, **options)) as stream:
-        async for event in stream:
-            if isinstance(event, Delta) and event.token_ids:
-                last = time.perf_counter()
-                if tokens <= SKIPPED:
-                    first, counted = last, tokens + len(event.token_ids)
-                tokens += len(event.token_ids)
-    return (last - first) * 1e3 / (tokens - counted)
-
-
-async def _main(arguments: argparse.Namespace) -> int:
-    async with AsyncBatonClient(arguments.target, timeout_s=300) as client:
-        if arguments.what == "neighbours":
-            return _tell_neighbours(
-                [await neighbours(client, form, arguments.rounds) for form in FORMS], arguments.json
-            )
-        seeds = range(arguments.seed, arguments.seed + arguments.count)
-        return _tell_verdicts(await verdicts(client, seeds, arguments.max_tokens), arguments.json)
-
-
-def _tell_verdicts(found: Sequence[Verdict], path: Path | None) -> int:
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--target", default=os.environ.get("BATON_TARGET", "127.0.0.1:50051"))
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-tokens", type=int, default=1500)
+    given = parser.parse_args()
+    found = asyncio.run(ask(given.target, range(given.seed, given.seed + given.count), given.max_tokens))
     for way in dict.fromkeys(verdict.way for verdict in found):
         of_way = [verdict for verdict in found if verdict.way == way]
         print(f"{way:>14}: {sum(verdict.valid for verdict in of_way)} of {len(of_way)} valid")
@@ -229,34 +170,9 @@ def _tell_verdicts(found: Sequence[Verdict], path: Path | None) -> int:
     for verdict in bad:
         print(f"schema {verdict.seed}, {verdict.way}: {verdict.fault}: {verdict.text[:200]!r}")
     counts = {"answers": len(found), "valid": len(found) - len(bad), "bad": [asdict(verdict) for verdict in bad]}
-    _write(path, counts)
+    write_result(given.json, counts)
     return 1 if bad else 0
 
 
-def _tell_neighbours(found: Sequence[Neighbours], path: Path | None) -> int:
-    for each in found:
-        spread = f"{min(each.ratios):.3f} to {max(each.ratios):.3f}"
-        print(f"{each.form:>6}: {each.plain_tbt_ms:.2f} ms beside plain answers, x {each.ratio_median:.3f} ({spread})")
-    _write(path, [asdict(each) for each in found])
-    return 0
-
-
-def _write(path: Path | None, figures: Any) -> None:
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["schemas", "neighbours"])
-    parser.add_argument("--target", default=os.environ.get("BATON_TARGET", "127.0.0.1:50051"))
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-tokens", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_main(_arguments())))
+    sys.exit(main())

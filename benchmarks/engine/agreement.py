@@ -12,7 +12,6 @@ sooner than one that is sure of its answers.
 """
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.benchmarks.engine.quality import make_questions
-from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams
 from baton.launch.paths import ROOT
@@ -46,9 +45,7 @@ def main() -> None:
     arguments = _arguments()
     found = measure(arguments.model, arguments.prompts, arguments.tokens)
     print("\n".join(f"{name}: {value}" for name, value in asdict(found).items()))
-    if arguments.json:
-        report = {"machine": describe_machine(), "model": arguments.model.name, "tokens": arguments.tokens}
-        arguments.json.write_text(json.dumps(report | asdict(found), indent=2) + "\n")
+    write_result(arguments.json, {"model": arguments.model.name, "tokens": arguments.tokens, **asdict(found)})
 
 
 def measure(model: Path, prompts: int, tokens: int) -> Agreement:
@@ -112,11 +109,10 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--json", type=Path, help="also write the result here")
     return parser.parse_args()
 
 

@@ -10,11 +10,11 @@ there.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.offline.beam_search import BeamSearchParams
 from baton.engine.offline.core import OfflineEngine
 from baton.engine.offline.engine_args import EngineArgs
@@ -55,18 +55,9 @@ def main() -> None:
             f"{use.width:>9} {use.most_blocks:>9} {use.most_blocks_of_copies:>9} {use.saving:>9.1%} "
             f"{use.copied_blocks:>9}"
         )
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(_result(arguments, uses), indent=2) + "\n")
-
-
-def _result(arguments: argparse.Namespace, uses: list[Use]) -> dict[str, object]:
-    return {
-        "model": Path(arguments.model).name,
-        "prompt_tokens": arguments.prompt_tokens,
-        "answer_tokens": arguments.answer_tokens,
-        "block_tokens": arguments.block_tokens,
-        "uses": [asdict(use) for use in uses],
-    }
+    sizes = {name: getattr(arguments, name) for name in ("prompt_tokens", "answer_tokens", "block_tokens")}
+    found = {"model": Path(arguments.model).name, **sizes, "uses": [asdict(use) for use in uses]}
+    write_result(arguments.json, found)
 
 
 def measure(engine: OfflineEngine, prompts: list[Prompt], width: int, answer_tokens: int) -> Use:
@@ -103,12 +94,11 @@ def _prompts(engine: OfflineEngine, tokens: int) -> Iterator[Prompt]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", required=True, help="folder of a checkpoint, or a Hugging Face id")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--block-tokens", type=int, default=16)
-    parser.add_argument("--json", help="also write the result here")
     return parser.parse_args()
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from baton.benchmarks.engine.speed import KV_MARGIN_TOKENS, EngineRun, EngineSetup, load_engine, random_prompts
 from baton.benchmarks.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
-from baton.benchmarks.report.machine import describe_machine
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.benchmarks.report.result import describe_machine
 from baton.benchmarks.report.statistics import Line, fit_line, median
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError

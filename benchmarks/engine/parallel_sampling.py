@@ -9,10 +9,9 @@ own blocks behind that, the prompt's part-filled last block among them: P // B +
 """
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Computed, Drawn, Plan
 from baton.engine.request import Request, blocks_for
@@ -54,8 +53,7 @@ def main() -> None:
             f"{use.n:>9} {use.most_blocks:>9} {use.blocks_of_copies:>9} {use.blocks_by_formula:>9} {use.saving:>9.1%} "
             f"{use.copied_blocks:>9} {use.prefill_tokens:>9} {use.unfilled_share:>9.1%}"
         )
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(use) for use in uses], indent=2) + "\n")
+    write_result(arguments.json, {"uses": [asdict(use) for use in uses]})
 
 
 def measure(case: Case) -> Use:
@@ -87,11 +85,10 @@ def _drawn(plan: Plan) -> list[Computed]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--block-tokens", type=int, default=32)
-    parser.add_argument("--json", help="also write the result here")
     return parser.parse_args()
 
 

@@ -16,7 +16,6 @@ Three measurements at the level of the engine, each a ratio within one run:
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.block_table import BlockTable
 from baton.engine.offline.core import OfflineEngine
@@ -77,7 +76,7 @@ class Cost:
 
 def main() -> None:
     arguments = _arguments()
-    report = {"machine": describe_machine(), "model": Path(arguments.model).name}
+    report: dict[str, Any] = {"model": Path(arguments.model).name}
     measurements: dict[str, Callable[[str, int], Any]] = {
         "second_question": second_question,
         "shared": shared_prefix,
@@ -89,8 +88,7 @@ def main() -> None:
         result = measure(arguments.model, arguments.repetitions)
         report[name] = asdict(result)
         print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in asdict(result).items()), flush=True)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    write_result(arguments.json, report)
 
 
 def second_question(model: str, repetitions: int) -> SecondQuestion:
@@ -259,10 +257,9 @@ def _run(engine: OfflineEngine, prompts: list[tuple[int, ...]], max_tokens: int 
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default=str(ROOT / "models" / "tableqa"))
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--json", help="also write the result here")
     return parser.parse_args()
 
 

@@ -17,7 +17,6 @@ Bytes of KV per token count scales; bytes of weights are of the tensors that the
 
 import argparse
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 
-from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams
 from baton.launch.paths import ROOT
@@ -81,13 +80,8 @@ def main() -> None:
     for setting in settings:
         found.append(measure(arguments.model, setting, arguments.questions, arguments.dialogues))
         print(as_row(found[-1]), flush=True)
-    if arguments.json:
-        report = {
-            "machine": describe_machine(),
-            "model": Path(arguments.model).name,
-            "qualities": [dataclasses.asdict(quality) for quality in found],
-        }
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    qualities = [dataclasses.asdict(quality) for quality in found]
+    write_result(arguments.json, {"model": Path(arguments.model).name, "qualities": qualities})
 
 
 def measure(model: str, setting: Setting, questions: int, dialogues: int) -> Quality:
@@ -189,13 +183,12 @@ def as_row(found: Quality) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default=str(ROOT / "models" / "tableqa"))
     parser.add_argument("--kv-cache-dtype", nargs="*", default=["fp8_e4m3", "fp8_e5m2", "int8"])
     parser.add_argument("--quantize", nargs="*", default=[], help="formats of weights, as in `baton up --quantize`")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--dialogues", type=int, default=60)
-    parser.add_argument("--json", help="also write the result here")
     return parser.parse_args()
 
 

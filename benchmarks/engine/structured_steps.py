@@ -4,17 +4,15 @@
                                                              [--temperature 1] [--json FILE]
 
 Rounds with and without forms take turns. Time is CPU time of the engine's thread, which another program on the machine
-does not add to; masks are made on other threads, and how long a step waits for
-them is bounded (engine/sampling/constraint.py).
+does not add to; masks are made on other threads, and how long a step waits for them is bounded
+(engine/sampling/constraint.py).
 """
 
-import argparse
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine import SamplingParams, StructuredOutputsParams
 from baton.engine.offline.core import OfflineEngine
 from baton.engine.offline.engine_args import EngineArgs
@@ -75,11 +73,10 @@ def _round(engine: OfflineEngine, form: StructuredOutputsParams | None, temperat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=1.0, help="of all answers; 0 is greedy")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     engine = OfflineEngine(EngineArgs(model=arguments.model, device="cpu", max_model_len=1024, quiet=True))
     engine.runner.warm_up()
@@ -90,8 +87,7 @@ def main() -> None:
             f"({cost.quartiles[0]:.3f} to {cost.quartiles[1]:.3f}) beside answers with a form, of whose tokens "
             f"{cost.late_share:.1%} came a step late"
         )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
+    write_result(arguments.json, {"costs": [asdict(cost) for cost in costs]})
 
 
 if __name__ == "__main__":

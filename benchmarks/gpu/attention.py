@@ -4,9 +4,17 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.benchmarks.gpu.limits import said_copy, said_products
-from baton.benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
-from baton.benchmarks.gpu.timing import seconds, seconds_each
+from baton.benchmarks.gpu.row import (
+    Figure,
+    Row,
+    Setting,
+    at_least,
+    at_most,
+    said_copy,
+    said_products,
+    seconds,
+    seconds_each,
+)
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.pages import gather_blocks, scatter_blocks

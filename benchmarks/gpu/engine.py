@@ -10,9 +10,17 @@ from pathlib import Path
 import torch
 
 from baton.benchmarks.gpu.drawn import drawn_model
-from baton.benchmarks.gpu.limits import copy_bytes_per_s, said_copy
-from baton.benchmarks.gpu.row import Figure, Row, Setting, at_least, at_most
-from baton.benchmarks.gpu.timing import seconds, seconds_each
+from baton.benchmarks.gpu.row import (
+    Figure,
+    Row,
+    Setting,
+    at_least,
+    at_most,
+    copy_bytes_per_s,
+    said_copy,
+    seconds,
+    seconds_each,
+)
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.models.batch import make_batch

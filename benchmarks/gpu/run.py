@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from baton.benchmarks.gpu.row import AbsentError, Row, Setting
-from baton.benchmarks.report.machine import describe_machine
+from baton.benchmarks.report.result import describe_machine
 
 
 def describe_gpu(device: torch.device) -> dict[str, str]:

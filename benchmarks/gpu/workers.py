@@ -2,29 +2,26 @@
 
 import asyncio
 import importlib
-import os
-import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import count, pairwise
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton import IMPORT_PATH
 from baton.benchmarks.gpu.drawn import write_checkpoint
-from baton.benchmarks.gpu.limits import copy_bytes_per_s
-from baton.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_most
-from baton.launch.paths import ROOT
+from baton.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_most, copy_bytes_per_s
+from baton.benchmarks.transfer.worker_pair import (
+    BLOCK_TOKENS,
+    Answered,
+    Started,
+    Workers,
+    WorkerSession,
+    worker_process,
+)
 
-BLOCK_TOKENS = 32
-TIME_LEFT_MS = 120_000
 WARM_UP_ROUNDS = 3
-STOP_S = 30
 
 
 def require_packages() -> None:
@@ -33,86 +30,6 @@ def require_packages() -> None:
             importlib.import_module(f"baton.worker.{role}.role")
     except ImportError as error:
         raise AbsentError(f"the workers cannot be started here: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    role: str
-    endpoint: str
-    process: "subprocess.Popen[bytes]"
-
-
-@contextmanager
-def running_worker(role: str, model: Path, setting: Setting, *flags: str) -> Iterator["Started"]:
-    """A process, until left."""
-    from baton.service.registry.redis_server import free_port
-
-    port = free_port()
-    command = [sys.executable, "-P", "-m", f"baton.{role}_worker", "--worker-id", f"{role}-{port}", "--port", str(port)]
-    command += ["--model", str(model), "--device", str(setting.device)]
-    command += ["--block-size", str(BLOCK_TOKENS), "--kv-memory", setting.size("8GiB", "16MiB")]
-    command += ["--log-level", "warning", "--chunk-tokens", setting.size("2048", "64"), *flags]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(IMPORT_PATH)}, cwd=ROOT)
-    try:
-        yield Started(role, f"127.0.0.1:{port}", process)
-    finally:
-        process.terminate()
-        process.wait(STOP_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    prompt: list[int]
-    token_ids: list[int]
-    first_s: float  # from sending the prompt to its first token
-    times: list[float]  # of the tokens after it, on the monotonic clock
-    landed: Any  # what was copied; None where nothing was
-
-
-class Workers:
-    """Requests to a decode worker, whose prompts a prefill worker computes, or itself where there is none."""
-
-    def __init__(self, decode: Any, prefill: Any | None) -> None:
-        self._decode, self._prefill = decode, prefill
-        self._attempts = count(1)
-
-    async def answer(self, tokens: int, answer_tokens: int, pulled: bool = True) -> Answered:
-        """A prompt of that many tokens that nobody has seen. `pulled`: whether decode takes it over."""
-        from baton.protos import session_pb2
-
-        common, now = self._command(tokens, answer_tokens), asyncio.get_running_loop().time
-        sent, attempt_id = now(), common["attempt_id"]
-        if pulled:
-            endpoint = "" if self._prefill is None else self._prefill.endpoint
-            await self._decode.send(start=session_pb2.Start(**common, prefill_endpoint=endpoint))
-        if self._prefill is not None:
-            await self._prefill.send(prefill=session_pb2.Prefill(**common))
-        first = await (self._prefill or self._decode).hear("first_step", attempt_id)
-        token_ids, landed = list(first.event.outputs[0].token_ids), None
-        times: list[float] = []
-        if not pulled and self._prefill is not None:
-            await self._prefill.send(cancel=session_pb2.Cancel(attempt_id=attempt_id))
-            return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
-        if self._prefill is not None:
-            landed = (await self._decode.hear("landed", attempt_id)).event
-        while len(token_ids) < answer_tokens:
-            heard = await self._decode.hear("output", attempt_id)
-            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode repeats the first
-            token_ids += fresh
-            times += [heard.at] * len(fresh)
-        return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
-
-    def _command(self, tokens: int, answer_tokens: int) -> dict[str, Any]:
-        from baton.protos import sampling_pb2
-
-        vocab = self._decode.worker.model.vocab_size
-        return {
-            "attempt_id": next(self._attempts),
-            "transfer_id": secrets.token_bytes(16),
-            "token_ids": [3 + secrets.randbelow(vocab - 3) for _ in range(tokens)],
-            "sampling": sampling_pb2.Sampling(max_tokens=answer_tokens, n=1, top_p=1.0),
-            "time_left_ms": TIME_LEFT_MS,
-        }
 
 
 def with_workers(
@@ -129,8 +46,6 @@ def with_workers(
     """
 
     async def run(started: list[Started]) -> Any:
-        from baton.benchmarks.transfer.worker_pair import WorkerSession
-
         async with AsyncExitStack() as sessions:
             joined = [await sessions.enter_async_context(WorkerSession(each.endpoint)) for each in started]
             return await measure(Workers(joined[0], joined[1] if len(joined) > 1 else None))
@@ -143,9 +58,11 @@ def with_workers(
                 task.cancel()
         return watching.result() if watching.done() and not running.done() else await running
 
-    flags = ("--dtype", dtype, "--transport", transport or setting.size("cuda_ipc", "auto"))
+    flags: tuple[str, ...] = ("--dtype", dtype, "--transport", transport or setting.size("cuda_ipc", "auto"))
+    flags += ("--device", str(setting.device), "--kv-memory", setting.size("8GiB", "16MiB"))
+    flags += ("--chunk-tokens", setting.size("2048", "64"))
     with ExitStack() as undo:
-        started = [undo.enter_context(running_worker(role, model, setting, *flags)) for role in roles]
+        started = [undo.enter_context(worker_process(role, model, *flags)) for role in roles]
         return asyncio.run(watched(started))
 
 

@@ -11,22 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
-from baton.benchmarks.isolation.figures import Figures, Objectives, figures_of
+from baton.benchmarks.isolation.figures import EngineTime, Figures, Objectives, Step, figures_of
 from baton.benchmarks.isolation.load import Load, Phase, run_phase
 from baton.benchmarks.isolation.report import Report, as_json, as_picture, as_table
-from baton.benchmarks.isolation.stack import (
-    RunningProgram,
-    ThreadTimes,
-    baton_up,
-    floor_program,
-    read_steps,
-    vllm_server,
-    vllm_serves,
-)
+from baton.benchmarks.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
 from baton.benchmarks.serve.load import Target
 from baton.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
-from baton.client import AsyncAdminClient, BatonClientError
+from baton.launch.core_plan import write_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import ModelSource, find_model
 from baton.launch.paths import ROOT
@@ -63,6 +57,46 @@ class IsolationOptions:
     vllm_python: Path | None
     picture: Path | None
     up_flags: tuple[str, ...]  # more of them
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The steps that a decode worker wrote so far, in order."""
+    steps = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        started, ended, tokens = line.split()
+        steps.append(Step(float(started), float(ended), int(tokens)))
+    return steps
+
+
+class ThreadTimes:
+    """CPU time of each thread of a process, and how long it waited for a core (`/proc`, schedstat)."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._looks: list[dict[str, tuple[int, int]]] = []
+
+    def look(self) -> None:
+        self._looks.append(self._read())
+
+    def busiest(self) -> EngineTime | None:
+        """Of the thread that computed most between the last two looks; None where the kernel does not count."""
+        before, after = self._looks[-2:]
+        spent = []
+        for thread, (on_core, waiting) in after.items():
+            core_before, waiting_before = before.get(thread, (0, 0))
+            spent.append(EngineTime((on_core - core_before) / 1e9, (waiting - waiting_before) / 1e9))
+        return max(spent, key=lambda time: time.on_core, default=None)
+
+    def _read(self) -> dict[str, tuple[int, int]]:
+        """Nanoseconds (on a core, waiting for one) by thread id."""
+        found = {}
+        for task in self._tasks.iterdir() if self._tasks.exists() else ():
+            try:
+                on_core, waiting, _ = (task / "schedstat").read_text().split()
+            except (OSError, ValueError):
+                continue  # a thread that has just ended, or a kernel without these counts
+            found[task.name] = (int(on_core), int(waiting))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +157,8 @@ class _Bench:
             ready = self._scratch / f"floor-{seed}"
             flags = ["--model", str(self._source.folder), "--quantize", self._options.quantize]
             flags += ["--rows", str(CHUNK_ROWS), "--nice", str(PREFILL_NICE), "--ready", str(ready)]
-            program = floor_program(flags, self._cores[-1], self._scratch)
+            module = "baton.benchmarks.isolation.floor"
+            program = our_program("floor", self._scratch, module, *flags, cores=self._cores[-1:])
             async with RunningProgram(program) as floor:
                 await floor.wait_until(lambda: _exists(ready), FLOOR_START_TIMEOUT_S)
                 return await self._figures(serving, phase, seed)
@@ -144,19 +179,18 @@ class _Bench:
             async with self._vllm(name) as serving:
                 yield serving
             return
-        port, steps = free_port(), self._scratch / f"{name}.steps"
-        admin_port = free_port()
-        flags = ["--model", str(self._source.folder), "--quantize", self._options.quantize]
-        flags += ["--port", str(port), "--admin-port", str(admin_port), *self._options.up_flags]
-        if variant is Variant.COLOCATED:
-            flags.append("--colocated")
-        program = baton_up(name, flags, self._cores, self._scratch, steps)
+        cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", WORKERS[variant])
+        steps = self._scratch / f"{name}.steps"
+        flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
+        flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")
+        flags += (*self._options.up_flags, *(["--colocated"] if variant is Variant.COLOCATED else []))
+        writing = {"BATON_STEP_FILE": str(steps)}  # of the decode worker
+        program = our_program(name, self._scratch, "baton.cli", *flags, cores=self._cores, environment=writing)
         async with RunningProgram(program) as running:
-            async with AsyncAdminClient(f"127.0.0.1:{admin_port}") as admin:
-                await running.wait_until(lambda: _is_ready(admin, WORKERS[variant]), START_TIMEOUT_S)
-                workers = (await admin.status()).workers
-            decode_pid = next(worker.pid for worker in workers if worker.role == "decode")
-            target = make_target(f"grpc://127.0.0.1:{port}", "", "", START_TIMEOUT_S, None)
+            await running.wait_until(cluster.is_ready, START_TIMEOUT_S)
+            status = await cluster.status()
+            decode_pid = next(worker.pid for worker in (status.workers if status else ()) if worker.role == "decode")
+            target = make_target(f"grpc://{cluster.target}", "", "", START_TIMEOUT_S, None)
             try:
                 yield Serving(target, ThreadTimes(decode_pid), steps)
             finally:
@@ -180,14 +214,34 @@ class _Bench:
                 await target.close()
 
 
-async def _is_ready(admin: AsyncAdminClient, workers: int) -> bool:
-    try:
-        status = await admin.status()
-    except BatonClientError:
-        return False
-    connected = sum(worker.connected for worker in status.workers)
-    return status.ready and not status.detail and connected == workers
-
-
 async def _exists(path: Path) -> bool:
     return await asyncio.to_thread(path.exists)
+
+
+KV_GIB = "1"  # as `baton up` takes at most
+PROBE_TIMEOUT_S = 1.0
+
+
+def vllm_server(python: Path, model: Path, max_model_len: int, cores: Sequence[int], port: int, log: Path) -> Program:
+    """One thread per core, bfloat16, no prefix cache (no prompt comes twice), the rest as vLLM has it."""
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--host", HOST, "--port", str(port), "--max-model-len", str(max_model_len)]
+    command += ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--served-model-name", model.name]
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": write_cores(cores),
+        "VLLM_CPU_KVCACHE_SPACE": KV_GIB,
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Program("vLLM", tuple(command), tuple(cores), log, environment)
+
+
+async def vllm_serves(port: int) -> bool:
+    def serves() -> bool:
+        try:
+            with urlopen(f"http://{HOST}:{port}/health", timeout=PROBE_TIMEOUT_S) as response:
+                return int(response.status) == 200
+        except (URLError, OSError):
+            return False
+
+    return await asyncio.to_thread(serves)

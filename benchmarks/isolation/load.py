@@ -5,11 +5,11 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
+from baton.benchmarks.serve import load as generator
 from baton.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
 from baton.launch.errors import CommandFailed
 
@@ -72,9 +72,10 @@ async def run_phase(
     Prompts begin before the long answers do, whose time to first token is thus what a user meets under that load.
     Raises: CommandFailed where an answer fails, is not under way in time, or does not last.
     """
-    client = _Client(target, load, random.Random(f"{seed}/{phase}"), vocab_size)
-    tasks = [asyncio.create_task(work) for work in client.work(phase)]
-    log = client.log
+    log = PhaseLog()
+    chance = random.Random(f"{seed}/{phase}")
+    tasks = [asyncio.create_task(_prompts(target, load, phase, log, chance, vocab_size))]
+    tasks += [asyncio.create_task(_answers(target, load, log, chance, vocab_size))]
     gc.collect()
     gc.disable()  # the client is the measuring device
     try:
@@ -96,50 +97,50 @@ async def run_phase(
     return log
 
 
-class _Client:
-    def __init__(self, target: Target, load: Load, draw: random.Random, vocab_size: int) -> None:
+class _Logged:
+    """A target that writes down each request as it goes on, and of which one that fails ends the phase."""
+
+    def __init__(self, target: Target, logs: list[StreamLog]) -> None:
+        self.name = target.name
         self._target = target
-        self._load = load
-        self._draw = draw
-        self._vocab_size = vocab_size
-        self.log = PhaseLog()
+        self._logs = logs
 
-    def work(self, phase: Phase) -> list[Coroutine[Any, Any, None]]:
-        """Tasks to be: those that prompt first. Only cancelling ends them."""
-        load, prompting = self._load, list[Coroutine[Any, Any, None]]()
-        if phase is Phase.PACED:
-            prompting = [self._pace()]
-        elif phase is Phase.SATURATED:
-            prompting = [self._one_after_another() for _ in range(load.prompts_in_flight)]
-        answers = [
-            self._ask(load.answer_prompt_tokens, load.answer_tokens, self.log.answers) for _ in range(load.answers)
-        ]
-        return prompting + answers
+    async def prepare(self) -> int | None:
+        return await self._target.prepare()
 
-    async def _pace(self) -> None:
-        started = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            for number in itertools.count():
-                await asyncio.sleep(max(0.0, started + number / self._load.prompts_per_s - time.monotonic()))
-                group.create_task(self._prompt())
-
-    async def _one_after_another(self) -> None:
-        while True:
-            await self._prompt()
-
-    async def _answer(self) -> None:
-        await self._ask(self._load.answer_prompt_tokens, self._load.answer_tokens, self.log.answers)
-
-    async def _prompt(self) -> None:
-        await self._ask(self._load.prompt_tokens, 1, self.log.prompts)
-
-    async def _ask(self, prompt_tokens: int, answer_tokens: int, logs: list[StreamLog]) -> None:
-        """The prompt is random: no cache knows any of it."""
-        job = Job(random_tokens(self._draw, prompt_tokens, self._vocab_size), answer_tokens)
+    async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
         log = StreamLog(time.monotonic())
-        logs.append(log)
-        await self._target.answer(job, lambda: log.arrivals.append(time.monotonic()))
+        self._logs.append(log)
+        try:
+            tokens = await self._target.answer(job, lambda: log.arrivals.append(time.monotonic()))
+        except TargetFailed as failure:
+            raise CommandFailed(f"a request failed: {failure}") from failure
         log.is_complete = True
+        return tokens
+
+    async def close(self) -> None:
+        await self._target.close()
+
+
+async def _prompts(
+    target: Target, load: Load, phase: Phase, log: PhaseLog, chance: random.Random, vocab_size: int
+) -> None:
+    """Until it is cancelled. Prompts are random: no cache knows any of them."""
+    sending = generator.Load(_Logged(target, log.prompts))
+
+    def jobs(period_s: float) -> Iterator[Job]:
+        for number in itertools.count():
+            yield Job(random_tokens(chance, load.prompt_tokens, vocab_size), 1, number * period_s)
+
+    if phase is Phase.PACED:
+        await sending.open_loop(jobs(1 / load.prompts_per_s))
+    elif phase is Phase.SATURATED:
+        await sending.closed_loop(jobs(0.0), load.prompts_in_flight)
+
+
+async def _answers(target: Target, load: Load, log: PhaseLog, chance: random.Random, vocab_size: int) -> None:
+    prompts = [random_tokens(chance, load.answer_prompt_tokens, vocab_size) for _ in range(load.answers)]
+    await generator.Load(_Logged(target, log.answers)).open_loop([Job(each, load.answer_tokens) for each in prompts])
 
 
 async def _until_warm(log: PhaseLog, load: Load, tasks: Sequence["asyncio.Task[None]"]) -> None:
@@ -156,7 +157,5 @@ def _raise_failure(tasks: Sequence["asyncio.Task[None]"]) -> None:
         error = task.exception() if task.done() else None
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        if isinstance(error, TargetFailed):
-            raise CommandFailed(f"a request failed: {error}") from error
         if error is not None:
             raise error

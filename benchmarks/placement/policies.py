@@ -6,10 +6,9 @@ All of them may read all state of the simulated workers; each uses the part of i
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
+from baton.benchmarks.placement.simulation import BlockCache, Changes, Choice, PrefillWorker, Prompt, World
 from baton.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
-from baton.benchmarks.placement.world import BlockCache, Changes, PrefillWorker, Prompt, World
 from baton.router.cache.index import PrefixFanOut, PrefixIndex
 from baton.router.placement.cluster import RecentWork, shortlist
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
@@ -20,21 +19,6 @@ from baton.service.registry.worker_record import WorkerRole
 
 FINGERPRINT = b"simulated"
 BOUNDLESS = 1 << 40  # decode workers have room for all in the simulation
-
-
-class Choice(NamedTuple):
-    prefill: int
-    decode: int
-    expected_hit_blocks: int
-
-
-class Chooser(Protocol):
-    def choose(self, prompt: Prompt, world: World) -> Choice: ...
-
-    def computed(self, prompt: Prompt, changes: Changes) -> None:
-        """Its prefill worker's report when the prompt is done."""
-
-    def answered(self, prompt: Prompt) -> None: ...
 
 
 class PlacedByRouter:

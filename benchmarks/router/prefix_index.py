@@ -1,30 +1,23 @@
 """What the index of all workers' caches costs a router: the walk, a whole decision, changes, and memory. No processes.
 
-    .venv/bin/python -m baton.benchmarks.router.prefix_index [--workers 16] [--blocks 256] [--json]
+    .venv/bin/python -m baton.benchmarks.router.prefix_index [--workers 16] [--blocks 256] [--json FILE]
 
 The prompt has `--blocks` blocks (8 192 tokens with 256), of which the workers hold beginnings of different lengths,
 among as many other blocks as `--indexed` says. Hashes are fresh objects each time, as they are for a new request.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 
+from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.router.decision import BLOCK_TOKENS, FINGERPRINT, cluster_of, decide, half_of_each
 from baton.engine.kv_cache.block_pool import CacheJournal
 from baton.router.cache.index import PrefixIndex
-from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.views import PlacementRequest
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
-BLOCK_TOKENS = 32
-FINGERPRINT = b"f" * 32
-MODEL = ModelDescription("m", "/m", 1_000_000, 100_000, "float32", BLOCK_TOKENS)
 ROUNDS = 300
 
 
@@ -43,22 +36,10 @@ def microseconds(work: Callable[[Sequence[bytes]], object], make: Callable[[], S
     return round(statistics.median(times) * 1e6, 2)
 
 
-def cluster_of(workers: int) -> Cluster:
-    """Half of them prefill, half decode; all idle."""
-    cluster = Cluster()
-    pages = PageCounts(100_000, 100_000, 0, 0, 0, 0)
-    for number in range(workers):
-        role = WorkerRole.PREFILL if number % 2 else WorkerRole.DECODE
-        cluster.add(f"w{number}", role)
-        cluster.connected(f"w{number}", WorkerDescription(f"w{number}", role, 1, FINGERPRINT, MODEL, 100_000, 64), 1)
-        cluster.reported(f"w{number}", WorkerReport(100_000, 64, pages, 0, 0, 0, False, 0))
-    return cluster
-
-
 def measure(workers: int, blocks: int, indexed: int) -> dict[str, float]:
     drawn = random.Random(1)
     prompt = hashes(drawn, blocks)
-    index, cluster = PrefixIndex(), cluster_of(workers)
+    index, cluster = PrefixIndex(), cluster_of(half_of_each(workers))
     for number in range(workers):
         held = prompt[: drawn.choice([0, 1, 2, 4, 6, 8, 8]) * blocks // 8]
         for caches in (index.store, cluster.caches.expect_elsewhere):
@@ -72,16 +53,13 @@ def measure(workers: int, blocks: int, indexed: int) -> dict[str, float]:
         return hashes(drawn, blocks)
 
     request = PlacementRequest(FINGERPRINT, BLOCK_TOKENS, blocks * BLOCK_TOKENS + 1, 100, 1)
-    policy = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
-    chosen = place(request, cluster.snapshot(prompt), policy)
-    if not isinstance(chosen, Placement):
-        raise RuntimeError(f"there should be room: {chosen}")
+    decide(cluster, request, prompt)  # once, uncounted
     attempts = iter(range(10**9))
     alone = memory(1)
     return {
         "walk_us": microseconds(index.hits, fresh),
         "walk_new_prompt_us": microseconds(index.hits, new),
-        "decision_us": microseconds(lambda each: place(request, cluster.snapshot(each), policy), fresh),
+        "decision_us": microseconds(lambda each: decide(cluster, request, each), fresh),
         "expect_new_prompt_us": microseconds(lambda each: index.expect("w0", next(attempts), each), new),
         "store_us_per_block": microseconds(lambda each: index.store("w1", each), new) / blocks,
         "bytes_per_block": alone,
@@ -121,18 +99,15 @@ def journal_ns() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--blocks", type=int, default=256)
     parser.add_argument("--indexed", type=int, default=80_000)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     figures = measure(arguments.workers, arguments.blocks, arguments.indexed)
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:28} {value:10.2f}")
+    for name, value in figures.items():
+        print(f"{name:28} {value:10.2f}")
+    write_result(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""A prefill and a decode worker in one process that compute nothing: they speak sessions, and answer at a set pace.
+"""Servers that compute nothing and write at a set pace: the workers of a measured router, and what gRPC alone costs.
 
+A prefill and a decode worker in one process, which speak sessions:
 `python -m baton.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS`. First tokens are sent at once;
 then each step sends one token of every sequence, in one message to each router. When the steps since the
 latest request were made, in monotonic nanoseconds, `/baton.bench.Worker/Marks` returns as JSON.
+
+`python -m baton.benchmarks.router.worker floor PORT INTERVAL_MS`: a bare server that writes messages of the size of a
+delta to each stream. A message begins with the monotonic nanoseconds of its making.
 """
 
 import asyncio
@@ -19,7 +23,7 @@ from typing import Any
 import grpc
 
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
-from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS, SERVER_OPTIONS
 from baton.service.serving.server import run
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import RouterSession, SessionHub
@@ -28,6 +32,9 @@ from baton.service.worker_config import REPORT_PERIOD_S
 BLOCK_TOKENS, BLOCKS, SLOTS, CONTEXT_TOKENS, VOCABULARY = 32, 1 << 20, 1 << 14, 1 << 17, 259
 FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint's tokens: three special ones, then bytes, from ! on
 MARKS_METHOD = "/baton.bench.Worker/Marks"
+FLOOR_METHOD = "/baton.bench.Floor/Stream"
+TIME_BYTES = 8
+MESSAGE_BYTES = 16  # as a delta of one token has
 
 Session = RouterSession[session_pb2.ConnectResponse]
 
@@ -161,5 +168,39 @@ async def serve(folder: str, ports: tuple[int, int], interval_s: float) -> int:
     return 0
 
 
+class Floor:
+    """All streams wait for the same ticks, as the streams of a router wait for its workers' steps."""
+
+    def __init__(self) -> None:
+        self._tick: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def tick(self) -> None:
+        done, self._tick = self._tick, asyncio.get_running_loop().create_future()
+        done.set_result(time.monotonic_ns().to_bytes(TIME_BYTES, "little").ljust(MESSAGE_BYTES, b"\0"))
+
+    async def stream(self, request: bytes, context: Any) -> None:
+        """As many messages as the request asks for."""
+        for _ in range(int(request)):
+            await context.write(await asyncio.shield(self._tick))
+
+
+async def serve_floor(port: int, interval_s: float) -> int:
+    """Until it is killed."""
+    floor = Floor()
+    service, method = FLOOR_METHOD.strip("/").split("/")
+    handler: Any = grpc.unary_stream_rpc_method_handler(floor.stream)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    begun_s = time.monotonic()
+    for tick in itertools.count(1):
+        await asyncio.sleep(max(0.0, begun_s + tick * interval_s - time.monotonic()))
+        floor.tick()
+    return 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "floor":
+        sys.exit(run(serve_floor(int(sys.argv[2]), float(sys.argv[3]) / 1e3)))
     sys.exit(run(serve(sys.argv[1], (int(sys.argv[2]), int(sys.argv[3])), float(sys.argv[4]) / 1e3)))

@@ -3,7 +3,8 @@
 As in vLLM's `bench serve`: lengths are drawn evenly around their mean, a prefix is shared by all prompts, gaps between
 arrivals are drawn from a gamma distribution and then scaled so that the last request arrives after requests / rate.
 
-Open loop: a request is sent at its time, however many earlier ones are unanswered. Closed loop: so many at a time.
+Open loop: a request is sent at its time, however many earlier ones are unanswered. Closed loop: so many at a time. Jobs
+may come without end: then cancelling ends the run, and the target knows what was answered.
 
 Of the requests that ended well: TTFT is from the sending to the first piece, latency (E2EL) to the last. TPOT is
 (latency - TTFT) / (output tokens - 1), one value per request with more than one token. ITL has one value per gap
@@ -15,7 +16,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -79,11 +80,22 @@ def poisson_arrivals_s(count: int, rate: float, burstiness: float, seed: int) ->
     return [arrival * scale for arrival in arrivals]
 
 
+def random_arrivals_s(chance: random.Random, rate: float, begin_s: float, end_s: float) -> Iterator[float]:
+    """A Poisson process for a time."""
+    while (begin_s := begin_s + chance.expovariate(rate)) < end_s:
+        yield begin_s
+
+
 Clock = Callable[[], float]
 
 
 class TargetFailed(Exception):
     """The server did not answer, or not to the end. The message is for people."""
+
+    def __init__(self, message: str, code: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code  # of gRPC
+        self.retry_after_s = retry_after_s
 
 
 class Target(Protocol):
@@ -107,6 +119,9 @@ class Target(Protocol):
     async def close(self) -> None: ...
 
 
+RESULTS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "late"}
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of one request. Seconds."""
@@ -117,6 +132,14 @@ class Outcome:
     late_s: float  # sent so long after its arrival: the lag of this process
     pieces_s: tuple[float, ...]  # when each piece came, after the start of the run
     error: str = ""  # empty: it ended well
+    ended_s: float = 0.0  # after the start of the run
+    code: str = ""  # of gRPC, where it failed with one
+    retry_after_s: float | None = None
+
+    @property
+    def result(self) -> str:
+        """answered, refused, late (ended by its deadline) or failed."""
+        return RESULTS.get(self.code, "failed") if self.error else "answered"
 
     @property
     def ttft_s(self) -> float:
@@ -142,12 +165,14 @@ class Run:
 class Load:
     """One run against one target. `on_done` is called after each answer, for the progress."""
 
-    def __init__(self, target: Target, on_done: Callable[[], object], clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self, target: Target, on_done: Callable[[], object] = lambda: None, clock: Clock = time.monotonic
+    ) -> None:
         self._target = target
         self._on_done = on_done
         self._clock = clock
 
-    async def open_loop(self, jobs: Sequence[Job]) -> Run:
+    async def open_loop(self, jobs: Iterable[Job]) -> Run:
         """Every job at its arrival."""
         started = self._clock()
         async with asyncio.TaskGroup() as group:
@@ -159,32 +184,44 @@ class Load:
                 tasks.append(group.create_task(self._one(job, started, due=started + job.arrival_s)))
         return Run(tuple(task.result() for task in tasks), self._clock() - started)
 
-    async def closed_loop(self, jobs: Sequence[Job], concurrency: int) -> Run:
-        """The next job whenever one of `concurrency` is answered."""
+    async def closed_loop(self, jobs: Iterable[Job], concurrency: int, seconds: float = math.inf) -> Run:
+        """The next job whenever one of `concurrency` is answered; none begins later than `seconds` after the start."""
         started = self._clock()
-        places = asyncio.Semaphore(concurrency)
+        found: dict[int, Outcome] = {}
+        numbered = enumerate(jobs)
 
-        async def in_turn(job: Job) -> Outcome:
-            async with places:
-                return await self._one(job, started, due=self._clock())
+        async def lane() -> None:
+            for number, job in numbered:
+                found[number] = await self._one(job, started, due=self._clock())
+                if self._clock() - started >= seconds:
+                    return
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(in_turn(job)) for job in jobs]
-        return Run(tuple(task.result() for task in tasks), self._clock() - started)
+            for _ in range(concurrency):
+                group.create_task(lane())
+        return Run(tuple(outcome for _, outcome in sorted(found.items())), self._clock() - started)
 
     async def _one(self, job: Job, started: float, due: float) -> Outcome:
         pieces: list[float] = []
         sent = self._clock()
-        output_tokens, error = 0, ""
+        output_tokens, error, code, retry_after_s = 0, "", "", None
         try:
             output_tokens = await self._target.answer(job, lambda: pieces.append(self._clock() - started))
         except TargetFailed as failure:
-            error = str(failure)
+            error, code, retry_after_s = str(failure), failure.code, failure.retry_after_s
         if not pieces and not error:
             error = "the answer had no tokens"
         self._on_done()
         return Outcome(
-            len(job.prompt), 0 if error else output_tokens, sent - started, max(0.0, sent - due), tuple(pieces), error
+            len(job.prompt),
+            0 if error else output_tokens,
+            sent - started,
+            max(0.0, sent - due),
+            tuple(pieces),
+            error,
+            self._clock() - started,
+            code,
+            retry_after_s,
         )
 
 

@@ -1,160 +1,34 @@
-"""`baton bench serve`: a service under load, and with --table at fixed numbers of streams.
-
-Prefill: all prompts at once, new ones, with one token of answer each; prompt tokens over the time until the last of
-them came. Decode: the same prompts once more, which a prefix cache may know; tokens over the time in which every stream
-was being answered, from the last one's first token to the first one's last.
-
-Several targets get the same requests, one target after the other.
-"""
+"""`baton bench serve`: a service under load. Several targets get the same requests, one target after the other."""
 
 import asyncio
 import json
-import random
-import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from baton.benchmarks.serve.load import (
-    Job,
-    Load,
-    Metrics,
-    Outcome,
-    RandomJobs,
-    Run,
-    Spread,
-    Target,
-    measure,
-    poisson_arrivals_s,
-    random_tokens,
-)
+from baton.benchmarks.serve.load import Job, Load, Metrics, RandomJobs, Run, Spread, measure, poisson_arrivals_s
 from baton.benchmarks.serve.targets import Servers, opened
-from baton.benchmarks.serve.trace import TraceJobs, read_trace
-from baton.launch.errors import CommandFailed
-
-
-@dataclass(frozen=True, slots=True)
-class TableOptions:
-    servers: Servers
-    streams: tuple[int, ...] = (1, 16)
-    input_tokens: int = 512
-    output_tokens: int = 128
-    rounds: int = 3
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSpeed:
-    """Medians of the rounds; tokens per second of all streams together."""
-
-    target: str
-    streams: int
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-
-
-def run_streams_bench(options: TableOptions, as_json: bool) -> int:
-    """Raises: CommandFailed."""
-    speeds = asyncio.run(measure_streams(options))
-    print(json.dumps([asdict(speed) for speed in speeds]) if as_json else streams_table(speeds))
-    return 0
-
-
-async def measure_streams(options: TableOptions) -> list[StreamSpeed]:
-    """Servers take turns in every round: other load on the machine meets all of them. Raises: CommandFailed."""
-    speeds: list[StreamSpeed] = []
-    async with opened(options.servers) as servers:
-        for streams in options.streams:
-            rounds: list[list[StreamSpeed]] = [[] for _ in servers]
-            for number in range(options.rounds):
-                for server, found in zip(servers, rounds, strict=True):
-                    chance = random.Random(f"{options.seed}/{streams}/{number}")
-                    prompts = [random_tokens(chance, options.input_tokens, server.vocab_size) for _ in range(streams)]
-                    found.append(await _round(server.target, prompts, options.output_tokens))
-            speeds += [_median(found) for found in rounds]
-    return speeds
-
-
-def streams_table(speeds: Sequence[StreamSpeed]) -> str:
-    width = max(len(speed.target) for speed in speeds)
-    lines = [f"{'target':{width}}  streams  prefill tokens/s  decode tokens/s"]
-    lines += [
-        f"{speed.target:{width}}  {speed.streams:7}  {speed.prefill_tokens_per_s:16,.0f}"
-        f"  {speed.decode_tokens_per_s:15,.1f}"
-        for speed in speeds
-    ]
-    return "\n".join(lines)
-
-
-def decode_tokens_per_s(outcomes: Sequence[Outcome]) -> float:
-    """Of all streams while all of them ran. Pieces stand for as many tokens as their stream had for each of them.
-
-    Raises: CommandFailed where that was never so: the first had ended before the last began.
-    """
-    begin = max(outcome.pieces_s[0] for outcome in outcomes)
-    end = min(outcome.pieces_s[-1] for outcome in outcomes)
-    if end <= begin:
-        raise CommandFailed("the first answer ended before the last one began: --output-len must be larger")
-    tokens = 0.0
-    for outcome in outcomes:
-        made = sum(begin < piece_s <= end for piece_s in outcome.pieces_s)
-        tokens += made * outcome.output_tokens / len(outcome.pieces_s)
-    return tokens / (end - begin)
-
-
-async def _round(target: Target, prompts: Sequence[tuple[int, ...]], output_tokens: int) -> StreamSpeed:
-    first = await _at_once(target, prompts, 1)
-    longer = await _at_once(target, prompts, output_tokens)
-    prompt_tokens = sum(map(len, prompts))
-    prefill_s = max(outcome.pieces_s[0] for outcome in first.outcomes)
-    return StreamSpeed(target.name, len(prompts), prompt_tokens / prefill_s, decode_tokens_per_s(longer.outcomes))
-
-
-async def _at_once(target: Target, prompts: Sequence[tuple[int, ...]], output_tokens: int) -> Run:
-    run = await Load(target, lambda: None).open_loop([Job(prompt, output_tokens) for prompt in prompts])
-    for outcome in run.outcomes:
-        if outcome.error:
-            raise CommandFailed(f"{target.name}: {outcome.error}")
-    return run
-
-
-def _median(rounds: Sequence[StreamSpeed]) -> StreamSpeed:
-    return StreamSpeed(
-        rounds[0].target,
-        rounds[0].streams,
-        statistics.median(speed.prefill_tokens_per_s for speed in rounds),
-        statistics.median(speed.decode_tokens_per_s for speed in rounds),
-    )
-
-
-RANDOM_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests are sent: at a rate, as a trace has them, or whenever one of `concurrency` is answered."""
+    """When requests are sent: at a rate, or whenever one of `concurrency` is answered."""
 
     rate: float | None = None  # per second, may be infinite
     burstiness: float = 1.0
-    trace: Path | None = None
-    speed: float = 1.0  # of the trace
     concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """In tokens. Of random requests the mean; of a trace's the most, where given."""
+    """Means, in tokens."""
 
-    input_tokens: int | None
-    output_tokens: int | None
+    input_tokens: int = 1024
+    output_tokens: int = 128
     prefix_tokens: int = 0
     range_ratio: float = 0.0
-
-
-DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS = 1024, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +36,7 @@ class ServeBenchOptions:
     servers: Servers
     arrivals: Arrivals
     lengths: Lengths
-    requests: int | None = None  # None: 100 random ones, or the whole trace
+    requests: int = 100
     objectives_ms: dict[str, float] = field(default_factory=dict)  # of a good request, by OBJECTIVES
     seed: int = 0
 
@@ -187,22 +61,13 @@ async def measure_all(options: ServeBenchOptions) -> list[Metrics]:
 
 
 def make_jobs(options: ServeBenchOptions, vocab_size: int) -> list[Job]:
-    """The same ones for every server of the same vocabulary. Raises: CommandFailed."""
+    """The same ones for every server of the same vocabulary."""
     arrivals, lengths, seed = options.arrivals, options.lengths, options.seed
-    if arrivals.trace is not None:
-        trace = TraceJobs(arrivals.speed, lengths.input_tokens, lengths.output_tokens, vocab_size, seed)
-        return trace.make(read_trace(arrivals.trace, options.requests))
     rate = float("inf") if arrivals.rate is None else arrivals.rate
-    requests = options.requests or RANDOM_REQUESTS
     drawn = RandomJobs(
-        input_tokens=lengths.input_tokens or DEFAULT_INPUT_TOKENS,
-        output_tokens=lengths.output_tokens or DEFAULT_OUTPUT_TOKENS,
-        prefix_tokens=lengths.prefix_tokens,
-        range_ratio=lengths.range_ratio,
-        vocab_size=vocab_size,
-        seed=seed,
+        lengths.input_tokens, lengths.output_tokens, lengths.prefix_tokens, lengths.range_ratio, vocab_size, seed
     )
-    return drawn.draw(poisson_arrivals_s(requests, rate, arrivals.burstiness, seed))
+    return drawn.draw(poisson_arrivals_s(options.requests, rate, arrivals.burstiness, seed))
 
 
 def as_table(metrics: Metrics) -> str:

@@ -24,10 +24,11 @@ ERROR_CHARACTERS = 300
 class BatonTarget:
     """A router. A call that fails is not made again: it counts as failed."""
 
-    def __init__(self, address: str, model: str, timeout_s: float) -> None:
+    def __init__(self, address: str, model: str = "", timeout_s: float = 120.0, api_key: str | None = None) -> None:
         self.name = f"grpc://{address}"
         self._model = model
-        self._client = AsyncBatonClient(address, timeout_s=timeout_s, retry=RetryPolicy(attempts=1))
+        once = RetryPolicy(attempts=1)
+        self._client = AsyncBatonClient(address, timeout_s=timeout_s, retry=once, api_key=api_key)
 
     async def prepare(self) -> int | None:
         try:
@@ -48,7 +49,8 @@ class BatonTarget:
                         on_piece()
                         output_tokens += len(event.token_ids)
         except BatonClientError as error:
-            raise TargetFailed(f"{error.code.name}: {error.message}") from error
+            come_back_s = error.details.retry_after_s
+            raise TargetFailed(f"{error.code.name}: {error.message}", error.code.name, come_back_s) from error
         return output_tokens
 
     async def close(self) -> None:

@@ -9,33 +9,27 @@ pool in shared memory, once with a pool that can only be read as a gRPC stream. 
 fetch wait until the step that it is in has ended.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import secrets
 import statistics
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
-
-from baton import IMPORT_PATH
-from baton.benchmarks.report.machine import describe_machine
-from baton.generation.block_hash import HashChain
+from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.transfer.worker_pair import (
+    BLOCK_TOKENS,
+    WorkerSession,
+    make_command,
+    new_prompt,
+    worker_process,
+)
 from baton.launch.paths import ROOT
-from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
-from baton.service.registry.redis_server import free_port
-from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from baton.protos import session_pb2
 
-BLOCK_TOKENS = 32
-START_S, ANSWER_S = 120.0, 60.0
-TIME_LEFT_MS = 60_000
+SHARED = ("--chunk-tokens", 512, "--kv-memory", "1GiB")
 
 
 @dataclass(frozen=True)
@@ -50,135 +44,57 @@ class Point:
     auto: float  # share of the prompts that a worker of default flags fetched
 
 
-class Worker:
-    """One prefill worker, and our session with it."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
-        self._sent = 0
-
-    async def connect(self) -> session_pb2.WorkerInfo:
-        await asyncio.wait_for(self._channel.channel_ready(), START_S)
-        async with asyncio.timeout(START_S):
-            while True:
-                self._call = session_pb2_grpc.SessionServiceStub(self._channel).Connect()
-                hello = session_pb2.Hello(router_id=secrets.token_bytes(16))
-                try:
-                    await self._call.write(session_pb2.ConnectRequest(hello=hello))
-                    welcome: session_pb2.Welcome = (await self._call.read()).welcome
-                    return welcome.worker
-                except grpc.aio.AioRpcError:  # still loading
-                    await asyncio.sleep(0.2)
-
-    async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
-
-    async def prefill(self, tokens: Sequence[int], source: "Worker | None") -> session_pb2.PrefillTimings:
-        """Computes a prompt, perhaps with the blocks that `source` has, and lets it go."""
-        chain = HashChain(bytes(32), BLOCK_TOKENS)
-        hashes = chain.first(len(tokens) // BLOCK_TOKENS, tokens)
-        fetch = None
-        if source is not None:
-            identity = secrets.token_bytes(16)
-            fetch = session_pb2.Fetch(endpoint=source.endpoint, transfer_id=identity, blocks=len(hashes))
-        command = session_pb2.Prefill(
-            attempt_id=self._sent + 1,
-            transfer_id=secrets.token_bytes(16),
-            token_ids=tokens,
-            sampling=sampling_pb2.Sampling(max_tokens=1, n=1, top_p=1.0),
-            block_hashes=hashes,
-            time_left_ms=TIME_LEFT_MS,
-            fetch=fetch,
-        )
-        await self._send(prefill=command)
-        async with asyncio.timeout(ANSWER_S):
-            while True:
-                message: session_pb2.ConnectResponse = await self._call.read()
-                match message.WhichOneof("event"):
-                    case "first_step":
-                        await self._send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
-                        return message.first_step.timings
-                    case "failed":
-                        raise RuntimeError(message.failed.message)
-
-    async def _send(self, **command: Any) -> None:
-        self._sent += 1
-        await self._call.write(session_pb2.ConnectRequest(number=self._sent, **command))
-
-
-@contextmanager
-def process(name: str, model: Path, core: int, other_core: int, flags: Sequence[str]) -> Iterator[str]:
-    """A prefill worker of that many flags, until left; its endpoint."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "baton.prefill_worker",
-        "--worker-id",
-        name,
-        "--port",
-        str(port),
-        "--model",
-        str(model),
-    ]
-    command += ["--cores", str(core), "--transfer-cores", str(other_core), "--block-size", str(BLOCK_TOKENS)]
-    command += ["--chunk-tokens", "512", "--kv-memory", "1GiB", "--log-level", "warning", *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(IMPORT_PATH)}
-    worker = subprocess.Popen(command, env=environment, cwd=ROOT)
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        worker.terminate()
-        worker.wait(30)
+async def prefill(
+    worker: WorkerSession, tokens: list[int], source: WorkerSession | None = None
+) -> session_pb2.PrefillTimings:
+    """Computes a prompt, perhaps with the blocks that `source` has, and lets it go."""
+    command = session_pb2.Prefill(**make_command(tokens, 1))
+    if source is not None:
+        identity, blocks = secrets.token_bytes(16), len(command.block_hashes)
+        command.fetch.CopyFrom(session_pb2.Fetch(endpoint=source.endpoint, transfer_id=identity, blocks=blocks))
+    timings: session_pb2.PrefillTimings = (await worker.prefill(command)).event.timings
+    return timings
 
 
 @dataclass(frozen=True)
 class Workers:
-    source: Worker
-    reader: Worker  # fetches always
-    chooser: Worker  # fetches where it believes that to be sooner
-    vocabulary: int
+    source: WorkerSession
+    reader: WorkerSession  # fetches always
+    chooser: WorkerSession  # fetches where it believes that to be sooner
 
     def prompt(self, blocks: int) -> list[int]:
         """New, and one token longer than its blocks: a hit ends before the block of the last token."""
-        return [secrets.randbelow(self.vocabulary - 3) + 3 for _ in range(blocks * BLOCK_TOKENS + 1)]
+        return new_prompt(self.source, blocks * BLOCK_TOKENS + 1)
 
-    async def compute(self, prompt: Sequence[int]) -> float:
+    async def compute(self, prompt: list[int]) -> float:
         """Milliseconds, on the source."""
-        return sum((await self.source.prefill(prompt, None)).chunk_ms)
+        return sum((await prefill(self.source, prompt)).chunk_ms)
 
 
 @asynccontextmanager
 async def started(model: Path, transport: str) -> AsyncIterator[Workers]:
+    """The source on the first core, the others on the last."""
     cores = sorted(os.sched_getaffinity(0))
     first, last = cores[0], cores[-1]
-    with (
-        process("source", model, first, last, ["--transport", transport]) as source_endpoint,
-        process("reader", model, last, first, ["--fetch", "always", "--fetch-timeout-s", "60"]) as reader_endpoint,
-        process("chooser", model, last, first, []) as chooser_endpoint,
-    ):
-        source, reader, chooser = Worker(source_endpoint), Worker(reader_endpoint), Worker(chooser_endpoint)
-        infos = [await worker.connect() for worker in (source, reader, chooser)]
-        try:
-            yield Workers(source, reader, chooser, infos[0].model.vocab_size)
-        finally:
-            for worker in (source, reader, chooser):
-                await worker.close()
+    flags: tuple[tuple[object, ...], ...] = (
+        ("--cores", first, "--transfer-cores", last, "--transport", transport),
+        ("--cores", last, "--transfer-cores", first, "--fetch", "always", "--fetch-timeout-s", "60"),
+        ("--cores", last, "--transfer-cores", first),
+    )
+    async with AsyncExitStack() as undo:
+        processes = [undo.enter_context(worker_process("prefill", model, *SHARED, *each, threads=1)) for each in flags]
+        sessions = [await undo.enter_async_context(WorkerSession(each.endpoint)) for each in processes]
+        yield Workers(*sessions)
 
 
 async def measure(model: Path, transport: str, sizes: Sequence[int], repeats: int) -> list[Point]:
     async with started(model, transport) as workers:
-        for blocks in (
-            2,
-            max(sizes),
-            max(sizes),
-        ):  # pairs, warms, and lets the chooser learn what it computes in a second
+        # Pairs, warms, and lets the chooser learn what it computes in a second.
+        for blocks in (2, max(sizes), max(sizes)):
             prompt = workers.prompt(blocks)
             await workers.compute(prompt)
-            await workers.reader.prefill(prompt, workers.source)
-            await workers.chooser.prefill(prompt, None)
+            await prefill(workers.reader, prompt, workers.source)
+            await prefill(workers.chooser, prompt)
         least_ms = statistics.median([await workers.compute(workers.prompt(0)) for _ in range(repeats)])
         return [await measure_size(workers, transport, blocks, repeats, least_ms) for blocks in sizes]
 
@@ -188,8 +104,8 @@ async def measure_size(workers: Workers, transport: str, blocks: int, repeats: i
     for _ in range(repeats):
         prompt = workers.prompt(blocks)
         computed_ms.append(await workers.compute(prompt) - least_ms)
-        fetched.append(await workers.reader.prefill(prompt, workers.source))
-        chosen += (await workers.chooser.prefill(prompt, workers.source)).fetched_tokens > 0
+        fetched.append(await prefill(workers.reader, prompt, workers.source))
+        chosen += (await prefill(workers.chooser, prompt, workers.source)).fetched_tokens > 0
     if any(timings.fetched_tokens != blocks * BLOCK_TOKENS for timings in fetched):
         raise RuntimeError(f"not all of {blocks} blocks were fetched")
     fetch_ms = statistics.median(timings.fetch_ms for timings in fetched)
@@ -197,11 +113,10 @@ async def measure_size(workers: Workers, transport: str, blocks: int, repeats: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tableqa")
     parser.add_argument("--blocks", default="1,2,4,8,16,32,60")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sizes = [int(blocks) for blocks in options.blocks.split(",")]
     points: list[Point] = []
@@ -216,9 +131,7 @@ def main() -> None:
         )
     for transport in ("shared_memory", "grpc"):
         print(f"{transport}: {verdict([point for point in points if point.transport == transport])}")
-    if options.json:
-        result = {"machine": describe_machine(), "model": options.model.name, "points": [asdict(p) for p in points]}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.json, {"model": options.model.name, "points": [asdict(point) for point in points]})
 
 
 def verdict(points: Sequence[Point]) -> str:

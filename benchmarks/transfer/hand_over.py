@@ -18,11 +18,11 @@ router's core. All of it in one run, by the machine's monotonic clock:
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from baton.benchmarks.report.limits import shortest
-from baton.benchmarks.report.machine import describe_machine
-from baton.benchmarks.transfer.worker_pair import Marks, Pair, WorkerSession, worker
+from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.transfer.worker_pair import BLOCK_TOKENS, Marks, Workers, WorkerSession, worker_process
 from baton.launch.core_plan import plan_cores, write_cores
 from baton.launch.paths import ROOT
 
@@ -95,18 +95,19 @@ def stages_of(prefill_marks: Marks, decode_marks: Marks, since: float) -> tuple[
     return Stages(news, way, copy, confirm, activate, total=(stepped - ended) * 1e3), hidden
 
 
-async def measure_time_between_tokens(pair: Pair, prompt_tokens: int, tokens: int) -> tuple[Between, Between, Between]:
+async def measure_time_between_tokens(
+    workers: Workers, prompt_tokens: int, tokens: int
+) -> tuple[Between, Between, Between]:
     """One answer three times: beside nothing, beside prompts that nobody pulls, and beside such as are pulled."""
     found = []
-    for name, work in (("nothing", None), ("prompts", pair.compute), ("prompts that are pulled", pair.pull_only)):
+    for name, pulled in (("nothing", None), ("prompts", False), ("prompts that are pulled", True)):
         note(f"time between tokens beside {name}")
         ready = asyncio.Event()
-        answer = asyncio.create_task(pair.long_answer(tokens, ready))
+        answer = asyncio.create_task(workers.answer(BLOCK_TOKENS, tokens, on_token=ready.set))
         await ready.wait()
-        while work is not None and not answer.done():
-            await work(prompt_tokens)
-        times = await answer
-        gaps_ms = [(later - earlier) * 1e3 for earlier, later in pairwise(times)]
+        while pulled is not None and not answer.done():
+            await workers.answer(prompt_tokens, 1, pulled)
+        gaps_ms = [(later - earlier) * 1e3 for earlier, later in pairwise((await answer).times)]
         found.append(Between(*(float(ms) for ms in np.percentile(gaps_ms, (50, 99, 100)))))
     quiet, computing, pulling = found
     return quiet, computing, pulling
@@ -122,29 +123,30 @@ def memcpy_gb_per_s(nbytes: int) -> float:
     return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
 
 
-async def measure(pair: Pair, prompt_tokens: int, kv_cache_dtype: str, rounds: int, answer_tokens: int) -> Result:
+async def measure(workers: Workers, marks: tuple[Marks, Marks], options: argparse.Namespace) -> Result:
     stages: list[Stages] = []
     hidden, ratios, alone, copied = [], [], [], []
     landed: Any = None
+    rounds, tokens = options.rounds, options.prompt_tokens
     for number in range(WARM_UP_ROUNDS + rounds):
-        alone_s = await pair.compute(prompt_tokens)
-        began = asyncio.get_running_loop().time()
-        pulled_s, heard = await pair.hand_over(prompt_tokens, max_tokens=4)
+        alone_s = (await workers.answer(tokens, 1, pulled=False)).first_s
+        began = time.monotonic()
+        pulled = await workers.answer(tokens, 4)
         if number < WARM_UP_ROUNDS:
             continue  # pages are touched for the first time
-        found, share = stages_of(*pair.marks, began)
-        landed = heard.event
+        found, share = stages_of(*marks, began)
+        landed = pulled.landed
         stages.append(found)
         hidden.append(share)
         alone.append(alone_s)
-        ratios.append(pulled_s / alone_s)
+        ratios.append(pulled.first_s / alone_s)
         copied.append(landed.bytes / 1e6 / landed.copy_ms)
         note(f"round {len(stages)} of {rounds}: {found.total:.2f} ms, TTFT {ratios[-1]:.4f} of that without a pull")
     middle = [statistics.median(getattr(one, name) for one in stages) for name in Stages.__slots__]
-    between = await measure_time_between_tokens(pair, prompt_tokens, answer_tokens)
+    between = await measure_time_between_tokens(workers, tokens, options.answer_tokens)
     return Result(
-        prompt_tokens,
-        kv_cache_dtype,
+        tokens,
+        options.kv_cache_dtype,
         landed.bytes,
         landed.transport,
         Stages(*middle),
@@ -164,21 +166,29 @@ async def run(options: argparse.Namespace) -> Result:
     with ExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="baton-hand-over-")))
         marks = (Marks(scratch / "prefill"), Marks(scratch / "decode"))
+        flags: tuple[str, ...] = (
+            "--dtype",
+            options.dtype,
+            "--kv-cache-dtype",
+            options.kv_cache_dtype,
+            "--transport",
+            options.transport,
+        )
+        flags += ("--kv-memory", "1GiB", "--transfer-cores", transfer)
         cores = (write_cores(plan.prefill[0]), write_cores(plan.decode[0]))
         endpoints = [
-            undo.enter_context(worker(role, options, mark.path, core, transfer))
+            undo.enter_context(
+                worker_process(role, options.model, "--cores", core, *flags, marks=mark.path, threads=1)
+            ).endpoint
             for role, mark, core in zip(("prefill", "decode"), marks, cores, strict=True)
         ]
         os.sched_setaffinity(0, plan.router)
         async with WorkerSession(endpoints[0]) as prefill, WorkerSession(endpoints[1]) as decode:
-            pair = Pair(prefill, decode, marks)
-            return await measure(
-                pair, options.prompt_tokens, options.kv_cache_dtype, options.rounds, options.answer_tokens
-            )
+            return await measure(Workers(decode, prefill, hashed=True), marks, options)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tableqa")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-cache-dtype", default="auto")
@@ -186,15 +196,12 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--answer-tokens", type=int, default=256, help="of the answer whose gaps are measured")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     result = asyncio.run(run(options))
     for name, value in asdict(result).items():
         shown = ", ".join(f"{part} {ms:.3f}" for part, ms in value.items()) if isinstance(value, dict) else value
         print(f"{name}: {shown}")
-    if options.json:
-        report = {"machine": describe_machine(), "model": options.model.name, **asdict(result)}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.json, {"model": options.model.name, **asdict(result)})
 
 
 if __name__ == "__main__":

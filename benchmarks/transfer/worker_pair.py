@@ -1,21 +1,28 @@
-"""A router's session with single workers, and one prefill and one decode worker whose stages are recorded."""
+"""Single workers without a router: processes, sessions with them, and requests that this process deals out.
 
-import argparse
+    .venv/bin/python -m baton.benchmarks.transfer.worker_pair prefill|decode MARKS [flags of the worker ...]
+
+That is a worker as it is, but for a file that says when each stage of a hand-over began and ended: one JSON line per
+stage, its name, begin and end in seconds of time.monotonic, which on Linux all processes of a machine share. The stages
+are methods, wrapped from outside: the workers themselves know nothing of it.
+"""
+
 import asyncio
+import functools
+import inspect
 import json
 import os
-import random
 import secrets
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import grpc
 
@@ -26,7 +33,37 @@ from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
 from baton.service.registry.redis_server import free_port
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 
-START_S, ANSWER_S = 180.0, 60.0
+START_S, ANSWER_S, STOP_S = 180.0, 60.0, 30.0
+BLOCK_TOKENS = 32
+TIME_LEFT_MS = 120_000
+NO_ROOT = bytes(32)  # of hashes: no adapter, no salt
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    role: str
+    endpoint: str
+    process: "subprocess.Popen[bytes]"
+
+
+@contextmanager
+def worker_process(
+    role: str, model: Path, *flags: object, marks: Path | None = None, threads: int | None = None
+) -> Iterator[Started]:
+    """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic."""
+    port = free_port()
+    module = (f"baton.{role}_worker",) if marks is None else ("baton.benchmarks.transfer.worker_pair", role, marks)
+    fixed = ("--worker-id", f"{role}-{port}", "--port", port, "--model", model, "--block-size", BLOCK_TOKENS)
+    command = [sys.executable, "-P", "-m", *map(str, (*module, *fixed, "--log-level", "warning", *flags))]
+    environment = {**os.environ, "PYTHONPATH": str(IMPORT_PATH)}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    process = subprocess.Popen(command, env=environment, cwd=ROOT)
+    try:
+        yield Started(role, f"127.0.0.1:{port}", process)
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +73,7 @@ class Heard:
 
 
 class WorkerSession:
-    """`async with` connects, waiting until the worker has loaded."""
+    """A router's session with one worker. `async with` connects, waiting until the worker has loaded."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -72,8 +109,21 @@ class WorkerSession:
             await self._call.write(message)
 
     async def hear(self, kind: str, attempt_id: int) -> Heard:
-        """The next event of that kind about an attempt; of a step's outputs, the one output."""
-        return await asyncio.wait_for(self._heard[kind, attempt_id].get(), ANSWER_S)
+        """The next event of that kind about an attempt; of a step's outputs, the one output.
+
+        Raises: RuntimeError where the attempt failed.
+        """
+        heard = await asyncio.wait_for(self._heard[kind, attempt_id].get(), ANSWER_S)
+        if isinstance(heard.event, session_pb2.Failed):
+            raise RuntimeError(f"{self.worker.worker_id}: {heard.event.message}")
+        return heard
+
+    async def prefill(self, command: session_pb2.Prefill) -> Heard:
+        """Computes a prompt that nobody pulls, and lets it go; the first step."""
+        await self.send(prefill=command)
+        first = await self.hear("first_step", command.attempt_id)
+        await self.send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
+        return first
 
     async def _read(self) -> None:
         while message := await self._call.read():
@@ -81,7 +131,8 @@ class WorkerSession:
             self._received = max(self._received, message.number)
             kind = message.WhichOneof("event")
             if kind == "failed":
-                sys.stderr.write(f"{self.worker.worker_id}: {message.failed.message}\n")
+                for waited_for in ("first_step", "landed", "output"):
+                    self._heard[waited_for, message.failed.attempt_id].put_nowait(Heard(at, message.failed))
             if kind == "step_outputs":
                 for output in message.step_outputs.outputs:
                     self._heard["output", output.attempt_id].put_nowait(Heard(at, output))
@@ -90,8 +141,73 @@ class WorkerSession:
                 self._heard[kind, event.attempt_id].put_nowait(Heard(at, event))
 
 
-BLOCK_TOKENS = 32
-TIME_LEFT_MS = 120_000
+_attempts = count(1)
+
+
+def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> dict[str, Any]:
+    """The fields that both workers' commands have. `hashed`: its blocks are cached."""
+    blocks = len(tokens) // BLOCK_TOKENS if hashed else 0
+    return {
+        "attempt_id": next(_attempts),
+        "transfer_id": secrets.token_bytes(16),
+        "token_ids": tokens,
+        "sampling": sampling_pb2.Sampling(max_tokens=answer_tokens, n=1, top_p=1.0),
+        "block_hashes": HashChain(NO_ROOT, BLOCK_TOKENS).first(blocks, tokens),
+        "time_left_ms": TIME_LEFT_MS,
+    }
+
+
+def new_prompt(session: WorkerSession, tokens: int) -> list[int]:
+    """That nobody has seen."""
+    vocab = session.worker.model.vocab_size
+    return [3 + secrets.randbelow(vocab - 3) for _ in range(tokens)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    prompt: list[int]
+    token_ids: list[int]
+    first_s: float  # from sending the prompt to its first token
+    times: list[float]  # of the tokens after it, on the monotonic clock
+    landed: Any  # what was copied; None where nothing was
+
+
+class Workers:
+    """Requests to a decode worker, whose prompts a prefill worker computes, or itself where there is none."""
+
+    def __init__(self, decode: WorkerSession, prefill: WorkerSession | None, hashed: bool = False) -> None:
+        self._decode, self._prefill, self._hashed = decode, prefill, hashed
+
+    async def answer(
+        self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
+    ) -> Answered:
+        """A prompt of that many tokens that nobody has seen. `pulled`: whether decode takes it over.
+
+        With one token of answer decode copies the prompt and makes nothing of it: that is not waited for.
+        `on_token` is called at each token of decode.
+        """
+        common = make_command(new_prompt(self._decode, tokens), answer_tokens, self._hashed)
+        attempt_id, sent, landed = common["attempt_id"], time.monotonic(), None
+        if not pulled and self._prefill is not None:
+            first = await self._prefill.prefill(session_pb2.Prefill(**common))
+            return Answered(common["token_ids"], list(first.event.outputs[0].token_ids), first.at - sent, [], landed)
+        endpoint = "" if self._prefill is None else self._prefill.endpoint
+        root = NO_ROOT if self._hashed else b""
+        await self._decode.send(start=session_pb2.Start(**common, prefill_endpoint=endpoint, cache_root=root))
+        if self._prefill is not None:
+            await self._prefill.send(prefill=session_pb2.Prefill(**common))
+        first = await (self._prefill or self._decode).hear("first_step", attempt_id)
+        token_ids, times = list(first.event.outputs[0].token_ids), list[float]()
+        if self._prefill is not None and answer_tokens > 1:
+            landed = (await self._decode.hear("landed", attempt_id)).event
+        while len(token_ids) < answer_tokens:
+            heard = await self._decode.hear("output", attempt_id)
+            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode repeats the first
+            token_ids += fresh
+            times += [heard.at] * len(fresh)
+            if on_token is not None:
+                on_token()
+        return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,95 +221,55 @@ class Marks:
         return [(name, begin, end) for name, begin, end in lines if begin >= moment]
 
 
-class Pair:
-    """Both workers, seen from a router."""
+def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
+    def note(began: float, result: object) -> None:
+        if result is not False:  # a step that had nothing to do
+            marks.write(json.dumps([name, began, time.monotonic()]) + "\n")
 
-    def __init__(self, prefill: WorkerSession, decode: WorkerSession, marks: tuple[Marks, Marks]) -> None:
-        self.prefill, self.decode = prefill, decode
-        self.marks = marks
-        self._attempts = count(1)
-        self._chance = random.Random(1)
+    @functools.wraps(method)
+    def plain(*arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        result = method(*arguments, **named)
+        note(began, result)
+        return result
 
-    def prompt(self, tokens: int) -> list[int]:
-        return [self._chance.randrange(3, self.prefill.worker.model.vocab_size) for _ in range(tokens)]
+    @functools.wraps(method)
+    async def coroutine(*arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        result = await method(*arguments, **named)
+        note(began, result)
+        return result
 
-    def command(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        chain = HashChain(bytes(32), BLOCK_TOKENS)
-        return {
-            "attempt_id": next(self._attempts),
-            "transfer_id": secrets.token_bytes(16),
-            "token_ids": prompt,
-            "sampling": sampling_pb2.Sampling(max_tokens=max_tokens, n=1, top_p=1.0),
-            "block_hashes": chain.first(len(prompt) // BLOCK_TOKENS, prompt),
-            "time_left_ms": TIME_LEFT_MS,
-        }
-
-    async def compute(self, prompt_tokens: int) -> float:
-        """Seconds to the first token of a prompt that nobody pulls."""
-        common = self.command(self.prompt(prompt_tokens), max_tokens=1)
-        sent = asyncio.get_running_loop().time()
-        await self.prefill.send(prefill=session_pb2.Prefill(**common))
-        first = await self.prefill.hear("first_step", common["attempt_id"])
-        await self.prefill.send(cancel=session_pb2.Cancel(attempt_id=common["attempt_id"]))
-        return first.at - sent
-
-    async def hand_over(self, prompt_tokens: int, max_tokens: int) -> tuple[float, Heard]:
-        """(seconds to the first token, Landed) of a prompt that decode takes over."""
-        common = self.command(self.prompt(prompt_tokens), max_tokens)
-        attempt_id = common["attempt_id"]
-        sent = asyncio.get_running_loop().time()
-        start = session_pb2.Start(**common, prefill_endpoint=self.prefill.endpoint, cache_root=bytes(32))
-        await self.decode.send(start=start)
-        await self.prefill.send(prefill=session_pb2.Prefill(**common))
-        first = await self.prefill.hear("first_step", attempt_id)
-        landed = await self.decode.hear("landed", attempt_id)
-        await self._rest(attempt_id, max_tokens)
-        return first.at - sent, landed
-
-    async def pull_only(self, prompt_tokens: int) -> None:
-        """A prompt of one token of answer: decode copies it, and makes nothing of it."""
-        common = self.command(self.prompt(prompt_tokens), max_tokens=1)
-        await self.decode.send(start=session_pb2.Start(**common, prefill_endpoint=self.prefill.endpoint))
-        await self.prefill.send(prefill=session_pb2.Prefill(**common))
-        await self.prefill.hear("first_step", common["attempt_id"])
-
-    async def long_answer(self, max_tokens: int, ready: asyncio.Event) -> list[float]:
-        """Times of its steps; `ready` is set once it runs."""
-        common = self.command(self.prompt(BLOCK_TOKENS), max_tokens)
-        start = session_pb2.Start(**common, prefill_endpoint=self.prefill.endpoint)
-        await self.decode.send(start=start)
-        await self.prefill.send(prefill=session_pb2.Prefill(**common))
-        times = []
-        for _ in range(max_tokens - 1):
-            times.append((await self.decode.hear("output", common["attempt_id"])).at)
-            ready.set()
-        return times
-
-    async def _rest(self, attempt_id: int, max_tokens: int) -> None:
-        for _ in range(max_tokens - 1):
-            await self.decode.hear("output", attempt_id)
+    return coroutine if inspect.iscoroutinefunction(method) else plain
 
 
-@contextmanager
-def worker(role: str, options: argparse.Namespace, marks: Path, cores: str, transfer: str) -> Iterator[str]:
-    """A process, until left; its endpoint."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "baton.benchmarks.transfer.marked_worker",
-        role,
-        str(marks),
-        "--worker-id",
-        f"{role}-0",
-    ]
-    command += ["--port", str(port), "--model", str(options.model), "--cores", cores, "--transfer-cores", transfer]
-    command += ["--block-size", str(BLOCK_TOKENS), "--kv-memory", "1GiB", "--log-level", "warning"]
-    command += ["--dtype", options.dtype, "--kv-cache-dtype", options.kv_cache_dtype, "--transport", options.transport]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(IMPORT_PATH)}
-    process = subprocess.Popen(command, env=environment, cwd=ROOT)
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+def main() -> int:
+    from baton.engine.runner.thread import EngineThread
+    from baton.service.config import read_config_or_exit
+    from baton.worker.decode.config import DecodeConfig
+    from baton.worker.decode.loop import DecodeLoop
+    from baton.worker.decode.role import main as decode_main
+    from baton.worker.prefill.config import PrefillConfig
+    from baton.worker.prefill.role import main as prefill_main
+    from baton.worker.transfer.reader import TransferReader
+    from baton.worker.transfer.source import TransferSource
+
+    stages: dict[str, tuple[Any, str]] = {
+        "step": (EngineThread, "_step"),
+        "advance": (TransferSource, "advance"),
+        "copy": (TransferReader, "_copy_new"),
+        "confirm": (TransferReader, "_confirm"),
+        "activate": (DecodeLoop, "activate"),
+    }
+    _, role, marks_path, *flags = sys.argv
+    marks = Path(marks_path).open("a", buffering=1)  # noqa: SIM115 -- open until the process ends
+    for name, (owner, method) in stages.items():
+        setattr(owner, method, marked(name, getattr(owner, method), marks))
+    sys.argv = [f"{role}_worker", *flags]
+    if role == "prefill":
+        return prefill_main(read_config_or_exit(PrefillConfig, "prefill_worker"))
+    return decode_main(read_config_or_exit(DecodeConfig, "decode_worker"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,8 +5,6 @@
 One line per kernel and dtype: registers, bytes spilled, shared memory. Exit status 1 where decode attention spills.
 """
 
-import argparse
-import json
 import re
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.benchmarks.triton.calls import CASES, Case
 from baton.kernels.triton.call import KernelCall
 from baton.kernels.triton.launch import Device
@@ -114,10 +113,9 @@ def _resources(ptx: str, arch: int) -> tuple[int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--arch", type=int, nargs="+", default=sorted(MULTIPROCESSORS), choices=sorted(MULTIPROCESSORS))
     parser.add_argument("--kernel", default="", help="only cases whose name has this in it")
-    parser.add_argument("--json", type=Path, help="write all rows here too")
     options = parser.parse_args(arguments)
     rows: list[Compiled] = []
     for case in CASES:
@@ -126,9 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(row, flush=True)
                 rows.append(row)
     print(f"{len(rows)} kernels, {sum(row.seconds for row in rows):.0f} s of compiling", flush=True)
-    if options.json:
-        found = {"triton": triton.__version__, "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(options.json, {"triton": triton.__version__, "rows": [asdict(row) for row in rows]})
     bad = [row for row in rows if row.spilled_bytes and row.kernel in NEVER_SPILLS]
     for row in bad:
         print(f"spills: {row}", file=sys.stderr)

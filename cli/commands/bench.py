@@ -154,25 +154,21 @@ def peers(
     peers_folder: Annotated[
         Path, typer.Option(help="Folder of the peers and of converted checkpoints.")
     ] = DEFAULT_FOLDER,
-    setup: Annotated[bool, typer.Option("--setup", help="Install the peers into that folder and exit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="All rounds as JSON instead of a table.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Also draw the ratios, as SVG, into this file.")] = None,
 ) -> None:
     """The same work on Baton's engine and on OpenVINO, vLLM, llama.cpp and transformers, in turns, on this CPU.
 
-    A peer that is not installed is absent from the comparison. Compare within one run only.
+    A peer that is not installed is absent from the comparison; benchmarks/README.md says how to. Compare within one
+    run only.
     """
     from baton.benchmarks.peers.compare import PeersOptions, run_peers_bench
-    from baton.benchmarks.peers.known import PEERS, Precision
-    from baton.benchmarks.peers.setup import run_peers_setup
+    from baton.benchmarks.peers.process import PEERS, Precision
 
     known = [peer.name for peer in PEERS if peer.environment is not None]
     for name in only or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
-    folder = peers_folder.expanduser().absolute()
-    if setup:
-        raise typer.Exit(run_peers_setup(folder, only or ()))
     asked = PeersOptions(
         model=model,
         prompt_tokens=prompt_tokens,
@@ -181,7 +177,7 @@ def peers(
         threads=threads or len(os.sched_getaffinity(0)),
         rounds=rounds,
         precisions=tuple(Precision) if precision == "all" else (Precision(precision),),
-        folder=folder,
+        folder=peers_folder.expanduser().absolute(),
         only=tuple(only or ()),
     )
     raise typer.Exit(run_peers_bench(asked, json, picture))
@@ -193,19 +189,6 @@ ADDRESSES = (
     f"grpc://{DEFAULT_TARGET}, or the router that {TARGET_VARIABLE} names."
 )
 
-TraceFile = Annotated[
-    Path | None, typer.Option(help="Open loop: arrivals and lengths of Azure's .csv or Mooncake's .jsonl.")
-]
-AsTable = Annotated[
-    bool, typer.Option("--table", help="Measure prefill and decode tokens per second at --streams at once instead.")
-]
-PromptTokens = Annotated[
-    int | None,
-    typer.Option(min=1, help="Tokens of prompts: mean, default 1024 (--table: 512); of a trace: most."),
-]
-AnswerTokens = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of answers: the mean, default 128; of a trace: the most.")
-]
 RangeRatio = Annotated[
     float, typer.Option(min=0.0, max=0.99, help="Lengths are drawn from the mean * (1 - this) to * (1 + this).")
 ]
@@ -237,34 +220,21 @@ def read_objectives(parts: Sequence[str]) -> dict[str, float]:
     return objectives
 
 
-def read_streams(text: str) -> tuple[int, ...]:
-    """`1,16`. Raises: typer.BadParameter."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1,16", param_hint="--streams")
-    return tuple(int(part) for part in parts)
-
-
 def serve(
     target: Annotated[list[str], typer.Option(help=ADDRESSES)] = [],  # noqa: B006
     model: Annotated[
         list[str], typer.Option(help="Model that requests name; one for all targets, or one for each.")
     ] = [],  # noqa: B006
     rate: Annotated[float | None, typer.Option(help="Open loop: requests per second; inf sends all at once.")] = None,
-    trace: TraceFile = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")] = None,
-    table: AsTable = False,
-    requests: Annotated[int | None, typer.Option(min=1, help="How many; default: 100, or the whole trace.")] = None,
-    input_len: PromptTokens = None,
-    output_len: AnswerTokens = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of prompts, the mean.")] = 1024,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of answers, the mean.")] = 128,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens that all prompts begin with, beside --input-len.")] = 0,
     range_ratio: RangeRatio = 0.0,
     burstiness: Burstiness = 1.0,
-    speed: Annotated[float, typer.Option(min=0.001, help="Speed-up of the recorded trace.")] = 1.0,
     goodput: Annotated[list[str], typer.Option(help=GOODPUT_HELP)] = [],  # noqa: B006
     more_goodput: Annotated[list[str], typer.Argument(metavar="[GOODPUT]...", help="More of them.")] = [],  # noqa: B006
-    streams: Annotated[str, typer.Option(help="With --table: numbers of requests at once.")] = "1,16",
-    rounds: Annotated[int, typer.Option(min=1, help="With --table: repetitions; medians are shown.")] = 3,
     vocab_size: VocabSize = None,
     tokenizer: TokenizerFolder = None,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key for HTTP servers.")] = "",
@@ -274,30 +244,20 @@ def serve(
 ) -> None:
     """A service under load, of Baton or with OpenAI's completions: TTFT, TPOT, ITL, goodput as vLLM defines them.
 
-    Needs one of --rate, --trace, --concurrency or --table. Exit code 1 where requests failed.
+    Needs one of --rate and --concurrency. Exit code 1 where requests failed.
     """
-    from baton.benchmarks.serve.serve import (
-        Arrivals,
-        Lengths,
-        ServeBenchOptions,
-        TableOptions,
-        run_serve_bench,
-        run_streams_bench,
-    )
+    from baton.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, run_serve_bench
     from baton.benchmarks.serve.targets import Servers
 
-    if (rate is not None) + (trace is not None) + (concurrency is not None) + table != 1:
-        raise typer.BadParameter("exactly one of --rate, --trace, --concurrency and --table is needed")
+    if (rate is None) == (concurrency is None):
+        raise typer.BadParameter("exactly one of --rate and --concurrency is needed")
     if rate is not None and not rate > 0:
         raise typer.BadParameter("must be above 0", param_hint="--rate")
     targets = tuple(target) or (f"grpc://{os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET}",)
     servers = Servers(targets, tuple(model), vocab_size, tokenizer, api_key, timeout)
-    if table:
-        asked = TableOptions(servers, read_streams(streams), input_len or 512, output_len or 128, rounds, seed)
-        raise typer.Exit(run_streams_bench(asked, json))
     load = ServeBenchOptions(
         servers,
-        Arrivals(rate, burstiness, trace, speed, concurrency),
+        Arrivals(rate, burstiness, concurrency),
         Lengths(input_len, output_len, prefix_len, range_ratio),
         requests,
         read_objectives([*goodput, *more_goodput]),
@@ -399,9 +359,9 @@ def route(
     together, and of one without end, on which each prompt is computed before the next comes.
     """
     from baton.benchmarks.placement.route import POLICIES, RouteOptions, run_route
-    from baton.benchmarks.placement.scale import run_scaled
+    from baton.benchmarks.placement.simulation import Speeds
     from baton.benchmarks.placement.traces import SHAPES
-    from baton.benchmarks.placement.world import Speeds
+    from baton.benchmarks.router.decision import run_scaled
 
     names = POLICIES if policy == "all" else tuple(policy.split(","))
     if unknown := set(names) - set(POLICIES):
@@ -426,7 +386,7 @@ def gateway(
     json: Annotated[bool, typer.Option("--json", help="An object instead of a table.")] = False,
 ) -> None:
     """Cost of HTTP beside gRPC: CPU time of a streamed token, TTFT. The workers compute nothing."""
-    from baton.benchmarks.router.gateway import GatewayBenchOptions, run_gateway_bench
+    from baton.benchmarks.router.cost import GatewayBenchOptions, run_gateway_bench
 
     asked = GatewayBenchOptions(
         streams=streams, interval_ms=interval_ms, seconds=seconds, rounds=rounds, requests=requests

@@ -2,15 +2,22 @@
 
 import pytest
 
-from baton.benchmarks.cluster.overload import Call, Report, Setup, as_lines, as_picture, summarise
+from baton.benchmarks.cluster.overload import Report, Setup, as_lines, as_picture, summarise
+from baton.benchmarks.serve.load import Outcome
+from baton.launch.errors import CommandFailed
 
 SETUP = Setup(slots=4, prompt_tokens=64, answer_tokens=192, deadline_s=4.0, seconds=12.0)
 
 
-def calls() -> list[Call]:
-    answered = [Call(second, second + 1.0, 0.1, "answered") for second in range(12)]
-    refused = [Call(1.0, 1.01, None, "refused", retry_after_s=2.0)] * 5
-    return [*answered, *refused, Call(2.0, 6.0, 0.5, "late")]
+def call(sent_s: float, ended_s: float, ttft_s: float | None, code: str = "", retry_after_s: float = 0.0) -> Outcome:
+    pieces_s = () if ttft_s is None else (sent_s + ttft_s,)
+    return Outcome(64, 192, sent_s, 0.0, pieces_s, code, ended_s, code, retry_after_s)
+
+
+def calls() -> list[Outcome]:
+    answered = [call(second, second + 1.0, 0.1) for second in range(12)]
+    refused = [call(1.0, 1.01, None, "RESOURCE_EXHAUSTED", 2.0)] * 5
+    return [*answered, *refused, call(2.0, 6.0, 0.5, "DEADLINE_EXCEEDED")]
 
 
 def test_goodput_counts_answers_in_time_while_the_load_is_full() -> None:
@@ -19,6 +26,11 @@ def test_goodput_counts_answers_in_time_while_the_load_is_full() -> None:
     assert measured.goodput_per_s == pytest.approx(9 / 8)  # those that ended from second 4 to second 12
     assert measured.offered_per_s == pytest.approx(18 / 12)
     assert (measured.retry_after_p50_s, measured.refusal_p95_ms) == (2.0, pytest.approx(10.0))
+
+
+def test_a_call_that_fails_otherwise_ends_the_benchmark() -> None:
+    with pytest.raises(CommandFailed, match="INTERNAL"):
+        summarise([*calls(), call(1.0, 2.0, None, "INTERNAL")], 2.0, SETUP)
 
 
 def test_a_report_says_what_is_kept_of_the_peak() -> None:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from baton.benchmarks.clients.memory import MemoryWatch, children, growth_mib, own_mib
+from baton.benchmarks.clients.run import MemoryWatch, children, growth_mib, own_mib
 
 HOLDS = "import sys; held = bytearray(64 << 20); print('held', flush=True); sys.stdin.read()"
 

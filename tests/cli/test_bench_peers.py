@@ -9,12 +9,28 @@ import pytest
 
 from baton.benchmarks.peers import compare as peers
 from baton.benchmarks.peers import process as peers_start
-from baton.benchmarks.peers.compare import PeersOptions, run_peers_bench
-from baton.benchmarks.peers.known import OURS, Peer, Precision, converted_path, find_python
-from baton.benchmarks.peers.known import Form as SourceForm
-from baton.benchmarks.peers.process import Measured, PeerFailed, PeerProcess, Work
-from baton.benchmarks.peers.report import Contestant, State, as_picture, make_rows, order_of, verdict
-from baton.benchmarks.peers.setup import needed
+from baton.benchmarks.peers.compare import (
+    Contestant,
+    PeersOptions,
+    State,
+    as_picture,
+    make_rows,
+    order_of,
+    run_peers_bench,
+    verdict,
+)
+from baton.benchmarks.peers.lines import Work
+from baton.benchmarks.peers.process import (
+    OURS,
+    Measured,
+    Peer,
+    PeerFailed,
+    PeerProcess,
+    Precision,
+    converted_path,
+    find_python,
+)
+from baton.benchmarks.peers.process import Form as SourceForm
 from baton.benchmarks.report.statistics import Estimate
 from baton.launch.errors import CommandFailed
 
@@ -120,14 +136,6 @@ def test_another_checkpoint_is_converted_to_another_file(tmp_path: Path) -> None
     assert converted_path(peer, Precision.INT8, tmp_path, tmp_path) != first
     (tmp_path / "config.json").write_text('{"hidden_size": 5}')
     assert converted_path(peer, BF16, tmp_path, tmp_path) != first
-
-
-def test_what_no_cpu_has_is_left_out_of_an_installation() -> None:
-    metadata = "\n".join(
-        f"Requires-Dist: {each}"
-        for each in ("regex", "torch==2.13.0", "torchaudio", "torch-geometric", "x; extra == 'dev'", "protobuf==5")
-    )
-    assert needed(metadata) == ["regex", "torch-geometric"]
 
 
 @pytest.fixture

@@ -6,13 +6,30 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.benchmarks.placement.policies import Choice, SglangCacheAware
-from baton.benchmarks.placement.report import as_table, imbalance_of_computed, imbalance_of_given, pictures
-from baton.benchmarks.placement.route import POLICIES, RouteOptions, make_chooser, simulate_all
-from baton.benchmarks.placement.scale import as_lines, as_picture, measure
-from baton.benchmarks.placement.simulation import Run, Simulation
+from baton.benchmarks.placement.policies import SglangCacheAware
+from baton.benchmarks.placement.route import (
+    POLICIES,
+    RouteOptions,
+    as_table,
+    imbalance_of_computed,
+    imbalance_of_given,
+    make_chooser,
+    pictures,
+    simulate_all,
+)
+from baton.benchmarks.placement.simulation import (
+    BlockCache,
+    Changes,
+    Choice,
+    Prompt,
+    Run,
+    Simulation,
+    Speeds,
+    World,
+    pooled_hit_rate,
+)
 from baton.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
-from baton.benchmarks.placement.world import BlockCache, Changes, Prompt, Speeds, World, pooled_hit_rate
+from baton.benchmarks.router.decision import as_lines, as_picture, measure
 from baton.cli.__main__ import app
 from baton.launch.errors import CommandFailed
 

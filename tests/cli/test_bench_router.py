@@ -1,20 +1,17 @@
 """`baton bench router`: each of its measurements with real processes, for a moment."""
 
-from pathlib import Path
-
-from baton.benchmarks.router.cost import (
-    RouterReport,
-    as_lines,
+from baton.benchmarks.router.cost import RouterReport, as_lines, scratch_folder
+from baton.benchmarks.router.decision import measure_decision
+from baton.benchmarks.router.streams import (
+    Window,
     first_token_ms,
     floor_delays,
     floor_server,
     measure_floor,
     measure_router,
-    router_and_workers,
     router_delays,
+    serving,
 )
-from baton.benchmarks.router.decision import measure_decision
-from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 INTERVAL_MS, STREAMS, SECONDS, TOKENS = 10.0, 4, 0.2, 10
 
@@ -25,19 +22,19 @@ def test_a_decision_is_measured_with_hashing_apart() -> None:
     assert figures.hashing_p50_us > 0 and figures.charge_p50_us > 0
 
 
-async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server(tmp_path: Path) -> None:
-    write_tiny_checkpoint(tmp_path / "zero")
-    async with router_and_workers(tmp_path, INTERVAL_MS) as stack, floor_server(tmp_path, INTERVAL_MS) as floor:
-        window = (STREAMS, INTERVAL_MS / 1e3, SECONDS)
-        report = RouterReport(
-            decision=measure_decision(workers=2, prompt_tokens=64, rounds=2),
-            delay=await router_delays(stack.target, stack.decode, TOKENS),
-            first_token_ms=await first_token_ms(stack.target, requests=2, prompt_tokens=16),
-            streaming=await measure_router(stack.target, stack.pid, *window),
-            flood=await measure_router(stack.target, stack.pid, *window),
-            delay_floor=await floor_delays(floor.target, TOKENS),
-            streaming_floor=await measure_floor(floor.target, floor.pid, *window),
-        )
+async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server() -> None:
+    window = Window(STREAMS, INTERVAL_MS / 1e3, SECONDS)
+    with scratch_folder() as folder:
+        async with serving(folder, INTERVAL_MS) as stack, floor_server(folder, INTERVAL_MS) as floor:
+            report = RouterReport(
+                decision=measure_decision(workers=2, prompt_tokens=64, rounds=2),
+                delay=await router_delays(stack, TOKENS),
+                first_token_ms=await first_token_ms(stack, requests=2),
+                streaming=await measure_router(stack, window),
+                flood=await measure_router(stack, window),
+                delay_floor=await floor_delays(floor, TOKENS),
+                streaming_floor=await measure_floor(floor, window),
+            )
     for figures in (report.streaming, report.flood, report.streaming_floor):
         assert figures.tokens >= figures.messages > 0
     assert report.delay.count == TOKENS - 1 and report.delay.p50_ms > 0  # prefill makes the first one

@@ -6,16 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from baton.benchmarks.serve.serve import (
-    Arrivals,
-    Lengths,
-    ServeBenchOptions,
-    TableOptions,
-    as_table,
-    measure_all,
-    measure_streams,
-)
-from baton.benchmarks.serve.serve import streams_table as streams_as_table
+from baton.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, as_table, measure_all
 from baton.benchmarks.serve.targets import Servers
 from baton.cli.__main__ import app
 from baton.launch.errors import CommandFailed
@@ -91,15 +82,6 @@ async def test_a_server_that_is_not_there_ends_the_command() -> None:
         await measure_all(
             ServeBenchOptions(servers("http://127.0.0.1:1/v1", model="m"), Arrivals(concurrency=1), Lengths(4, 2))
         )
-
-
-async def test_the_table_has_a_row_for_each_server_and_number_of_streams() -> None:
-    async with fake_openai(piece_s=0.001) as one, fake_openai(piece_s=0.001) as other:
-        asked = TableOptions(servers(one.url, other.url), (1, 2), input_tokens=8, output_tokens=64, rounds=1)
-        speeds = await measure_streams(asked)
-    assert [(speed.target, speed.streams) for speed in speeds] == [(s.url, n) for n in (1, 2) for s in (one, other)]
-    assert all(speed.prefill_tokens_per_s > 0 and speed.decode_tokens_per_s > 0 for speed in speeds)
-    assert len(streams_as_table(speeds).splitlines()) == 5
 
 
 @pytest.mark.parametrize(

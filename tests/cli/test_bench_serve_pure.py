@@ -1,31 +1,15 @@
 """What `baton bench serve` asks for and how it counts: no server is needed."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from baton.benchmarks.serve.load import Outcome, RandomJobs, Run, measure, poisson_arrivals_s, spread
-from baton.benchmarks.serve.serve import decode_tokens_per_s
-from baton.benchmarks.serve.trace import MOONCAKE_BLOCK_TOKENS, TraceJobs, TraceRow, read_trace
-from baton.launch.errors import CommandFailed
-
-AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,396,109
-"""
-MOONCAKE = """{"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
-{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 2]}
-"""
 
 
 def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> Outcome:
     return Outcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
-
-
-def trace_jobs(speed: float = 1.0, most_input: int | None = None) -> TraceJobs:
-    return TraceJobs(speed, most_input, None, vocab_size=500, seed=1)
 
 
 def test_the_last_arrival_is_at_requests_over_rate() -> None:
@@ -60,41 +44,6 @@ def test_random_prompts_share_the_prefix_and_keep_to_their_lengths() -> None:
 def test_the_same_seed_makes_the_same_jobs() -> None:
     drawn = RandomJobs(10, 20, 0, 0.5, vocab_size=50, seed=4)
     assert drawn.draw([0.0, 1.0]) == drawn.draw([0.0, 1.0])
-
-
-def test_azure_rows_become_arrivals_and_lengths(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text(AZURE)
-    jobs = trace_jobs(speed=2.0).make(read_trace(tmp_path / "trace.csv", None))
-    assert [job.arrival_s for job in jobs] == [0.0, pytest.approx((50.995169 - 46.680590) / 2)]
-    assert [(len(job.prompt), job.output_tokens) for job in jobs] == [(374, 44), (396, 109)]
-
-
-def test_mooncake_rows_share_the_tokens_of_equal_blocks(tmp_path: Path) -> None:
-    (tmp_path / "trace.jsonl").write_text(MOONCAKE)
-    early, late = trace_jobs().make(read_trace(tmp_path / "trace.jsonl", None))
-    assert (early.arrival_s, late.arrival_s) == (0.0, 3.0)
-    assert (len(early.prompt), len(late.prompt)) == (600, 700)
-    assert early.prompt[:MOONCAKE_BLOCK_TOKENS] == late.prompt[:MOONCAKE_BLOCK_TOKENS]
-    assert early.prompt[MOONCAKE_BLOCK_TOKENS] != late.prompt[MOONCAKE_BLOCK_TOKENS]
-
-
-def test_a_trace_is_cut_to_what_the_model_takes() -> None:
-    (job,) = trace_jobs(most_input=300).make([TraceRow(5.0, 1000, 3, (1, 2))])
-    assert len(job.prompt) == 300
-
-
-def test_only_the_first_rows_are_read(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text(AZURE)
-    assert len(read_trace(tmp_path / "trace.csv", 1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("t.csv", "a,b\n1,2\n"), ("t.jsonl", "[]\n"), ("t.jsonl", "no"), ("t.csv", "")]
-)
-def test_what_is_no_trace_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(CommandFailed):
-        read_trace(tmp_path / name, None)
 
 
 def test_metrics_are_vllms() -> None:
@@ -134,14 +83,3 @@ def test_goodput_counts_requests_that_keep_to_every_objective(objectives_ms: dic
 def test_json_has_vllms_names() -> None:
     result = measure("x", Run((outcome(0.0, [0.5], 1),), 1.0), {}).as_json()
     assert {"mean_ttft_ms", "median_tpot_ms", "p99_itl_ms", "std_e2el_ms", "request_throughput"} <= result.keys()
-
-
-def test_decode_speed_is_of_the_time_in_which_all_streams_run() -> None:
-    first = outcome(0.0, [0.0, 1.0, 2.0, 3.0], output_tokens=4)
-    second = outcome(0.0, [1.0, 2.0, 3.0, 4.0], output_tokens=8)  # two tokens in a piece
-    assert decode_tokens_per_s([first, second]) == pytest.approx((2 + 4) / 2)
-
-
-def test_streams_that_never_ran_together_have_no_decode_speed() -> None:
-    with pytest.raises(CommandFailed, match="--output-len"):
-        decode_tokens_per_s([outcome(0.0, [0.0, 1.0], 2), outcome(0.0, [1.0, 2.0], 2)])

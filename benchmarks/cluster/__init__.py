@@ -1,1 +1,0 @@
-"""Mechanisms of a whole cluster: overload, roles, failover, caches of several routers."""

@@ -1,1 +1,0 @@
-"""One engine: steps, kernels on a CPU, caches, precision."""

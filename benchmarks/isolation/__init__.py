@@ -1,1 +1,0 @@
-"""`baton bench isolation`: the effect of prompts on running answers."""

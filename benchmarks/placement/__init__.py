@@ -1,1 +1,0 @@
-"""Placement policies on traces and simulated workers."""

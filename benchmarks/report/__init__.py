@@ -1,1 +1,0 @@
-"""What all benchmarks share: statistics, pictures, the machine and its limits."""

@@ -1,1 +1,0 @@
-"""The router and its HTTP gateway, with workers that compute nothing."""

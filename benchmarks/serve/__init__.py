@@ -1,1 +1,0 @@
-"""`baton bench serve`: a service under load, Baton's or any with OpenAI's completions."""

@@ -1,1 +1,0 @@
-"""The hand-over from prefill to decode, and fetching blocks instead of computing them."""

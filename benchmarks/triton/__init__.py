@@ -1,1 +1,0 @@
-"""The Triton kernels without a GPU, and their launch parameters on one."""

@@ -46,14 +46,14 @@ def run_lm_eval(run: Run) -> dict[str, Any]:
     command += ["--tasks", "local_choice", "--include_path", str(run.results)]
     command += ["--output_path", str(run.results / "out"), "--log_samples"]
     run.client(command, TIMEOUT_S, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(run.results / "datasets"))
-    told = _told(run.results / "out")
-    expected = _expected(run.model_folder, [(context, choice) for context, choice, _, _ in told])
+    scored = _scored(run.results / "out")
+    expected = _expected(run.model_folder, [(context, choice) for context, choice, _, _ in scored])
     differences = [
-        abs(loglikelihood - right[0]) for (_, _, loglikelihood, _), right in zip(told, expected, strict=True)
+        abs(loglikelihood - right[0]) for (_, _, loglikelihood, _), right in zip(scored, expected, strict=True)
     ]
-    greedy = sum(is_greedy == right[1] for (_, _, _, is_greedy), right in zip(told, expected, strict=True))
-    figures = {"loglikelihoods": len(told), "largest_difference": max(differences), "greedy_agrees": greedy}
-    if max(differences) > BOUND or greedy < len(told):
+    greedy = sum(is_greedy == right[1] for (_, _, _, is_greedy), right in zip(scored, expected, strict=True))
+    figures = {"loglikelihoods": len(scored), "largest_difference": max(differences), "greedy_agrees": greedy}
+    if max(differences) > BOUND or greedy < len(scored):
         raise RuntimeError(f"not transformers' log-likelihoods: {figures}")
     return figures
 
@@ -77,7 +77,7 @@ def questions() -> list[dict[str, Any]]:
     return found
 
 
-def _told(folder: Path) -> list[tuple[str, str, float, bool]]:
+def _scored(folder: Path) -> list[tuple[str, str, float, bool]]:
     """(context, choice, log-likelihood, whether it is what greedy decoding says), as lm-eval logged them."""
     (samples,) = folder.rglob("samples_local_choice_*.jsonl")
     found = []
@@ -98,6 +98,6 @@ def _expected(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, b
         with torch.inference_mode():
             scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
         answer = torch.tensor(whole[begin:])
-        told = scores[begin - 1 : len(whole) - 1]
-        found.append((told.gather(1, answer[:, None]).sum().item(), bool((told.argmax(-1) == answer).all())))
+        scored = scores[begin - 1 : len(whole) - 1]
+        found.append((scored.gather(1, answer[:, None]).sum().item(), bool((scored.argmax(-1) == answer).all())))
     return found

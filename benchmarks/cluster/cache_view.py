@@ -76,14 +76,14 @@ def figures(spans: Iterable[Mapping[str, Any]]) -> Figures:
     for span in spans:
         if span["name"] != "route.select":
             continue
-        told = {name.removeprefix(PREFIX): value for name, value in span["attributes"].items()}
+        reported = {name.removeprefix(PREFIX): value for name, value in span["attributes"].items()}
         equal = []
-        if "prefill_cached_tokens" in told:
-            ready = told["prefill_ready_tokens"]
-            equal.append(found.prefill.take(told["prefill_hit_tokens"], told["prefill_cached_tokens"], ready))
-        if "decode_cached_tokens" in told:
-            predicted = told["decode_hit_tokens"]
-            equal.append(found.decode.take(predicted, told["decode_cached_tokens"], ready=predicted))
+        if "prefill_cached_tokens" in reported:
+            ready = reported["prefill_ready_tokens"]
+            equal.append(found.prefill.take(reported["prefill_hit_tokens"], reported["prefill_cached_tokens"], ready))
+        if "decode_cached_tokens" in reported:
+            predicted = reported["decode_hit_tokens"]
+            equal.append(found.decode.take(predicted, reported["decode_cached_tokens"], ready=predicted))
         if equal:
             found.requests += 1
             found.equal += all(equal)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from baton.launch.paths import ROOT
 
-GPU_REASONS = frozenset({"needs a GPU", "needs two GPUs"})
+HARDWARE_REASONS = frozenset({"needs a GPU", "needs two GPUs", "needs a processor with AVX-512"})
 
 
 def noting_skips(report: Path) -> list[str]:
@@ -31,8 +31,8 @@ def read_skips(report: Path) -> Counter[str]:
 
 
 def avoidable(skips: Mapping[str, int]) -> list[str]:
-    """Reasons that another machine without a GPU would not have had."""
-    return sorted(skips.keys() - GPU_REASONS)
+    """Reasons that an installation on the same hardware would remove."""
+    return sorted(skips.keys() - HARDWARE_REASONS)
 
 
 def summary(skips: Mapping[str, int]) -> str:
@@ -95,7 +95,7 @@ def all_checks() -> list[list[Check]]:
 def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
     """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing.
 
-    `no_skips`: a test that was skipped for anything but a missing GPU fails the run.
+    `no_skips`: a test that was skipped for anything but missing hardware fails the run.
     """
     stages = [[Check("tests", ["pytest", *pytest_arguments])]] if pytest_arguments else all_checks()
     with tempfile.TemporaryDirectory() as scratch:

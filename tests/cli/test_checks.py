@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import baton.cli.checks
-from baton.cli.checks import Check, run_checks, run_stage
+from baton.cli.checks import Check, avoidable, run_checks, run_stage
 
 FINE = Check("fine", ["platform"])
 BROKEN = Check("broken", ["no_such_module_of_python"])
@@ -51,6 +51,13 @@ def test_that_would_pass_a_second_time() -> None:
     ran.touch()
     assert not first
 """
+
+
+def test_missing_hardware_is_no_avoidable_reason() -> None:
+    skips = {"needs two GPUs": 1, "needs a processor with AVX-512": 2, "Chromium is not installed": 3}
+    assert avoidable(skips) == ["Chromium is not installed"]
+
+
 ON_A_LAPTOP = "== skipped tests: 2 (Chromium is not installed), 1 (needs a GPU)\n"
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from baton.service.config import (
     Cores,
@@ -16,6 +14,7 @@ from baton.service.config import (
     RegistryConfig,
     TelemetryConfig,
     Workers,
+    check,
 )
 from baton.service.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
 from baton.service.security.tls import TlsFiles
@@ -119,14 +118,13 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     )
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long a drain may take")
 
-    @model_validator(mode="after")
-    def _membership(self) -> Self:
+    @check
+    def _membership(self) -> None:
         if not self.workers and self.redis_url is None:
             raise ValueError("give --redis-url (BATON_REDIS_URL) or --workers (BATON_WORKERS)")
-        return self
 
-    @model_validator(mode="after")
-    def _exposure(self) -> Self:
+    @check
+    def _exposure(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key go together")
         try:
@@ -136,7 +134,6 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
         risk = too_open(self.public_hosts, self.admin_host, self.has_keys)
         if risk and not self.insecure:
             raise ValueError(f"{risk}; use --api-keys, or --insecure to allow it")
-        return self
 
     @property
     def public_hosts(self) -> tuple[str, ...]:

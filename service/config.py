@@ -1,97 +1,249 @@
 """One frozen configuration per process, from command-line flags and BATON_* variables. The only reader of either.
 
-    class RouterConfig(ListenConfig, RegistryConfig, LogConfig): ...
+    class RouterConfig(ListenConfig, RegistryConfig, LogConfig):
+        port: int = Field(50051, ge=0, le=65535, description="public port")
+
     config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m baton.router")
 
 Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Values are texts on both
-ways, and the field's type reads them.
+ways, and the field's type reads them. Only the standard library: workers start on machines without pydantic.
 """
 
+import copy
+import enum
+import inspect
+import os
+import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar, get_args, get_origin
-
-try:
-    from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
-    from pydantic.fields import FieldInfo
-    from pydantic_settings import BaseSettings, SettingsConfigDict
-except ModuleNotFoundError:  # on a machine that has only a worker's necessary packages
-    from baton.service.plain_settings import (  # type: ignore[assignment, no-redef]
-        BaseSettings,
-        BeforeValidator,
-        ByteSize,
-        Field,
-        FieldInfo,
-        SettingsConfigDict,
-        ValidationError,
-        model_validator,
-    )
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
 from baton.service.adapter_folder import AdapterFolder, parse_adapters
 from baton.service.affinity import parse_cores
 from baton.service.registry.worker_record import WorkerRecord, parse_workers
 from baton.service.security.tls import InternalTls
 
-__all__ = [
-    "Adapters",
-    "ByteSize",
-    "ConfigError",
-    "Cores",
-    "Field",
-    "InternalTlsConfig",
-    "ListenConfig",
-    "LogConfig",
-    "RegistryConfig",
-    "Settings",
-    "TelemetryConfig",
-    "Workers",
-    "model_validator",
-    "read_config",
-    "read_config_or_exit",
-]
-
-Cores = Annotated[
-    frozenset[int], BeforeValidator(lambda value: parse_cores(value) if isinstance(value, str) else value)
-]
-"""A list of CPU cores, written `0,2-3`. (Sizes in bytes: `ByteSize`, written `512MiB`.)"""
-
-Workers = Annotated[
-    tuple[WorkerRecord, ...], BeforeValidator(lambda value: parse_workers(value) if isinstance(value, str) else value)
-]
-"""Workers given by hand, written `prefill@host:port,decode@host:port`."""
-
-
-class Repeatable:
-    """Marks a type of which a flag may be given several times; its validator then gets the list of texts."""
-
-
-Adapters = Annotated[
-    tuple[AdapterFolder, ...],
-    BeforeValidator(lambda value: parse_adapters(value) if isinstance(value, str | list) else value),
-    Repeatable(),
-]
-"""Adapters written `NAME=FOLDER`, a flag for each; as a variable, with commas between them."""
-
-Config = TypeVar("Config", bound="Settings")
+_REQUIRED: Any = object()
+_TRUE, _FALSE = {"1", "true", "yes", "on", "y", "t"}, {"0", "false", "no", "off", "n", "f"}
+_BYTES = re.compile(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_NUMBERS = {int: "an integer", float: "a number"}
+_BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
+    "gt": ("greater than", lambda value, bound: value > bound),
+    "ge": ("greater than or equal to", lambda value, bound: value >= bound),
+    "lt": ("less than", lambda value, bound: value < bound),
+    "le": ("less than or equal to", lambda value, bound: value <= bound),
+}
+_CHECK = "_checks_several_fields"
 
 
 class ConfigError(Exception):
     """A flag or variable is missing, unknown or wrong; the message names it."""
 
 
-class Settings(BaseSettings):
-    """Base of every configuration."""
+class ByteSize(int):
+    """An amount of memory, written `512MiB`, `1.5GB` or `4096`."""
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix="BATON_",
-        env_ignore_empty=True,
-        enable_decoding=False,
-        populate_by_name=True,
-    )
+    @classmethod
+    def read(cls, text: str) -> "ByteSize":
+        """Raises: ValueError."""
+        found = _BYTES.fullmatch(text)
+        if found is None:
+            raise ValueError("could not parse value and unit from byte string")
+        return cls(int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()]))
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads the text of a type that has no reader of its own. A repeatable flag gives a list of texts."""
+
+    parse: Callable[[Any], Any]
+    repeatable: bool = False
+
+
+Cores = Annotated[frozenset[int], Reader(parse_cores)]
+"""A list of CPU cores, written `0,2-3`."""
+Workers = Annotated[tuple[WorkerRecord, ...], Reader(parse_workers)]
+"""Workers given by hand, written `prefill@host:port,decode@host:port`."""
+Adapters = Annotated[tuple[AdapterFolder, ...], Reader(parse_adapters, repeatable=True)]
+"""Adapters written `NAME=FOLDER`, a flag for each; as a variable, with commas between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    name: str = ""
+    annotation: Any = None
+    default: Any = _REQUIRED
+    description: str = ""
+    given_variable: str | None = None
+    pattern: str | None = None
+    bounds: Mapping[str, float] = field(default_factory=dict)  # by gt, ge, lt, le
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return self.given_variable or f"BATON_{self.name.upper()}"
+
+    @property
+    def help(self) -> str:
+        default = "none" if self.default in (None, ()) else self.default
+        default = "required" if self.default is _REQUIRED else f"default: {default}"
+        return f"{self.description} ({default}; {self.variable})".replace("%", "%%").lstrip()
+
+    @property
+    def metavar(self) -> str:
+        if get_origin(self.annotation) is Literal:
+            return "|".join(map(str, get_args(self.annotation)))
+        return self.name.rpartition("_")[2].upper()
+
+    @property
+    def is_repeatable(self) -> bool:
+        return any(isinstance(mark, Reader) and mark.repeatable for mark in get_args(self.annotation))
+
+    def read(self, given: Any) -> Any:
+        """A text is read; any other value is taken as it is. Raises: ValueError."""
+        value = _read(self.annotation, given) if isinstance(given, str | list) else given
+        if self.pattern is not None and isinstance(value, str) and re.search(self.pattern, value) is None:
+            raise ValueError(f"String should match pattern '{self.pattern}'")
+        for name, bound in self.bounds.items():
+            words, holds = _BOUNDS[name]
+            if isinstance(value, int | float) and not holds(value, bound):
+                raise ValueError(f"Input should be {words} {bound:g}")
+        return value
+
+
+def Field(
+    default: Any = _REQUIRED,
+    *,
+    description: str = "",
+    variable: str | None = None,
+    pattern: str | None = None,
+    **bounds: float,
+) -> Any:
+    """`variable` where it is not BATON_ and the field's name. `bounds`: gt, ge, lt, le."""
+    return FieldInfo("", None, default, description, variable, pattern, bounds)
+
+
+Method = TypeVar("Method", bound=Callable[[Any], None])
+
+
+def check(method: Method) -> Method:
+    """Marks a method that looks at several fields, and raises ValueError where they do not go together."""
+    setattr(method, _CHECK, True)
+    return method
+
+
+class Settings:
+    """Base of every configuration: frozen. What is not given comes from its variable, or is the default."""
+
+    fields: ClassVar[dict[str, FieldInfo]] = {}
+    _own_fields: ClassVar[dict[str, FieldInfo]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls._own_fields = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            given = vars(cls).get(name, _REQUIRED)
+            info = given if isinstance(given, FieldInfo) else FieldInfo(default=given)
+            cls._own_fields[name] = replace(info, name=name, annotation=annotation)
+            if name in vars(cls):
+                delattr(cls, name)
+        cls.fields = {}
+        for base in reversed(cls.__mro__):
+            cls.fields |= vars(base).get("_own_fields", {})
+
+    def __init__(self, **given: Any) -> None:
+        """Raises: ConfigError."""
+        problems = []
+        for name, info in self.fields.items():
+            value = given.pop(name, _REQUIRED)
+            if value is _REQUIRED:
+                value = os.environ.get(info.variable) or _REQUIRED
+            try:
+                if value is _REQUIRED and info.default is _REQUIRED:
+                    raise ValueError("Field required")
+                vars(self)[name] = info.default if value is _REQUIRED else info.read(value)
+            except ValueError as error:
+                problems.append(f"{info.flag} ({info.variable}): {error}")
+        problems += [f"{name}: Extra inputs are not permitted" for name in given]
+        if problems:
+            raise ConfigError("; ".join(problems))
+        for method in (each for base in reversed(type(self).__mro__) for each in vars(base).values()):
+            if hasattr(method, _CHECK):
+                try:
+                    method(self)
+                except ValueError as error:
+                    raise ConfigError(f"configuration: Value error, {error}") from error
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with other values, which are not checked."""
+        changed = copy.copy(self)
+        vars(changed).update(changes)
+        return changed
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to {name}: a configuration is frozen")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).items()))
+
+
+def _read(wanted: Any, text: Any) -> Any:
+    """Raises: ValueError."""
+    origin, choices = get_origin(wanted), get_args(wanted)
+    if origin is Annotated:
+        return _parsed(next(mark for mark in choices if isinstance(mark, Reader)), text)
+    if origin is Literal:
+        return _one_of(choices, text)
+    if origin is not None:  # a union
+        return _first_of([choice for choice in choices if choice is not NoneType], text)
+    if wanted is bool:
+        if text.lower() not in _TRUE | _FALSE:
+            raise ValueError("Input should be a valid boolean, unable to interpret input")
+        return text.lower() in _TRUE
+    if wanted is ByteSize:
+        return ByteSize.read(text)
+    if issubclass(wanted, enum.Enum):
+        return wanted(_one_of([each.value for each in wanted], text))
+    try:
+        return wanted(text)  # a text, a path, a number
+    except ValueError as error:
+        name = _NUMBERS[wanted]
+        valid = f"a valid {name.partition(' ')[2]}"
+        raise ValueError(f"Input should be {valid}, unable to parse string as {name}") from error
+
+
+def _parsed(reader: Reader, text: Any) -> Any:
+    try:
+        return reader.parse(text)
+    except ValueError as error:
+        raise ValueError(f"Value error, {error}") from error
+
+
+def _one_of(choices: Sequence[Any], text: str) -> str:
+    if text in choices:
+        return text
+    *others, last = map(repr, choices)
+    raise ValueError(f"Input should be {', '.join(others)} or {last}" if others else f"Input should be {last}")
+
+
+def _first_of(types: Iterable[Any], text: str) -> Any:
+    problems = []
+    for wanted in types:
+        try:
+            return _read(wanted, text)
+        except ValueError as error:
+            problems.append(str(error))
+    raise ValueError("; ".join(problems))
 
 
 class ListenConfig(Settings):
@@ -113,12 +265,11 @@ class InternalTlsConfig(Settings):
     internal_tls_cert: Path | None = Field(None, description="certificate (PEM) of this process (baton certs)")
     internal_tls_key: Path | None = Field(None, description="private key (PEM) of --internal-tls-cert")
 
-    @model_validator(mode="after")
-    def _internal_tls_is_whole(self) -> Self:
+    @check
+    def _internal_tls_is_whole(self) -> None:
         files = (self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key)
         if any(files) and not all(files):
             raise ValueError("--internal-tls-ca, --internal-tls-cert and --internal-tls-key go together")
-        return self
 
     @property
     def internal_tls(self) -> InternalTls | None:
@@ -135,23 +286,22 @@ class LogConfig(Settings):
 
 class TelemetryConfig(Settings):
     otlp_endpoint: str | None = Field(
-        None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OpenTelemetry collector for traces (gRPC)"
+        None, variable="OTEL_EXPORTER_OTLP_ENDPOINT", description="OpenTelemetry collector for traces (gRPC)"
     )
     otlp_protocol: Literal["grpc"] = Field(
-        "grpc", validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
+        "grpc", variable="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
     )
     trace_file: Path | None = Field(
         None, description="file for traces, one JSON line per span, if there is no collector"
     )
 
 
+Config = TypeVar("Config", bound=Settings)
+
+
 def read_config(config_type: type[Config], arguments: Sequence[str], program: str | None = None) -> Config:
     """Raises ConfigError; `--help` prints and leaves the process (SystemExit)."""
-    flags = vars(_parser(config_type, program).parse_args(arguments))
-    try:
-        return config_type(**flags)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_describe(config_type, problem) for problem in error.errors())) from error
+    return config_type(**vars(_parser(config_type, program).parse_args(arguments)))
 
 
 def read_config_or_exit(config_type: type[Config], program: str) -> Config:
@@ -171,44 +321,10 @@ class _Parser(ArgumentParser):
 def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
     """A flag per field. An absent flag leaves no trace, so that the variable or the default applies."""
     parser = _Parser(prog=program, description=config_type.__doc__, allow_abbrev=False, argument_default=SUPPRESS)
-    for name, field in config_type.model_fields.items():
-        help_text = f"{field.description or ''} ({_default(field)}; {_variable(name, field)})".replace(
-            "%", "%%"
-        ).lstrip()
-        key = field.validation_alias if isinstance(field.validation_alias, str) else name
-        if field.annotation is bool:
-            parser.add_argument(_flag(name), dest=key, action=BooleanOptionalAction, help=help_text)
-        elif any(isinstance(mark, Repeatable) for mark in field.metadata):
-            parser.add_argument(_flag(name), dest=key, action="append", metavar=_metavar(name, field), help=help_text)
+    for name, info in config_type.fields.items():
+        if info.annotation is bool:
+            parser.add_argument(info.flag, dest=name, action=BooleanOptionalAction, help=info.help)
         else:
-            parser.add_argument(_flag(name), dest=key, metavar=_metavar(name, field), help=help_text)
+            action = "append" if info.is_repeatable else "store"
+            parser.add_argument(info.flag, dest=name, action=action, metavar=info.metavar, help=info.help)
     return parser
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _variable(name: str, field: FieldInfo) -> str:
-    return field.validation_alias if isinstance(field.validation_alias, str) else f"BATON_{name.upper()}"
-
-
-def _metavar(name: str, field: FieldInfo) -> str:
-    if get_origin(field.annotation) is Literal:
-        return "|".join(map(str, get_args(field.annotation)))
-    return name.rpartition("_")[2].upper()
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    return f"default: {'none' if field.default in (None, ()) else field.default}"
-
-
-def _describe(config_type: type[Settings], problem: Any) -> str:
-    """Name the flag and the variable; `loc` starts with the field's name or its alias."""
-    located = str(problem["loc"][0]) if problem["loc"] else "configuration"
-    for name, field in config_type.model_fields.items():
-        if located in (name, field.validation_alias):
-            return f"{_flag(name)} ({_variable(name, field)}): {problem['msg']}"
-    return f"{located}: {problem['msg']}"

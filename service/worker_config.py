@@ -1,7 +1,7 @@
 """Configuration of both kinds of worker: where to listen, what to serve, how much memory, which cores."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal
 
 from baton.service.config import (
     Adapters,
@@ -12,14 +12,13 @@ from baton.service.config import (
     ListenConfig,
     LogConfig,
     RegistryConfig,
-    model_validator,
+    check,
 )
 
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 KV_BYTES = ByteSize(256 * 2**20)
 REPORT_PERIOD_S = 0.2
-KvMemory = Annotated[ByteSize, Field(gt=0)] | Literal["auto"]
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
 
@@ -40,8 +39,8 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
     kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")
     block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
-    kv_memory: KvMemory = Field(
-        KV_BYTES, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
+    kv_memory: ByteSize | Literal["auto"] = Field(
+        KV_BYTES, gt=0, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"
@@ -87,23 +86,20 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
         30.0, ge=0, le=3600, description="how long a drain may take; what is unfinished then continues at other workers"
     )
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    @check
+    def _names_differ(self) -> None:
         if self.model_name in (each.name for each in self.adapter):
             raise ValueError(f"an adapter cannot be called {self.model_name!r}, as the model is")
-        return self
 
-    @model_validator(mode="after")
-    def _groups_have_an_interface(self) -> Self:
+    @check
+    def _groups_have_an_interface(self) -> None:
         if self.transport in ("nixl", "nccl", "gloo") and self.transfer_interface is None:
             raise ValueError(f"--transport {self.transport} needs --transfer-interface")
-        return self
 
-    @model_validator(mode="after")
-    def _adapters_have_one_rank(self) -> Self:
+    @check
+    def _adapters_have_one_rank(self) -> None:
         if self.adapter and self.tensor_parallel > 1:
             raise ValueError("--adapter needs --tensor-parallel 1: adapters are computed on one rank")
-        return self
 
     @property
     def kv_memory_bytes(self) -> int | None:

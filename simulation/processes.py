@@ -230,14 +230,14 @@ def _base_config(config_type: type[Any], transport: str) -> Any:
 def _prefill_config(name: str, shape: WorkerShape) -> PrefillConfig:
     differs = _differs(name, shape) | {"tail_tokens": shape.block_tokens}
     base: PrefillConfig = _base_config(PrefillConfig, shape.transport)
-    return base.model_copy(update=differs)
+    return base.but(**differs)
 
 
 def _decode_config(name: str, shape: WorkerShape) -> DecodeConfig:
     swap_bytes = shape.swap_blocks * 8 * shape.block_tokens
     differs = _differs(name, shape) | {"max_sequences": shape.max_sequences, "swap_memory": swap_bytes}
     base: DecodeConfig = _base_config(DecodeConfig, shape.transport)
-    return base.model_copy(update=differs)
+    return base.but(**differs)
 
 
 def _differs(name: str, shape: WorkerShape) -> dict[str, object]:

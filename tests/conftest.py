@@ -19,7 +19,7 @@ if find_spec("hypothesis") is not None:  # a machine for GPUs may have none
 def processes_find_tests() -> Iterator[None]:
     """Modules of tests/fixtures run in processes that the code under test starts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
         yield
 
 

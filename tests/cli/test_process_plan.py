@@ -137,7 +137,7 @@ def test_workers_that_measure_their_gpu_have_an_equal_share_of_it() -> None:
 def test_auto_on_a_cpu_is_what_a_worker_has_by_default() -> None:
     command = by_name(SETTINGS)["decode-0"].command[4:]
     config = read_config(ElasticConfig, [*command, "--kv-memory", "auto"])
-    assert config.kv_memory_bytes == ElasticConfig.model_fields["kv_memory"].default
+    assert config.kv_memory_bytes == ElasticConfig.fields["kv_memory"].default
 
 
 def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:

@@ -17,7 +17,7 @@ from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from baton.engine.kv_cache.sizing import size_pool
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.models.model import Model
+from baton.engine.models.batch import Model
 from baton.engine.models.packed import packs
 from baton.engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
 from baton.engine.parallel.load import check_gpus, check_parallel

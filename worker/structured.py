@@ -2,8 +2,7 @@
 
 import asyncio
 
-from baton.engine.sampling.constraint import Constraint
-from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import sampling_pb2

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from baton.benchmarks.report.limits import Limits, measure_limits
-from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import DenseLinear, Linear
 from baton.engine.models.packed import PackedLinear, packed, packs
 from baton.engine.weights.quantised import GROUP_INPUTS, int4_linear, quantise_int4, quantise_int8

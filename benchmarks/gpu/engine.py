@@ -23,9 +23,8 @@ from baton.benchmarks.gpu.row import (
 )
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import kv_layout
-from baton.engine.models.batch import make_batch
+from baton.engine.models.batch import Model, make_batch
 from baton.engine.models.decoder import DecoderModel
-from baton.engine.models.model import Model
 from baton.engine.plan import Chunk
 from baton.engine.request import Request
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes

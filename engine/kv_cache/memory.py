@@ -12,7 +12,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.kv_cache.sizing import StepMemory, spare_kv_bytes
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.models.model import Model
+from baton.engine.models.batch import Model
 from baton.engine.parallel.orders import RankOptions, StepToMeasure
 from baton.engine.parallel.shard import shard_layout
 from baton.engine.plan import Chunk, Plan, Sample

@@ -7,9 +7,7 @@ from transformers.pytorch_utils import Conv1D
 
 from baton.engine.config.model_config import ModelConfig
 from baton.engine.lora.linear import StackedFactors
-from baton.engine.lora.rows import AdapterRows
-from baton.engine.models.batch import Batch
-from baton.engine.models.model import Model
+from baton.engine.models.batch import AdapterRows, Batch, Model
 from baton.kernels.types import KvPages
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from baton.engine.lora.files import LowRank
-from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import Linear
 
 

@@ -3,11 +3,9 @@
 import torch
 
 from baton.engine.models.batch import Batch, DecodeRows
-from baton.kernels.types import KvLayer
-from baton.kernels.attention import paged_decode
-from baton.kernels.attention import paged_prefill
-from baton.kernels.types import Scoring
+from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.pages import store_kv
+from baton.kernels.types import KvLayer, Scoring
 
 
 def store_and_attend(

@@ -1,14 +1,18 @@
-"""A plan's chunks as tensors. Single-token chunks come first, so that decode attention is one launch.
+"""A plan's chunks as tensors, and the interface of a model that computes them.
 
-Rows that have an adapter stand side by side (engine/lora/rows.py).
+Single-token chunks come first, so that decode attention is one launch; rows that have an adapter stand side by side.
 """
 
-import torch
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from baton.engine.lora.rows import AdapterRows, adapter_rows, batch_order
+from typing import Protocol
+
+import torch
+
+from baton.engine.config.model_config import ModelConfig
 from baton.engine.plan import Chunk
+from baton.kernels.types import KvPages
 
 DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by the type code of the array
 
@@ -23,6 +27,36 @@ def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tenso
         whole = whole.pin_memory().to(device, non_blocking=True)
     parts = whole.split([len(part) * part.itemsize for part in arrays])
     return [part.view(DTYPES[each.typecode]) for part, each in zip(parts, arrays, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The rows of a batch that have an adapter: always one run, because of the order that `batch_order` gives."""
+
+    rows: slice
+    adapters: torch.Tensor  # int64 [rows.stop - rows.start], each at least 1
+    lowest: int  # of `adapters`
+    highest: int
+
+
+def batch_order(is_long: bool, adapter: int) -> tuple[bool, int]:
+    """Sort key of a chunk: single tokens first, and all rows with an adapter side by side.
+
+    Single-token chunks go from no adapter upwards, longer ones back down to none.
+    """
+    return is_long, -adapter if is_long else adapter
+
+
+def adapter_rows(adapters: Sequence[int], device: torch.device) -> AdapterRows | None:
+    """Of the adapter of every row (0: none), in the order of `batch_order`; None where no row has one."""
+    rows = [index for index, adapter in enumerate(adapters) if adapter]
+    if not rows:
+        return None
+    run = slice(rows[0], rows[-1] + 1)
+    chosen = adapters[run]
+    if len(chosen) != len(rows):
+        raise ValueError("rows with an adapter are not side by side")
+    return AdapterRows(run, torch.tensor(chosen, device=device), min(chosen), max(chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +155,25 @@ class _Numbers:
         """token_ids, positions, slots, block_ids, ends and block_starts, in that order."""
         parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts)
         return tuple(to_device(parts, device))
+
+
+class Model(Protocol):
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
+        """Residual stream after the last layer, `[tokens, hidden]`, one row per token of `batch`, in its order.
+
+        Writes the keys and values of these tokens into the pool `kv`, and reads from it those that precede them.
+        Calls `batch.meanwhile` before its layers, once.
+        """
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, vocab]` of any rows of `hidden()`."""

@@ -5,13 +5,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from baton.engine.config.model_config import DecoderConfig
-from baton.engine.models.decoder import DecoderModel, Layer, Norm
-from baton.engine.models.linear import DenseEmbedding, Embedding
-from baton.engine.models.feed_forward import stacked
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated
-from baton.engine.models.linear import DenseLinear, Linear, LinearSource
+from baton.engine.models.decoder import DecoderModel, Layer, Norm, inverse_frequencies
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, stacked
+from baton.engine.models.linear import DenseEmbedding, DenseLinear, Embedding, Linear, LinearSource
 from baton.engine.weights.on_kernels import has_kernels
-from baton.engine.models.decoder import inverse_frequencies
 from baton.kernels.pages import HeadNorms
 from baton.kernels.types import Scoring
 

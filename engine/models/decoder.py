@@ -4,19 +4,20 @@ The families differ only in data: biases, query and key norms, windows, rotary f
 """
 
 import math
-import torch
-from typing import NamedTuple, Protocol
-from baton.engine.config.model_config import DecoderConfig, RopeConfig, RopeKind
 from dataclasses import dataclass
-from baton.engine.models.batch import Batch
+from typing import NamedTuple, Protocol
+
+import torch
+
+from baton.engine.config.model_config import DecoderConfig, RopeConfig, RopeKind
 from baton.engine.models.attention import attend
-from baton.engine.models.linear import Embedding, Linear
+from baton.engine.models.batch import Batch
 from baton.engine.models.feed_forward import FeedForward
-from baton.kernels.norms import add_rms_norm
-from baton.kernels.types import KvLayer, KvPages
-from baton.kernels.norms import rms_norm
+from baton.engine.models.linear import Embedding, Linear
+from baton.kernels.norms import add_rms_norm, rms_norm
 from baton.kernels.pages import HeadNorms, rotate_and_store
-from baton.kernels.types import Scoring
+from baton.kernels.types import KvLayer, KvPages, Scoring
+
 
 class Rotation(NamedTuple):
     """Cosine and sine of each token's angles, `[tokens, head_dim / 2]` in the model's dtype."""

@@ -1,17 +1,19 @@
 """The layers between attentions: a gated layer, or several as experts of which each token takes a few."""
 
-import torch
-import torch.nn.functional as F
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-from baton.engine.lora.rows import AdapterRows
+
+import torch
+import torch.nn.functional as F
+
+from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import DenseLinear, Linear
-from baton.kernels.norms import silu_mul
-from collections.abc import Sequence
 from baton.engine.weights.on_kernels import KernelLinear
 from baton.kernels.linear import expert_linear
-from baton.kernels.types import ExpertWeight, sorted_pairs
-from baton.kernels.types import QuantisedWeight
+from baton.kernels.norms import silu_mul
+from baton.kernels.types import ExpertWeight, QuantisedWeight, sorted_pairs
+
 
 class FeedForward(Protocol):
     """`[tokens, hidden]` to the same, each row by itself."""

@@ -1,13 +1,16 @@
 """Projections and embeddings of a model: the decoder's interface to them, however the weights are stored."""
 
-import torch
-import torch.nn.functional as F
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from baton.engine.lora.rows import AdapterRows
+
+import torch
+import torch.nn.functional as F
+
+from baton.engine.models.batch import AdapterRows
 from baton.kernels.linear import gather_rows
 from baton.kernels.packed_weight import PackedWeight
+
 
 class Linear(Protocol):
     """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`.

@@ -6,25 +6,20 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from baton.engine.models.batch import Batch
-from baton.engine.lora.linear import AdaptedLinear
-from baton.engine.lora.rows import AdapterRows
 from baton.engine.config.model_config import DecoderConfig
+from baton.engine.lora.linear import AdaptedLinear
+from baton.engine.models.batch import AdapterRows, Batch
 from baton.engine.models.checkpoint import Ends, TensorSource, rows_of, take_embedding, take_head
-from baton.engine.models.decoder import DecoderModel, Layer
-from baton.engine.models.linear import DenseEmbedding, PackedEmbedding
+from baton.engine.models.decoder import DecoderModel, Layer, Rotation
 from baton.engine.models.feed_forward import Gated
-from baton.engine.models.linear import DenseLinear, Linear
-from baton.engine.weights.quantised import Int4Linear
-from baton.engine.weights.quantised import Int8Linear, quantise_int8
-from baton.engine.models.decoder import Rotation
+from baton.engine.models.linear import DenseEmbedding, DenseLinear, Linear, PackedEmbedding
+from baton.engine.weights.quantised import Int4Linear, Int8Linear, quantise_int8
 from baton.kernels.decoder import DecoderLayers, PackedDecoder, PackedLayer, runs_natively
-from baton.kernels.linear import GATHERED
 from baton.kernels.huge_pages import HugePages
-from baton.kernels.types import KvPages
+from baton.kernels.linear import GATHERED, packed_linear
 from baton.kernels.native.library import native_library
-from baton.kernels.linear import packed_linear
 from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
+from baton.kernels.types import KvPages
 
 AT_ONCE_ROWS = 4096  # of a weight that is looked through
 

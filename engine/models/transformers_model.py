@@ -7,12 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from baton.engine.models.batch import Batch
 from baton.engine.config.model_config import ModelConfig
 from baton.engine.models.attention import store_and_attend
+from baton.engine.models.batch import Batch
 from baton.engine.models.transformers_attention import KEYWORD, NAME, AttentionCall
-from baton.kernels.types import KvPages
-from baton.kernels.types import Scoring
+from baton.kernels.types import KvPages, Scoring
 
 
 class TransformersModel:

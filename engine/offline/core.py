@@ -32,7 +32,8 @@ from baton.engine.request import Request
 from baton.engine.runner.engine import engine_over
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling import params as sampling_params
-from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling.constraint import Grammars
+from baton.engine.sampling.params import MIX_FIRST, MIX_SECOND, MIX_STEP, mix
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.engine.weights.formats import WeightFormat
@@ -41,8 +42,6 @@ from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import FormRefused
 
 _MASK = (1 << 64) - 1
-# Of SplitMix64: engine/sampling/uniform.py
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def request_seed(engine_seed: int, number: int) -> int:
@@ -52,20 +51,14 @@ def request_seed(engine_seed: int, number: int) -> int:
 
 def seed_of_choice(seed: int, choice: int) -> int:
     """A request with n=1 and this seed answers as the given choice of a request with n>1 and `seed` does."""
-    return _unmixed(_mixed(seed) ^ choice)
-
-
-def _mixed(value: int) -> int:
-    value = (value + _STEP) & _MASK
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
-    return value ^ (value >> 31)
+    return _unmixed(mix(seed) ^ choice)
 
 
 def _unmixed(value: int) -> int:
-    value = (_unshifted(value, 31) * pow(_SECOND, -1, 1 << 64)) & _MASK
-    value = (_unshifted(value, 27) * pow(_FIRST, -1, 1 << 64)) & _MASK
-    return (_unshifted(value, 30) - _STEP) & _MASK
+    """The inverse of `mix`."""
+    value = (_unshifted(value, 31) * pow(MIX_SECOND, -1, 1 << 64)) & _MASK
+    value = (_unshifted(value, 27) * pow(MIX_FIRST, -1, 1 << 64)) & _MASK
+    return (_unshifted(value, 30) - MIX_STEP) & _MASK
 
 
 def _unshifted(value: int, bits: int) -> int:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.engine.config.model_config import DecoderConfig
-from baton.engine.lora.rows import AdapterRows
-from baton.engine.models.batch import Batch
+from baton.engine.models.batch import AdapterRows, Batch
 from baton.engine.models.decoder import DecoderModel, Layer
 from baton.engine.models.feed_forward import Experts, FeedForward, Gated
 from baton.engine.models.linear import Linear

@@ -15,10 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from baton.engine.config.model_config import ModelConfig
-from baton.engine.models.batch import Batch, DecodeRows
+from baton.engine.models.batch import Batch, DecodeRows, Model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated
-from baton.engine.models.model import Model
 from baton.engine.parallel.model import ParallelModel, SummedFeedForward
 from baton.kernels.types import KvPages
 

@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.models.batch import to_device
 from baton.engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite
-from baton.engine.sampling.uniform import uniform
+from baton.engine.sampling.params import uniform
 from baton.kernels.sampling import sample_tokens
 
 

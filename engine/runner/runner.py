@@ -15,9 +15,8 @@ import torch
 
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KvLayout
-from baton.engine.models.batch import Batch, make_batch, to_device
+from baton.engine.models.batch import Batch, Model, make_batch, to_device
 from baton.engine.models.decoder import DecoderModel
-from baton.engine.models.model import Model
 from baton.engine.parallel.other_ranks import OtherRanks
 from baton.engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
@@ -29,10 +28,8 @@ from baton.engine.runner.launched import (
     launched_moves,
     launched_with,
 )
-from baton.engine.sampling.constraint_rows import ask_for_masks, formed_samples
-from baton.engine.sampling.logprobs import prompt_scores
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.sampling.sampler import Row, RowResult, sample
+from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, formed_samples, prompt_scores, sample
 from baton.kernels.native.threads import pytorch_alone
 from baton.kernels.pages import copy_blocks
 from baton.kernels.types import KvPages

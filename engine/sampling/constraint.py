@@ -1,37 +1,38 @@
-"""Which tokens may come next in an answer that is held to a form. Masks are made on threads, beside the forward pass.
+"""Which tokens may come next in an answer with structured output, and the grammars compiled for one model.
 
-A choice's matcher only follows its tokens: its state can be computed again from them. So it does not matter where they
-were made, nor how often their KV was given up in between.
+Masks are made on threads, beside the forward pass. A choice's matcher only follows its tokens: its state can be
+computed again from them. So it does not matter where they were made, nor how often their KV was given up in between.
 """
 
+import contextlib
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from pathlib import Path
 
 import numpy
 import numpy.typing
 import torch
 
-from baton.engine.sampling.mask_threads import Allowed, Mask, wait
+from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads, wait
 from baton.generation.structured.library import (
     GrammarFailed,
+    LibraryMissing,
     Matcher,
     Vocabulary,
+    compile_form,
     fill_next_tokens,
     forced_tokens,
+    read_vocabulary,
     take_tokens,
 )
+from baton.generation.structured.output import FormRefused, StructuredOutput
 
 Words = numpy.typing.NDArray[numpy.uint32]
 """One bit per token of the vocabulary, the least significant first."""
 NEIGHBOURS_SHARE = 0.03  # of the time since a step began: how much longer it may take for the sake of a mask
 PATIENCE_S = 30.0  # of a step that has nothing else to draw
-
-
-class Threads(Protocol):
-    """The interface of MaskThreads for a constraint."""
-
-    def submit(self, mask: Mask) -> None: ...
 
 
 class Room:
@@ -126,7 +127,7 @@ class GrammarState:
         self.tokens = 0  # of the answer, that it has seen
         self.mask = Mask.of(self._room.allowed)  # of the token after those; of none, never asked for
 
-    def follow(self, token_ids: Sequence[int], threads: Threads) -> Mask:
+    def follow(self, token_ids: Sequence[int], threads: MaskThreads) -> Mask:
         """Of no tokens: the mask that was asked for last and is late. A mask is good until the next is asked for."""
         if token_ids:
             self.tokens += len(token_ids)
@@ -156,7 +157,7 @@ class GrammarState:
 class Constraint:
     """Of one request, for all its choices. One thread at a time, the engine's."""
 
-    def __init__(self, grammar: Grammar, stop_token_ids: Iterable[int], threads: Threads) -> None:
+    def __init__(self, grammar: Grammar, stop_token_ids: Iterable[int], threads: MaskThreads) -> None:
         """`stop_token_ids`: of the request. Raises: FormRefused where none of them can end an answer, GrammarFailed."""
         self._grammar = grammar
         self._ends = grammar.bits(grammar.vocabulary.ends(stop_token_ids))
@@ -193,3 +194,59 @@ def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> Non
     late = wait(late, max(0.0, NEIGHBOURS_SHARE * (time.monotonic() - began_s)))
     if len(late) == len(masks) and not has_neighbours:
         wait(late, PATIENCE_S, first=True)
+
+
+KEPT = 32  # compiled forms
+MASK_THREADS = 2
+
+
+class Grammars:
+    """Any thread may ask. To be closed, after any engine that its constraints were given to."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        """`folder`: of the checkpoint, whose tokenizer is read by `prepare`, else when the first form is asked for."""
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._vocabulary: Vocabulary | None = None
+        self._grammars: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = MaskThreads(MASK_THREADS)
+        self.compiled = 0  # since the start
+
+    def prepare(self) -> None:
+        """Reads the tokenizer: a second for 128 000 tokens, in which no other thread of Python runs.
+
+        Where that cannot be done, requests for a form fail with the reason.
+        """
+        with contextlib.suppress(FormRefused, LibraryMissing), self._lock:
+            self._read()
+
+    def constraint(self, output: StructuredOutput, stop_token_ids: Iterable[int]) -> Constraint:
+        """Blocks while a form is compiled. Raises: FormRefused, LibraryMissing."""
+        try:
+            return Constraint(self._grammar(output), stop_token_ids, self._threads)
+        except GrammarFailed as error:
+            raise FormRefused(f"cannot be followed: {error}") from error
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _grammar(self, output: StructuredOutput) -> Grammar:
+        with self._lock:
+            vocabulary = self._read()
+            if output in self._grammars:
+                self._grammars.move_to_end(output)
+                return self._grammars[output]
+        grammar = Grammar(compile_form(output, vocabulary), vocabulary)
+        with self._lock:
+            self.compiled += 1
+            self._grammars[output] = grammar
+            if len(self._grammars) > KEPT:
+                self._grammars.popitem(last=False)
+        return grammar
+
+    def _read(self) -> Vocabulary:
+        if self._vocabulary is None:
+            self._vocabulary = read_vocabulary(self._folder, self._vocab_size, self._eos_token_ids)
+        return self._vocabulary

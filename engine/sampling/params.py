@@ -1,4 +1,4 @@
-"""How tokens are chosen, and how a beam search goes, with every default already resolved."""
+"""How tokens are chosen and how a beam search goes, with every default resolved; and the number of each draw."""
 
 import enum
 import math
@@ -77,6 +77,10 @@ class SamplingParams:
     constraint: "Constraint | None" = field(default=None, compare=False)  # the form of the answers; not shared
     adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature; forms are not meant
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
+    # What follows is read at every step.
+    greedy: bool = field(init=False, repr=False, compare=False)
+    takes_any_token: bool = field(init=False, repr=False, compare=False)  # drawn from the logits as the model made them
+    first_draws: int = field(init=False, repr=False, compare=False)  # from the logits of the prompt's last token
 
     def __post_init__(self) -> None:
         _check(self)
@@ -85,6 +89,9 @@ class SamplingParams:
         masks = bool(self.bad_words) or self.allowed_token_ids is not None
         object.__setattr__(self, "needs_history", needs_history or self.constraint is not None)
         object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))
+        object.__setattr__(self, "greedy", self.temperature == 0.0)
+        object.__setattr__(self, "takes_any_token", not self.adjusts_logits and self.constraint is None)
+        object.__setattr__(self, "first_draws", self.n if self.beam is None else 1)
         if self.beam is not None:
             _check_beam(self, self.beam)
 
@@ -94,23 +101,9 @@ class SamplingParams:
         return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property
-    def takes_any_token(self) -> bool:
-        """Whether it is drawn from the logits as the model made them."""
-        return not self.adjusts_logits and self.constraint is None
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
     def filters_by_rank_alone(self) -> bool:
         """Whether nothing but temperature, top-k and top-p decides which tokens may be drawn."""
         return self.min_p == 0.0 and self.typical_p == 1.0
-
-    @property
-    def first_draws(self) -> int:
-        """Tokens drawn from the logits of the prompt's last token."""
-        return self.n if self.beam is None else 1
 
     @property
     def places(self) -> int:
@@ -149,3 +142,30 @@ def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
     needed = candidates_per_beam(beam.width, params.stop_token_ids)
     if params.logprobs < needed:
         raise ValueError(f"logprobs must be at least {needed} for this beam search")
+
+
+_MASK = (1 << 64) - 1
+MIX_STEP, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits for one token of one choice, by counter, not by state.
+
+    The same request draws the same token on any worker, in any batch.
+
+    seed: 64 bits (taken modulo 2**64); choice: index among the request's choices; position: absolute position of the
+    token that is drawn. Each is mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable
+    Pseudorandom Number Generators, 2014), so that neighbouring seeds, choices and positions are unrelated.
+    """
+    state = mix(seed)
+    state = mix(state ^ choice)
+    state = mix(state ^ position)
+    return (state >> 11) * 2.0**-53
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finaliser, which can be undone: a permutation of the numbers of 64 bits."""
+    value = (value + MIX_STEP) & _MASK
+    value = ((value ^ (value >> 30)) * MIX_FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * MIX_SECOND) & _MASK
+    return value ^ (value >> 31)

@@ -1,18 +1,107 @@
-"""Tokens from logits, for a whole batch at once. A row's tokens do not depend on the rows beside it."""
+"""Tokens from logits, for a whole batch at once. A row's tokens do not depend on the rows beside it.
+
+First the rows of a step with structured output: which of them can be drawn from now, and their masks. Then the draws.
+At last the model's own log-probabilities of tokens, drawn or of the prompt: before penalties, temperature, filters.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from baton.engine.plan import Drawn, NonFinite, Sample
-from baton.engine.sampling.constraint_rows import Distribution, put_form_first, settle
-from baton.engine.sampling.filters import filtered, is_narrow, pick
-from baton.engine.sampling.logprobs import described
-from baton.engine.sampling.processors import adjust
-from baton.engine.sampling.uniform import uniform
+from baton.engine.plan import Chunk, Drawn, NonFinite, Sample, Scored, TokenLogprob
+from baton.engine.sampling.constraint import Constraint, wait_for
+from baton.engine.sampling.logits import HistoryMissing, adjust, filtered, is_narrow, likeliest, pick
+from baton.engine.sampling.mask_threads import Allowed, Mask
+from baton.engine.sampling.params import uniform
+from baton.generation.structured.library import GrammarFailed
 from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, samples_natively
+
+
+@dataclass(slots=True)
+class Distribution:
+    """Samples of one row that are drawn from the same distribution: same parameters, same tokens before."""
+
+    row: int
+    sample: Sample  # one of them
+    places: list[int] = field(default_factory=list)  # in the row's samples
+    numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
+    token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
+    allowed: Allowed | None = None  # by the form of the answer, if it has one
+
+
+Undrawn = dict[int, NonFinite | None]
+"""By row: why nothing is drawn from it. None: its mask is late."""
+
+Formed = tuple[Constraint, Sample]
+"""A sample whose answer has a form, and that."""
+
+
+def formed_samples(chunks: Iterable[Chunk]) -> list[Formed]:
+    """Those of a step."""
+    return [
+        (constraint, sample)
+        for chunk in chunks
+        for sample in chunk.samples
+        if (constraint := sample.params.constraint) is not None
+    ]
+
+
+def ask_for_masks(formed: Iterable[Formed]) -> None:
+    """Has the masks of a step made, beside its forward pass.
+
+    Asked for just before its layers: until the interpreter's lock is let go for long, the threads that make them could
+    only take it away, at each of the calls by which the engine lets it go for a moment.
+    """
+    for constraint, sample in formed:
+        constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
+
+
+def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s: float) -> Undrawn:
+    """Gives distributions whose answers have a form their masks, once there. `has_neighbours`: rows that need none.
+
+    `began_s`: monotonic, of the step. Raises: HistoryMissing.
+    """
+    undrawn: Undrawn = {}
+    masks = [
+        (each, _mask(constraint, each.sample))
+        for each in distributions
+        if (constraint := each.sample.params.constraint) is not None
+    ]
+    if not masks:
+        return undrawn
+    wait_for([mask for _, mask in masks], began_s, has_neighbours)
+    for each, mask in masks:
+        if not mask.is_ready:
+            undrawn[each.row] = None
+            continue
+        try:
+            each.allowed = mask.result()
+        except GrammarFailed as error:
+            undrawn[each.row] = NonFinite(f"the answer's form cannot be followed: {error}")
+    return undrawn
+
+
+def put_form_first(
+    adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
+) -> bool:
+    """Where other rules have banned all that a form allows, the form alone counts. Returns whether there are such rows.
+
+    `logits` are as the model made them; `alive`: rows of `adjusted` that have a token left.
+    """
+    rows = [row for row, each in enumerate(distributions) if each.allowed is not None and not alive[row]]
+    if rows:
+        formed = [distributions[row] for row in rows]
+        adjusted[rows] = masked_rows(logits, [each.row for each in formed], [each.allowed for each in formed])
+    return bool(rows)
+
+
+def _mask(constraint: Constraint, sample: Sample) -> Mask:
+    if not sample.history:
+        raise HistoryMissing("the form of an answer needs Sample.history")
+    return constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
+
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
 CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operation and the next
@@ -159,3 +248,69 @@ def _results(
     ]
     results: Iterator[Drawn] = iter(described(logits, log_totals, of_rows, token_ids, counts))
     return [NonFinite() if of_row is None else tuple(next(results) for _ in of_row) for of_row in drawn]
+
+
+def described(
+    logits: torch.Tensor,
+    log_totals: torch.Tensor,
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    counts: Sequence[int],
+) -> list[Drawn]:
+    """Each token with its log-probability in its row of `logits`, float32 `[rows, vocab]`, and the `counts` likeliest.
+
+    `log_totals`: as in kernels/sampling.py, `[rows]`.
+    Several tokens may be of one row, some rows of none. Scores a prompt as well: the token at position p + 1 belongs
+    to the row of position p.
+    """
+    if not rows:
+        return []
+    of_rows = torch.tensor(rows, device=logits.device)
+    chosen = logits[of_rows, torch.tensor(token_ids, device=logits.device)]
+    of_tokens = (chosen - log_totals[of_rows]).tolist()
+    most: dict[int, int] = {}
+    for row, count in zip(rows, counts, strict=True):
+        if count:
+            most[row] = max(count, most.get(row, 0))
+    top = dict(zip(most, _top(logits, log_totals, most), strict=True)) if most else {}
+    return [
+        Drawn(token_id, logprob, top[row][:count] if count else ())
+        for row, token_id, logprob, count in zip(rows, token_ids, of_tokens, counts, strict=True)
+    ]
+
+
+def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -> list[tuple[TokenLogprob, ...]]:
+    """The likeliest tokens of some rows, by logit and then by id, `most` of each."""
+    rows = list(most)
+    found = likeliest(logits[rows], list(most.values()))
+    width = min(max(most.values()), logits.shape[-1])
+    order = found.logits.sort(dim=-1, descending=True, stable=True).indices[:, :width]
+    token_ids = found.token_ids.gather(-1, order)
+    values = found.logits.gather(-1, order) - log_totals[rows][:, None]
+    return [
+        tuple(TokenLogprob(*pair) for pair in list(zip(ids, of_row, strict=True))[:count])
+        for ids, of_row, count in zip(token_ids.tolist(), values.tolist(), most.values(), strict=True)
+    ]
+
+
+ROWS_AT_ONCE = 64  # rows of [vocab] float32 logits that exist at one time, and as many log-probabilities
+
+
+def prompt_scores(
+    logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, scored: Scored
+) -> tuple[Drawn, ...] | None:
+    """One entry per token of `scored`: the one at index i stands in the place that row i of `hidden` predicts.
+
+    `hidden` are the rows of one chunk, `[tokens, hidden size]`; `logits` makes float32 `[rows, vocab]` of some of them.
+    None where those are not finite.
+    """
+    scores: list[Drawn] = []
+    for start in range(0, len(scored.token_ids), ROWS_AT_ONCE):
+        token_ids = scored.token_ids[start : start + ROWS_AT_ONCE]
+        rows = logits(hidden[start : start + len(token_ids)])
+        statistics = row_statistics(rows)
+        if not bool(statistics.finite.all()):
+            return None
+        places = range(len(token_ids))
+        scores += described(rows, statistics.log_totals, places, token_ids, [scored.top] * len(token_ids))
+    return tuple(scores)

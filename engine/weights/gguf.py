@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.config.model_config import ModelConfig, ModelError
-from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import DenseLinear, Linear
 from baton.engine.weights.gguf_file import (
     ARCHITECTURES,

@@ -14,10 +14,10 @@ from tqdm import tqdm
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError, read_json
 from baton.engine.lora.adapters import AdapterSet
+from baton.engine.models.batch import Model
 from baton.engine.models.checkpoint import TensorSource, build_decoder, read_ends
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.linear import DenseLinear, Linear
-from baton.engine.models.model import Model
 from baton.engine.models.packed import PackingTensors, packs, with_native_layers
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, packed_format, weight_format

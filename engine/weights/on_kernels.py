@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import Linear
 from baton.engine.weights.quantised import Fp8Linear, Int4Linear, Int8Linear, StackedLinear, tiled_linear
 from baton.engine.weights.sources import PackedTensors, QuantisingTensors

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from baton.engine.lora.rows import AdapterRows
+from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import Linear
 
 # Numbers of one tile. On a CPU a tile stays in the second-level cache; on a GPU it is launches that count.

@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.plan import Drawn, NonFinite, Sample
 from baton.engine.sampling import constraint as constraints
-from baton.engine.sampling.constraint import Constraint, Grammar, Threads
+from baton.engine.sampling.constraint import Constraint, Grammar
 from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, sample
@@ -59,7 +59,7 @@ class Words:
         longest = max((self.bytes[token_id] for token_id in token_ids), key=len)
         return self.end not in token_ids and all(longest.startswith(self.bytes[token_id]) for token_id in token_ids)
 
-    def constraint(self, output: StructuredOutput, threads: Threads) -> Constraint:
+    def constraint(self, output: StructuredOutput, threads: MaskThreads) -> Constraint:
         grammar = Grammar(compile_form(output, self.vocabulary), self.vocabulary)
         return Constraint(grammar, [self.end], threads)
 
@@ -174,7 +174,7 @@ def test_a_matcher_that_joins_at_any_token_allows_what_one_does_that_followed_th
     assert (bound > 20) == (output.kind is StructuredKind.JSON_SCHEMA)
 
 
-def params_of(words: Words, output: StructuredOutput, threads: Threads, **given: Any) -> SamplingParams:
+def params_of(words: Words, output: StructuredOutput, threads: MaskThreads, **given: Any) -> SamplingParams:
     return SamplingParams(
         max_tokens=9, stop_token_ids=frozenset({words.end}), constraint=words.constraint(output, threads), **given
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.sampling import grammars
-from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling import constraint as grammars
+from baton.engine.sampling.constraint import Grammars
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
 from baton.protos import sampling_pb2

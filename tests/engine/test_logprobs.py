@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from baton.engine.plan import Sample
-from baton.engine.sampling.logprobs import described
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.sampling.sampler import Row, sample
+from baton.engine.sampling.sampler import Row, described, sample
 from tests.fixtures.paged import drawn
 
 GREEDY = SamplingParams(max_tokens=1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.engine.lora.files import LowRank
 from baton.engine.lora.linear import AdaptedLinear
-from baton.engine.lora.rows import adapter_rows, batch_order
+from baton.engine.models.batch import adapter_rows, batch_order
 from baton.engine.models.linear import DenseLinear
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from baton.engine.plan import Sample
+from baton.engine.sampling.logits import penalise
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.sampling.processors import penalise
 
 PLAIN = SamplingParams(max_tokens=9)
 VOCAB = 40

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine import LLM, RequestOutput, SamplingParams
 from baton.engine.plan import Chunk, NonFinite, Plan, Scored
-from baton.engine.sampling.logprobs import ROWS_AT_ONCE, prompt_scores
+from baton.engine.sampling.sampler import ROWS_AT_ONCE, prompt_scores
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.engine.request import EndReason, Request
-from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling.constraint import Grammars
 from baton.engine.sampling.params import SamplingParams
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from tests.fixtures.checkpoints import make_checkpoint

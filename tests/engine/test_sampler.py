@@ -149,5 +149,5 @@ def test_plain_greedy_rows_never_reach_the_filters(monkeypatch: pytest.MonkeyPat
 
     for name in ("adjust", "filtered", "pick", "uniform"):
         monkeypatch.setattr(f"baton.engine.sampling.sampler.{name}", refuse)
-    monkeypatch.setattr("baton.engine.sampling.logprobs.likeliest", refuse)
+    monkeypatch.setattr("baton.engine.sampling.sampler.likeliest", refuse)
     assert len(sample(random_logits(4), [Row((Sample(0, GREEDY),), 1)] * 4)) == 4

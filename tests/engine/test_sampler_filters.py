@@ -14,7 +14,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from baton.engine.sampling.filters import Candidates, filtered, pick
+from baton.engine.sampling.logits import Candidates, filtered, pick
 from baton.engine.sampling.params import SamplingParams
 
 RANDOM = SamplingParams(max_tokens=1, temperature=0.8)

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from baton.engine.plan import Sample
+from baton.engine.sampling.logits import HistoryMissing, adjust
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.sampling.processors import HistoryMissing, adjust
 
 PLAIN = SamplingParams(max_tokens=9)
 VOCAB = 40

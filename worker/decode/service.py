@@ -20,7 +20,7 @@ import grpc
 
 from baton.engine.request import Request, RequestRefused
 from baton.engine.runner.thread import StepTiming
-from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.protos import session_pb2, session_pb2_grpc
 from baton.service.errors import Unavailable

@@ -18,8 +18,7 @@ import grpc
 
 from baton.engine.request import RequestRefused, reusable_hashes
 from baton.engine.runner.thread import StepTiming
-from baton.engine.sampling.constraint import Constraint
-from baton.engine.sampling.grammars import Grammars
+from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.scheduler.prefill import PrefillProgress, PrefillRequest
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 from baton.service.errors import Unavailable

@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic_core import to_json
 
 from baton.cli.batch import CHAT, BatchRequest, LineRefused
-from baton.gateway.http.call import Call
 from baton.gateway.http.problem import Problem, problem_of, refused
-from baton.gateway.messages.base import Body, Unserved
-from baton.gateway.messages.chat import ChatRequest
-from baton.gateway.messages.completions import CompletionRequest
-from baton.gateway.parsing.parse import parse
-from baton.gateway.requests import chat_request, completion_requests, names_of
+from baton.gateway.messages import Body, ChatRequest, CompletionRequest, Unserved
+from baton.gateway.parse import parse
+from baton.gateway.requests import Call, ToolUse, chat_request, completion_requests, names_of
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
-from baton.gateway.tools.choice import ToolUse
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.tokenizer import TokenizerWorker, load_tokenizer
 from baton.router.model.validation import Drawn, fit_to_context, validate

@@ -1,37 +1,179 @@
-"""All routes, as one ASGI application."""
+"""All routes, as one ASGI application, and the OpenAPI document that is made from their messages."""
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
-from baton.gateway.http.call import Call
-from baton.gateway.http.endpoint import Endpoint, Transport
+from baton.gateway.http.endpoint import Endpoint, Query, Transport, Unknown
+from baton.gateway.http.exchange import EVENT_STREAM, JSON, Reply, Whole, json_reply
 from baton.gateway.http.problem import Renamed
-from baton.gateway.http.reply import EVENT_STREAM, JSON, Reply, Whole, json_reply
-from baton.gateway.messages.chat import ChatRequest
-from baton.gateway.messages.completions import CompletionRequest
-from baton.gateway.messages.responses import ResponseRequest
-from baton.gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from baton.gateway.messages import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    ResponseRequest,
+    TokenizeRequest,
+)
 from baton.gateway.page.files import file_answers
 from baton.gateway.page.state import PATH as STATE_PATH
 from baton.gateway.page.state import PageState
+from baton.gateway.requests import Call
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
 from baton.gateway.routes.chat import Chat
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.gateway.routes.completions import Completions
-from baton.gateway.routes.openapi import openapi_document
-from baton.gateway.routes.operations import Operations, Query, Unknown, installed_version
 from baton.gateway.routes.responses import RENAMED as RESPONSE_NAMES
 from baton.gateway.routes.responses import Responses
 from baton.gateway.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, Simple
 from baton.router.dispatcher import Dispatcher
+from baton.router.model.served_model import ChosenModel
 from baton.router.readiness import Readiness
 from baton.router.types.request import Operation
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_FAILURES = {
+    "400": "the request must be changed; `param` names the field",
+    "404": "no such model",
+    "408": "the body did not come in",
+    "413": "the body is too large",
+    "429": "no room; come back after Retry-After",
+    "500": "our fault",
+    "503": "not ready, or draining",
+    "504": "the deadline passed",
+}
+_GET_FAILURES = {"400": "there are no query parameters; `param` names the first", "503": _FAILURES["503"]}
+_PATH_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def openapi_document(
+    posts: Mapping[str, type[BaseModel]], gets: Mapping[str, str], streamed: Mapping[str, str], version: str
+) -> dict[str, Any]:
+    """`posts` are messages by path, `gets` media types by path ("" for no content), `streamed` media types of
+    streams by path.
+    """
+    _, schemas = models_json_schema(
+        [(message, "validation") for message in posts.values()], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, Any] = {path: {"get": _get(path, media)} for path, media in gets.items()}
+    for path, message in posts.items():
+        paths[path] = {"post": _post(path, message.__name__, [streamed[path]] if path in streamed else [])}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version},
+        "paths": paths,
+        "components": {"schemas": {**schemas.get("$defs", {}), "Error": _ERROR}},
+    }
+
+
+def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": _reference(message)}}}
+    content = {"application/json": {"schema": {"type": "object"}}}
+    content |= {media.partition(";")[0]: {} for media in streams}
+    responses = {"200": {"description": "the answer", "content": content}, **_failures(_FAILURES)}
+    return {"operationId": _operation_id("post", path), "requestBody": body, "responses": responses}
+
+
+def _get(path: str, media: str) -> dict[str, Any]:
+    content: dict[str, Any] = {"content": {media.partition(";")[0]: {"schema": {}}}} if media else {}
+    responses = {"200": {"description": "as it is now", **content}, **_failures(_GET_FAILURES)}
+    operation: dict[str, Any] = {"operationId": _operation_id("get", path), "responses": responses}
+    if "{" in path:
+        operation["parameters"] = [_PATH_MODEL]
+        responses |= _failures({"404": _FAILURES["404"]})
+    return operation
+
+
+def _failures(descriptions: Mapping[str, str]) -> dict[str, Any]:
+    content = {"application/json": {"schema": _reference("Error")}}
+    return {status: {"description": description, "content": content} for status, description in descriptions.items()}
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _operation_id(method: str, path: str) -> str:
+    return method + path.replace("/", "_").replace("{", "").replace("}", "").replace(":path", "")
+
+
+_OWNER = "baton"
+
+
+class Operations:
+    def __init__(self, dispatcher: Dispatcher, readiness: Readiness, grpc_port: Callable[[], int]) -> None:
+        self._dispatcher = dispatcher
+        self._readiness = readiness
+        self._grpc_port = grpc_port
+        self._created = int(time.time())
+
+    async def models(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        models = [self._model(chosen) for chosen in await self._dispatcher.models()]
+        return json_reply({"object": "list", "data": models})
+
+    async def model(self, scope: Scope) -> Reply:
+        """Raises: NotFound, Unavailable."""
+        return json_reply(self._model(await self._dispatcher.choose(scope["path_params"]["model"])))
+
+    async def health(self, scope: Scope) -> Reply:
+        """The process answers: /ready reports whether it can serve."""
+        return Whole(media_type="")
+
+    async def ready(self, scope: Scope) -> Reply:
+        detail = self._readiness.detail
+        if self._dispatcher.draining:
+            return json_reply({"ready": False, "detail": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        status = HTTPStatus.OK if self._readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return json_reply({"ready": self._readiness.ready, "detail": detail}, status)
+
+    async def version(self, scope: Scope) -> Reply:
+        return json_reply({"version": installed_version(), "grpc_port": self._grpc_port()})
+
+    def _model(self, chosen: ChosenModel) -> dict[str, object]:
+        return {
+            "id": chosen.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": _OWNER,
+            "root": chosen.served.name,
+            "parent": chosen.served.name if chosen.adapter is not None else None,
+            "max_model_len": chosen.served.max_model_len,
+        }
+
+
+def installed_version() -> str:
+    """Of the distribution; an image runs the sources as they lie there."""
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "0.0.0"
+
 
 STREAMED = {
     "/v1/completions": EVENT_STREAM,

@@ -9,16 +9,12 @@ from prometheus_client.registry import Collector
 
 from baton.gateway.app import STREAMED, make_app
 from baton.gateway.config import GatewayConfig
-from baton.gateway.http.body import BodyReader
-from baton.gateway.http.endpoint import Transport
-from baton.gateway.http.guard import Guard
+from baton.gateway.http.endpoint import Guard, Transport
+from baton.gateway.http.exchange import BodyReader
 from baton.gateway.http.server import HttpLimits, HttpServer
-from baton.gateway.metrics.cluster import ClusterMetrics
-from baton.gateway.metrics.requests import RequestMetrics
-from baton.gateway.metrics.streams import StreamMetrics
-from baton.gateway.page.recent import RecentRequests
-from baton.gateway.page.state import PageState
-from baton.gateway.parsing.parser import Parser
+from baton.gateway.metrics import ClusterMetrics, RequestMetrics, StreamMetrics
+from baton.gateway.page.state import PageState, RecentRequests
+from baton.gateway.parse_process import Parser
 from baton.router.process import RouterProcess
 from baton.router.trace.record import end_of
 from baton.service.errors import BatonError
@@ -44,7 +40,7 @@ class GatewayProcess(RouterProcess):
         self.tracer.observers += [requests.observe, recent.observe]
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
-        self._parser = Parser(Helper("baton.gateway.parsing.parse_process"))
+        self._parser = Parser(Helper("baton.gateway.parse_process"))
         transport = Transport(bodies, self._parser, config.http_stall_s)
         routes = make_app(self.dispatcher, self.readiness, metrics, page, transport, lambda: self._grpc_port)
         app = Guard(routes, self.access, config.http_stall_s, self._refused)

@@ -1,20 +1,42 @@
-"""The one place where messages of HTTP become the router's requests. The router checks the values."""
+"""The one place where messages of HTTP become the router's requests: their fields, structured output, tools. The router
+checks the values.
+"""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 
-from baton.gateway.http.call import Call
 from baton.gateway.http.problem import Renamed, refused
-from baton.gateway.messages.chat import ChatMessage, ChatRequest, Tool
-from baton.gateway.messages.completions import CompletionRequest
-from baton.gateway.messages.responses import InputMessage, ResponseRequest
-from baton.gateway.messages.sampling import RequestFields, SamplingFields
-from baton.gateway.messages.simple import GenerateRequest
-from baton.gateway.structure import asked_forms, structure_of
-from baton.gateway.tools.choice import ToolUse
-from baton.generation.structured.output import StructuredOutput
+from baton.gateway.messages import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchemaFormat,
+    NamedTool,
+    RequestFields,
+    ResponseRequest,
+    SamplingFields,
+    StructuredOutputs,
+    TextFormat,
+    TextPart,
+    Tool,
+)
+from baton.gateway.tool_calls import OPEN, PYTHON_TAG, FirstCall, HermesParser, JsonParser, NamedParser, ToolParser
+from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
+from baton.router.public.access import Caller
+from baton.router.trace.record import Reader
 from baton.router.types.request import (
     ChatPrompt,
     GenerationRequest,
@@ -25,7 +47,173 @@ from baton.router.types.request import (
     TextPrompt,
     TokenPrompt,
     ToolCall,
+    session_of,
 )
+from baton.service.telemetry.trace_context import TraceContext, parse_traceparent
+
+REQUEST_ID_HEADER = "x-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    request_id: str  # the client's own, or a new one
+    caller: Caller
+    session: str  # whose requests go to the same workers
+    trace: TraceContext | None  # the caller's place in its trace
+    reader: Reader = field(default_factory=Reader)
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that the current task answers; None outside a POST over HTTP."""
+
+
+def call_of(headers: Headers, caller: Caller) -> Call:
+    """A header that is no good is as if it were not there."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    usable = 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable()
+    return Call(
+        request_id=given if usable else secrets.token_hex(12),
+        caller=caller,
+        session=session_of(headers.items()),
+        trace=parse_traceparent(headers.get("traceparent"), headers.get("tracestate", "")),
+    )
+
+
+class AskedForm(NamedTuple):
+    field: str  # of the message
+    form: StructuredOutput
+
+
+def structure_of(message: SamplingFields) -> StructuredOutput | None:
+    """None where any text will do. Raises: Problem for more than one form."""
+    asked = list(asked_forms(message))
+    if len(asked) > 1:
+        raise refused(asked[1].field, f"one form at most; {asked[0].field} asks for another")
+    return asked[0].form if asked else None
+
+
+def asked_forms(message: BaseModel) -> Iterator[AskedForm]:
+    """All that the message asks for, OpenAI's fields first. Raises: Problem."""
+    match message:
+        case ChatRequest() | CompletionRequest():
+            yield from _of_format("response_format", message.response_format)
+        case ResponseRequest() if message.text is not None:
+            yield from _of_format("text.format", message.text.format)
+    if isinstance(message, SamplingFields):
+        given = message.structured_outputs or StructuredOutputs(json=None)
+        for kind, name, newer, older in (
+            (StructuredKind.JSON_SCHEMA, "json", given.json_, message.guided_json),
+            (StructuredKind.REGEX, "regex", given.regex, message.guided_regex),
+            (StructuredKind.CHOICE, "choice", given.choice, message.guided_choice),
+            (StructuredKind.GRAMMAR, "grammar", given.grammar, message.guided_grammar),
+            (StructuredKind.JSON_OBJECT, "json_object", given.json_object, message.guided_json_object),
+        ):
+            for field, value in ((f"structured_outputs.{name}", newer), (f"guided_{name}", older)):
+                if value is not None and value is not False:
+                    yield AskedForm(field, _form(kind, value))
+
+
+def json_schema(schema: dict[str, Any] | str) -> StructuredOutput:
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return StructuredOutput(StructuredKind.JSON_SCHEMA, text)
+
+
+def _of_format(
+    field: str, given: TextFormat | JsonObjectFormat | JsonSchemaFormat | NamedSchemaFormat | None
+) -> Iterator[AskedForm]:
+    match given:
+        case JsonObjectFormat():
+            yield AskedForm(field, StructuredOutput(StructuredKind.JSON_OBJECT))
+        case NamedSchemaFormat():
+            yield AskedForm(field, json_schema(given.schema_))
+        case JsonSchemaFormat(json_schema=asked):
+            if asked.schema_ is None:
+                raise refused(f"{field}.json_schema.schema", "is missing")
+            yield AskedForm(field, json_schema(asked.schema_))
+
+
+def _form(kind: StructuredKind, value: Any) -> StructuredOutput:
+    match kind:
+        case StructuredKind.JSON_SCHEMA:
+            return json_schema(value)
+        case StructuredKind.CHOICE:
+            return StructuredOutput.choice(value)
+    return StructuredOutput(kind) if kind is StructuredKind.JSON_OBJECT else StructuredOutput(kind, value)
+
+
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`shown` are the tools that the template gets; `parser` makes a reader for each choice, None: all is text."""
+
+    shown: Sequence[Mapping[str, Any]] = ()
+    forced: StructuredOutput | None = None
+    parser: Callable[[], ToolParser] | None = None
+
+
+def tool_use(request: ChatRequest, template: ChatTemplate | None) -> ToolUse:
+    """`template` is the model's own. Raises: Problem."""
+    tools, choice = request.tools or [], request.tool_choice
+    if not tools:
+        if isinstance(choice, NamedTool) or choice == "required":
+            raise refused("tool_choice", "there are no tools to choose from")
+        return ToolUse()
+    if choice == "none":
+        return ToolUse()
+    shown = shown_tools(tools)
+    if isinstance(choice, NamedTool):
+        tool = _named(tools, choice.function.name)
+        schema = dict(tool.function.parameters or _ANY_ARGUMENTS)
+        return ToolUse(shown, json_schema(schema), lambda: NamedParser(tool.function.name))
+    names = frozenset(tool.function.name for tool in tools)
+    one = request.parallel_tool_calls is False
+    if choice == "required":
+        return ToolUse(shown, json_schema(_calls_schema(tools, 1 if one else None)), lambda: JsonParser(names))
+    check_shown(template)
+    parser = _parser(template.source if template is not None else "", names)
+    return ToolUse(shown, None, (lambda: FirstCall(parser())) if one and parser is not None else parser)
+
+
+def check_shown(template: ChatTemplate | None) -> None:
+    """Raises: Problem where the model would not see the tools that a request has."""
+    if template is not None and "tools" not in template.variables:
+        raise refused("tools", "this model's chat template does not show them; tool_choice can still force a call")
+
+
+def _parser(template: str, names: frozenset[str]) -> Callable[[], ToolParser] | None:
+    """By the format that the template teaches the model."""
+    if OPEN in template:
+        return HermesParser
+    if PYTHON_TAG in template or '"parameters"' in template:
+        return lambda: JsonParser(names)
+    return None
+
+
+def _named(tools: Sequence[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise refused("tool_choice.function.name", f"there is no tool {name!r}")
+
+
+def _calls_schema(tools: Sequence[Tool], most: int | None) -> dict[str, Any]:
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "parameters": tool.function.parameters or _ANY_ARGUMENTS,
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    bounds = {"minItems": 1} | ({"maxItems": most} if most is not None else {})
+    return {"type": "array", "items": {"anyOf": calls}, **bounds}
+
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
@@ -70,9 +258,12 @@ def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> Generation
 
 def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
     """Raises: Problem."""
-    messages = [Message("user", message.input)] if isinstance(message.input, str) else _messages(message.input)
-    if message.instructions:
-        messages.insert(0, Message("system", message.instructions))
+    given = message.input
+    messages = [Message("system", message.instructions)] if message.instructions else []
+    if isinstance(given, str):
+        messages.append(Message("user", given))
+    else:
+        messages += [Message(each.role, _text(each.content)) for each in given]
     effort = message.reasoning.effort if message.reasoning is not None else None
     prompt = ChatPrompt(messages, template_options=_template_options(None, "reasoning.effort", effort))
     sampling = _sampling(message, 1, message.max_output_tokens, None, structure_of(message))
@@ -86,12 +277,9 @@ def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
 
 
 def chat_message(message: ChatMessage) -> Message:
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
     return Message(
         role=message.role,
-        content=content or "",
+        content=_text(message.content),
         name=message.name or "",
         # Conversations are long, and few of their messages call functions.
         tool_calls=tuple(ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls)
@@ -198,14 +386,8 @@ def _prompts(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]
     return prompts
 
 
-def _messages(messages: Sequence[InputMessage]) -> list[Message]:
-    return [
-        Message(
-            each.role,
-            each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
-        )
-        for each in messages
-    ]
+def _text(content: str | Sequence[TextPart] | Sequence[ContentPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 def _texts(given: str | Sequence[str] | None) -> Sequence[str]:

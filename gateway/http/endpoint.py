@@ -1,4 +1,4 @@
-"""One route as an ASGI application: body, message, work, reply; and the handling of errors on the way."""
+"""One route as an ASGI application: access, body, message, work, reply; and the handling of errors on the way."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -8,19 +8,68 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.gateway.http.body import Body, BodyReader, ClientGone
-from baton.gateway.http.call import REQUEST_ID_HEADER, Call, call_of, current_call
-from baton.gateway.http.guard import caller_of
+from baton.gateway.http.exchange import (
+    Body,
+    BodyReader,
+    ClientGone,
+    Reply,
+    Stalled,
+    problem_reply,
+    refuse,
+    send_reply,
+    unless_gone,
+)
 from baton.gateway.http.problem import Problem, Renamed, check_method, check_query, problem_of
-from baton.gateway.http.reply import Reply, Stalled, refuse, send_reply, unless_gone
 from baton.gateway.http.server import abort_of
-from baton.gateway.parsing.parser import Parser
-from baton.gateway.requests import names_of
+from baton.gateway.page.files import is_public
+from baton.gateway.parse_process import Parser
+from baton.gateway.requests import REQUEST_ID_HEADER, Call, call_of, current_call, names_of
+from baton.router.public.access import Access, Caller, Need
 from baton.router.trace.record import Leave, Outcome, RequestEnd, end_of, left
 from baton.service.errors import BatonError
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
+
+NEEDS = {"/health": Need.NOTHING, "/metrics": Need.ADMIN}
+"""The files of the page need nothing either. All others need a key, those that there are not too."""
+
+_CALLER = "baton.caller"
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(
+        self, app: ASGIApp, access: Access, stall_s: float, refused: Callable[[str, BatonError], None]
+    ) -> None:
+        """`refused` is called with the path of each refused call."""
+        self._app = app
+        self._access = access
+        self._stall_s = stall_s
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        need = Need.NOTHING if is_public(scope) else NEEDS.get(scope["path"], Need.KEY)
+        try:
+            scope[_CALLER] = self._access.caller(need, Headers(scope=scope).items())
+        except BatonError as error:
+            self._refused(scope["path"], error)
+            problem = problem_of(error, {})
+            problem.ends_connection = True  # there may be a body, which is not read
+            try:
+                await refuse(problem, receive, send, {}, self._stall_s)
+            except (ClientGone, Stalled):
+                return
+            return
+        await self._app(scope, receive, send)
+
+
+def caller_of(scope: Scope) -> Caller:
+    """The caller, as the guard found it."""
+    caller: Caller = scope[_CALLER]
+    return caller
+
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -118,3 +167,35 @@ def _end_of(problem: Problem) -> RequestEnd:
     if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
         return end_of(cause, dispatched=False)
     return RequestEnd(Outcome.REFUSED, problem.cause, problem.status.name)
+
+
+class Query:
+    """An ASGI application that answers a GET."""
+
+    def __init__(self, answer: Callable[[Scope], Awaitable[Reply]], stall_s: float) -> None:
+        self._answer = answer
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
+        try:
+            check_method(scope, "GET", "HEAD")
+            if not is_public(scope):  # links to a page may carry anything
+                check_query(scope)
+            reply = await self._answer(scope)
+        except BatonError as error:
+            reply = problem_reply(problem_of(error, {}))
+        except Problem as problem:
+            reply = problem_reply(problem)
+        await send_reply(reply, send, headers, self._stall_s)
+
+
+class Unknown:
+    """An ASGI application for paths that there are not."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = Problem(HTTPStatus.NOT_FOUND, f"there is no {scope['path'][:200]}", code="unknown_path")
+        await send_reply(problem_reply(problem), send, {}, self._stall_s)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from baton.gateway.http.reply import Reply, Whole
+from baton.gateway.http.exchange import Reply, Whole
 
 FOLDER = Path(__file__).parent / "static"
 _MEDIA_TYPES = {

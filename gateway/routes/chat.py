@@ -6,17 +6,23 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from baton.gateway.collected import REASONS, Choice, collect, stop_reason, usage_json
-from baton.gateway.http.call import Call
+from baton.gateway.answers import (
+    REASONS,
+    Choice,
+    ChunkWriter,
+    TokenTexts,
+    UsageSoFar,
+    collect,
+    stop_reason,
+    usage_json,
+    with_problem_event,
+)
+from baton.gateway.http.exchange import DONE, Reply, Streamed, json_reply
 from baton.gateway.http.problem import Renamed
-from baton.gateway.http.reply import DONE, Reply, Streamed, json_reply
-from baton.gateway.http.sse import ChunkWriter, UsageSoFar, with_problem_event
-from baton.gateway.messages.chat import ChatRequest
-from baton.gateway.requests import chat_request
+from baton.gateway.messages import ChatRequest
+from baton.gateway.requests import Call, ToolUse, chat_request, tool_use
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
-from baton.gateway.token_texts import TokenTexts
-from baton.gateway.tools.calls import CallBegins, CallGoesOn, Piece, ToolParser
-from baton.gateway.tools.choice import ToolUse, tool_use
+from baton.gateway.tool_calls import CallBegins, CallGoesOn, Piece, ToolParser
 from baton.router.dispatcher import Dispatcher
 from baton.router.types.response import AnswerId, Delta, Finished, ResponseEvent, Started
 

@@ -7,14 +7,22 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from baton.gateway.collected import REASONS, Choice, Collected, collect, stop_reason, usage_json
-from baton.gateway.http.call import Call
+from baton.gateway.answers import (
+    REASONS,
+    Choice,
+    ChunkWriter,
+    Collected,
+    TokenTexts,
+    UsageSoFar,
+    collect,
+    stop_reason,
+    usage_json,
+    with_problem_event,
+)
+from baton.gateway.http.exchange import DONE, Reply, Streamed, json_reply
 from baton.gateway.http.problem import Renamed
-from baton.gateway.http.reply import DONE, Reply, Streamed, json_reply
-from baton.gateway.http.sse import ChunkWriter, UsageSoFar, with_problem_event
-from baton.gateway.messages.completions import CompletionRequest
-from baton.gateway.requests import completion_requests
-from baton.gateway.token_texts import TokenTexts
+from baton.gateway.messages import CompletionRequest
+from baton.gateway.requests import Call, completion_requests
 from baton.router.dispatcher import Dispatcher
 from baton.router.trace.record import Leave, Reader
 from baton.router.types.request import GenerationRequest

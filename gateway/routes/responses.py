@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from baton.gateway.collected import collect
-from baton.gateway.http.call import Call
+from baton.gateway.answers import collect
+from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.http.problem import Problem, Renamed, problem_of
-from baton.gateway.http.reply import Reply, Streamed, json_reply
-from baton.gateway.messages.responses import ResponseRequest
-from baton.gateway.requests import response_request
+from baton.gateway.messages import ResponseRequest
+from baton.gateway.requests import Call, response_request
 from baton.router.dispatcher import Dispatcher
 from baton.router.types.response import AnswerId, Delta, Finished, FinishReason, ResponseEvent, Started, Usage
 from baton.service.errors import BatonError

@@ -5,14 +5,11 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from baton.gateway.collected import collect
-from baton.gateway.http.call import Call
+from baton.gateway.answers import TokenTexts, collect
+from baton.gateway.http.exchange import Reply, Streamed, Whole, json_reply
 from baton.gateway.http.problem import Problem, Renamed, problem_of, refused
-from baton.gateway.http.reply import Reply, Streamed, Whole, json_reply
-from baton.gateway.messages.simple import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from baton.gateway.requests import chat_message, shown_tools, simple_request
-from baton.gateway.token_texts import TokenTexts
-from baton.gateway.tools.choice import check_shown
+from baton.gateway.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from baton.gateway.requests import Call, chat_message, check_shown, shown_tools, simple_request
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.validation import MAX_TEXT_BYTES, check_chat
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.gateway.http.problem import Problem
-from baton.gateway.messages.chat import ChatRequest
-from baton.gateway.parsing.parse import MAX_CONTAINERS, MAX_TEXTS, MAX_VALUES, JsonSize, json_size, parse
+from baton.gateway.messages import ChatRequest
+from baton.gateway.parse import MAX_CONTAINERS, MAX_TEXTS, MAX_VALUES, JsonSize, json_size, parse
 
 HOSTILE_TEXTS = st.text(alphabet='"\\[]{},:a', max_size=12)
 JSON = st.recursive(

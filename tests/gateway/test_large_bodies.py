@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from baton.gateway.http.body import BodyReader
+from baton.gateway import parse_process
+from baton.gateway.http.exchange import BodyReader
 from baton.gateway.http.problem import Problem
-from baton.gateway.messages.chat import ChatRequest
-from baton.gateway.messages.completions import CompletionRequest
-from baton.gateway.messages.responses import ResponseRequest
-from baton.gateway.messages.simple import DetokenizeRequest
-from baton.gateway.parsing import parser
-from baton.gateway.parsing.packing import pack, unpack
-from baton.gateway.parsing.parse import SMALL_BYTES, parse
-from baton.gateway.parsing.parse_process import TYPES
+from baton.gateway.messages import MESSAGES, ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
+from baton.gateway.parse import SMALL_BYTES, parse
+from baton.gateway.parse_process import pack, unpack
 from baton.service.helper import HelperBusy, HelperFailed
 from baton.service.helper_loop import Buffer
 from tests.gateway.conftest import Gateway
@@ -110,7 +106,7 @@ def test_a_number_that_is_no_token_id_is_named(wrong: int) -> None:
 
 def test_all_messages_are_known_to_the_process_and_none_has_another_name_outside() -> None:
     """Fields are taken out by the names that they have in a body."""
-    for message_type in TYPES.values():
+    for message_type in MESSAGES:
         assert all(field.alias is None for field in message_type.model_fields.values())
 
 
@@ -131,7 +127,7 @@ async def test_what_is_large_or_full_is_not_parsed_on_the_event_loop(
         here.append(len(body))
         return parse(message_type, body)
 
-    monkeypatch.setattr(parser, "parse", spied)
+    monkeypatch.setattr(parse_process, "parse", spied)
 
     for body in FULL:
         response = await gateway.client.post(PATH, content=body)
@@ -178,7 +174,7 @@ class Unhelpful:
 
 @pytest.mark.parametrize("error", [HelperBusy(), HelperFailed()])
 async def test_without_help_a_large_body_is_refused_for_now(error: Exception) -> None:
-    unhelped = parser.Parser(Unhelpful(error))
+    unhelped = parse_process.Parser(Unhelpful(error))
     with pytest.raises(Problem) as refused:
         await unhelped.parse(CompletionRequest, [b" " * SMALL_BYTES, b"{}"])
     unhelped.close()

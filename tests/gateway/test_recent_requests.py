@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from baton.gateway.http.call import Call, current_call
 from baton.gateway.http.problem import Problem
-from baton.gateway.page.recent import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
+from baton.gateway.page.state import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
+from baton.gateway.requests import Call, current_call
 from baton.router.public.access import Caller
 from baton.router.trace.decision_record import AttemptNote
 from baton.router.trace.record import ANSWERED, Leave, Outcome, RequestEnd, RequestRecord, left

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton.gateway.metrics.requests import RequestMetrics
+from baton.gateway.metrics import RequestMetrics
 from baton.router.trace.counts import RequestCounts
 from baton.router.trace.decision_record import AttemptNote
 from baton.router.trace.timeline import Resume, Timeline

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.gateway.http.reply import Stalled, Streamed, send_reply
+from baton.gateway.http.exchange import Stalled, Streamed, send_reply
 from baton.router.trace.record import Leave, Reader
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton.gateway.metrics.streams import StreamMetrics
+from baton.gateway.metrics import StreamMetrics
 from baton.gateway.process import _Collector
 from baton.router.request.journal import Journal, JournalStore
 from baton.router.request.resume import Streams

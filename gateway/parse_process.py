@@ -1,13 +1,18 @@
-"""A large message on its way from the process that parsed it: its long fields are bytes, cheap to take in.
+"""Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
+
+While one is parsed no stream gets a token, so a body that is parsed here takes a millisecond or two at most. The other
+process's result is read on a thread, in steps as short as those: its long fields are bytes, cheap to take in.
 
 A packed message is a head, in JSON, which lists the parts that follow: the rest of the body, in JSON too, where each
 long field is empty; then those fields, in one or more parts each. A refusal is a head alone.
 """
 
+import asyncio
 import json
+import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
@@ -16,8 +21,10 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
 from baton.gateway.http.problem import Problem, refused
-from baton.gateway.parsing.parse import parse
-from baton.service.helper_loop import Buffer
+from baton.gateway.messages import MESSAGES
+from baton.gateway.parse import SMALL_BYTES, is_small, json_size, parse
+from baton.service.helper import Asks, HelperBusy, HelperFailed
+from baton.service.helper_loop import Buffer, answer_frames
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -25,6 +32,7 @@ LONG = 1 << 9  # elements of a list
 LONG_TEXT = 1 << 14  # characters, of a text or of all texts in a list
 PIECE = 1 << 8  # elements of a list, such as messages, that are parsed at once
 _LENGTH_BYTES = 8
+_RETRY_S = 1.0
 
 
 class Kind(Enum):
@@ -35,17 +43,9 @@ class Kind(Enum):
     PIECES = "pieces"  # JSON lists of some of the elements each
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A long field."""
-
+class _LongField(NamedTuple):
     name: str
     kind: Kind
-    sizes: tuple[int, ...]  # of its parts, in bytes
-
-
-class _Field(NamedTuple):
-    taken: Taken
     parts: Sequence[Buffer]
 
 
@@ -58,9 +58,9 @@ def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
     except Problem as problem:
         return _with_head({"problem": [problem.status, problem.message, problem.param, problem.code]}, [])
     for field in fields:
-        sent[field.taken.name] = "" if field.taken.kind is Kind.TEXT else []
+        sent[field.name] = "" if field.kind is Kind.TEXT else []
     rest = json.dumps(sent).encode()
-    taken = [[each.taken.name, each.taken.kind.value, each.taken.sizes] for each in fields]
+    taken = [[each.name, each.kind.value, [len(part) for part in each.parts]] for each in fields]
     return _with_head({"rest": len(rest), "taken": taken}, [rest, *(part for each in fields for part in each.parts)])
 
 
@@ -80,24 +80,24 @@ def unpack(message_type: type[Message], packed: memoryview) -> Message:
     return short.model_copy(update=long)
 
 
-def _field(name: str, value: Any) -> _Field | None:
+def _field(name: str, value: Any) -> _LongField | None:
     """None for a field that may stay where it is. Raises: Problem."""
     if isinstance(value, str):
-        return _of(name, Kind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
+        return _LongField(name, Kind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
     if not isinstance(value, list):
         return None
     kinds = {type(each) for each in value}
     if kinds == {int}:
-        return _of(name, Kind.IDS, [_ids(name, value)]) if len(value) > LONG else None
+        return _LongField(name, Kind.IDS, [_ids(name, value)]) if len(value) > LONG else None
     if kinds == {str}:
-        return _of(name, Kind.TEXTS, [each.encode() for each in value]) if _is_long(value) else None
+        return _LongField(name, Kind.TEXTS, [each.encode() for each in value]) if _is_long(value) else None
     if kinds == {list} and {type(each) for inner in value for each in inner} == {int}:
         if sum(map(len, value)) <= LONG:
             return None
-        return _of(name, Kind.ID_LISTS, [_ids(f"{name}[{index}]", each) for index, each in enumerate(value)])
+        return _LongField(name, Kind.ID_LISTS, [_ids(f"{name}[{index}]", each) for index, each in enumerate(value)])
     if len(value) > PIECE:
         pieces = (value[begin : begin + PIECE] for begin in range(0, len(value), PIECE))
-        return _of(name, Kind.PIECES, [json.dumps(piece).encode() for piece in pieces])
+        return _LongField(name, Kind.PIECES, [json.dumps(piece).encode() for piece in pieces])
     return None
 
 
@@ -112,10 +112,6 @@ def _ids(name: str, values: Sequence[int]) -> bytes:
     except OverflowError:
         index = next(index for index, value in enumerate(values) if not 0 <= value < 1 << 32)
         raise refused(f"{name}[{index}]", "is not a token id") from None
-
-
-def _of(name: str, kind: Kind, parts: Sequence[Buffer]) -> _Field:
-    return _Field(Taken(name, kind, tuple(map(len, parts))), parts)
 
 
 def _value(kind: Kind, parts: Sequence[memoryview], annotation: Any) -> Any:
@@ -157,3 +153,50 @@ class _Reader:
     def take(self, size: int) -> memoryview:
         begin, self._position = self._position, self._position + size
         return self._data[begin : self._position]
+
+
+class Parser:
+    """To be closed."""
+
+    def __init__(self, helper: Asks) -> None:
+        """`helper` runs this module."""
+        self._helper = helper
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        self.parsed_elsewhere = 0
+
+    async def parse(self, message_type: type[Message], parts: Sequence[bytes]) -> Message:
+        """Raises: Problem that names the first field that is wrong; of a helper that fails, one with status 503."""
+        if sum(map(len, parts)) <= SMALL_BYTES:
+            body = b"".join(parts)
+            size = json_size(body)
+            if is_small(size) or size.excess is not None:
+                return parse(message_type, body)
+        self.parsed_elsewhere += 1
+        try:
+            packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
+        except HelperBusy:
+            raise _unavailable("too many large bodies are being parsed") from None
+        except HelperFailed as error:
+            raise _unavailable("the body could not be parsed") from error
+        return await asyncio.get_running_loop().run_in_executor(self._thread, unpack, message_type, memoryview(packed))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._helper.close()
+
+
+def _unavailable(message: str) -> Problem:
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=_RETRY_S)
+
+
+TYPES = {each.__name__: each for each in MESSAGES}
+
+
+def packed(asked: memoryview) -> Sequence[Buffer]:
+    """The name of a type of messages, a line end, and a body."""
+    name, _, body = bytes(asked).partition(b"\n")
+    return pack(TYPES[name.decode()], body)
+
+
+if __name__ == "__main__":
+    sys.exit(answer_frames(packed))

@@ -1,0 +1,444 @@
+"""HTTP clients' messages, as pydantic models: a field that is neither served nor harmless is refused by name.
+
+Every model lists the fields that it serves, then harmless ones: accepted, without effect, with the reason. None of
+these can change an answer; a type says which values are harmless, and another value asks for something that is not
+served. Last come fields of OpenAI and of vLLM that would change an answer and are not served: refused, with the reason.
+They are listed because clients also send values that ask for nothing, which are accepted.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+class Body(BaseModel):
+    """Strict: "5" is no number, and 1 is no truth value. A field that a body does not declare is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+@dataclass(frozen=True)
+class Unserved:
+    """The type of a field that other servers have: only null and `neutral` are accepted, since they ask for nothing."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": [None, *self.neutral], "description": f"not served: {self.reason}"}
+
+    def _checked(self, value: Any) -> Any:
+        if value is None or any(type(value) is type(each) and value == each for each in self.neutral):
+            return value
+        but = f", except {json.dumps(self.neutral[0])}" if self.neutral else ""
+        raise PydanticCustomError("not_served", "is not served{but}: {reason}", {"but": but, "reason": self.reason})
+
+
+def _harmless(reason: str) -> Any:
+    return Field(None, description=f"accepted, does nothing: {reason}")
+
+
+_TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets what it reads"
+_TEXT_ONLY = "messages and answers are text"
+_STORED = "nothing is stored here"
+_NO_TOOLS = "/v1/chat/completions has tools"
+_EARLIER = "of an earlier answer"
+
+MAX_PROMPTS = 256
+
+Count = Annotated[int, Field(ge=0, le=2**32 - 1)]
+TokenId = int  # the router checks whether it is in the vocabulary
+# Lists may be long: the first element that is wrong ends their validation.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Prompts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+TokenPrompts = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+
+
+# Structured output, in OpenAI's and in vLLM's fields
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="answers follow the schema either way")
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class NamedSchemaFormat(Body):
+    """Of a response."""
+
+    type: Literal["json_schema"]
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="answers follow the schema either way")
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Body):
+    """vLLM's; one of the fields."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    disable_fallback: bool | None = _harmless("there is one library, and none to fall back to")
+    disable_any_whitespace: bool | None = _harmless("JSON comes without white space, which both values allow")
+
+    whitespace_pattern: Annotated[Any, Unserved("JSON comes without white space")] = None
+    structural_tag: Annotated[Any, Unserved("the other forms are served")] = None
+    disable_additional_properties: Annotated[Any, Unserved("say additionalProperties in the schema", (False,))] = None
+
+
+# Fields that several messages have
+
+
+class ModelField(Body):
+    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
+
+
+class RequestFields(ModelField):
+    """About the request as a whole."""
+
+    request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
+    session_id: str | None = Field(None, description="requests of one session go to the same workers; also a header")
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
+
+
+class SamplingFields(Body):
+    """How tokens are chosen: OpenAI's fields, and vLLM's additions. Ranges are checked where gRPC's are; here are
+    types, and the range of a 32-bit field.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | Texts | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+
+    top_k: int | None = Field(None, ge=-1, le=2**32 - 1, description="0 and -1 keep all")
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    best_of: Count | None = Field(None, description="so many are made; the likeliest are the answer")
+
+    # Structured output under vLLM's newer name and under the older ones: one of them at most.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="the older name of structured_outputs.json")
+    guided_regex: str | None = Field(None, description="the older name of structured_outputs.regex")
+    guided_choice: Texts | None = Field(None, description="the older name of structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="the older name of structured_outputs.grammar")
+    guided_json_object: bool | None = Field(None, description="the older name of structured_outputs.json_object")
+
+    guided_decoding_backend: str | None = _harmless("chooses a library; the answer has the form whichever it is")
+
+    skip_special_tokens: Annotated[Any, Unserved("special tokens have no text here", (True,))] = None
+    spaces_between_special_tokens: Annotated[Any, Unserved("special tokens have no text here", (True,))] = None
+    include_stop_str_in_output: Annotated[Any, Unserved("a stop text is no part of the answer", (False,))] = None
+    truncate_prompt_tokens: Annotated[Any, Unserved("shorten the prompt, with /tokenize")] = None
+    truncation_side: Annotated[Any, Unserved("shorten the prompt, with /tokenize")] = None
+    use_beam_search: Annotated[Any, Unserved("gRPC has beam_width", (False,))] = None
+    length_penalty: Annotated[Any, Unserved("gRPC has it, for beam search", (1, 1.0))] = None
+    early_stopping: Annotated[Any, Unserved("gRPC has it, for beam search", (False,))] = None
+    detokenize: Annotated[Any, Unserved("answers are text; return_token_ids adds the ids", (True,))] = None
+    logits_processors: Annotated[Any, Unserved("code of clients is not run", ([],))] = None
+    return_tokens_as_token_ids: Annotated[Any, Unserved("return_token_ids has the ids", (False,))] = None
+    thinking_token_budget: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    repetition_detection: Annotated[Any, Unserved("repetition_penalty works against repetition")] = None
+    kv_transfer_params: Annotated[Any, Unserved("the router decides where KV goes")] = None
+    vllm_xargs: Annotated[Any, Unserved("there are no extensions", ({},))] = None
+    guided_whitespace_pattern: Annotated[Any, Unserved("JSON comes without white space")] = None
+    structural_tag: Annotated[Any, Unserved("structured_outputs has the forms that are served")] = None
+
+
+class OpenAIFields(RequestFields, SamplingFields):
+    """Of every request that OpenAI defines."""
+
+    user: str | None = _harmless("names an end user to OpenAI; here an API key names the tenant")
+    safety_identifier: str | None = _harmless("the newer name of user")
+    metadata: dict[str, Any] | None = _harmless("labels a stored answer, and nothing is stored; a response repeats it")
+    store: bool | None = _harmless("nothing is stored; what would read a stored answer is refused")
+    service_tier: Literal["auto", "default"] | None = _harmless("there is one tier; priority orders requests")
+    prompt_cache_key: str | None = _harmless("the prefix cache finds equal prompts by themselves")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = _harmless(
+        "the prefix cache keeps what it has room for"
+    )
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: Annotated[Any, Unserved("chunks are not padded; use TLS", (False,))] = None
+
+
+class StreamOptions(ResponseStreamOptions):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ChoiceFields(OpenAIFields):
+    """Of completions and chats."""
+
+    n: Count | None = Field(None, description="choices; default: 1")
+    prompt_logprobs: Count | None = Field(
+        None, description="likeliest tokens to tell with each token of the prompt; at most 20, not in a stream"
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(ChoiceFields):
+    """POST /v1/completions."""
+
+    prompt: str | TokenIds | Prompts | TokenPrompts
+    max_tokens: Count | None = Field(None, description="per choice; default: 16")
+    echo: bool | None = None
+    logprobs: Count | None = Field(None, description="likeliest tokens to tell with each; at most 20")
+
+    suffix: Annotated[Any, Unserved("no model here fills in the middle", ("",))] = None
+    prompt_embeds: Annotated[Any, Unserved("a prompt is text or token ids")] = None
+    add_special_tokens: Annotated[Any, Unserved("give token ids for a prompt without them", (True,))] = None
+
+
+# POST /v1/chat/completions
+
+
+class MessagePart(Body):
+    cache_control: dict[str, Any] | None = _harmless("the prefix cache needs no marks")
+    prompt_cache_breakpoint: dict[str, Any] | None = _harmless("the prefix cache needs no marks")
+
+
+class TextPart(MessagePart):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+
+    parsed_arguments: Any = _harmless("OpenAI's client adds it: the arguments once more, parsed")
+
+
+class ToolCallMessage(Body):
+    """A call that a client repeats as it got it."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    index: Count | None = _harmless("its place in a stream; the list has an order already")
+
+
+class ChatMessage(Body):
+    role: str
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCallMessage], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    # Of a message that a client repeats as it got it.
+    annotations: list[Any] | None = _harmless("citations of an earlier answer, which no template shows")
+    parsed: Any = _harmless("OpenAI's client adds it: the content once more, parsed")
+
+    # No template would show these.
+    refusal: Annotated[Any, Unserved("put the text into content", ("",))] = None
+    function_call: Annotated[Any, Unserved("tool_calls has calls")] = None
+    audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
+    reasoning: Annotated[Any, Unserved("put the text into content", ("",))] = None
+    reasoning_content: Annotated[Any, Unserved("put the text into content", ("",))] = None
+
+
+class FunctionTool(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+TemplateOptions = dict[str, bool | int | float | str | None]
+
+
+class ChatRequest(ChoiceFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+    max_tokens: Count | None = Field(None, description="per choice; default: what the context leaves room for")
+    max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
+    logprobs: bool | None = None
+    top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="names that the model's template reads")
+    reasoning_effort: str | None = Field(None, description="where the model's template reads it")
+
+    prediction: dict[str, Any] | None = _harmless("makes an answer sooner, never another one")
+
+    functions: Annotated[Any, Unserved("tools has functions", ([],))] = None
+    function_call: Annotated[Any, Unserved("tool_choice chooses a function")] = None
+    modalities: Annotated[Any, Unserved(_TEXT_ONLY, (["text"],))] = None
+    audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
+    web_search_options: Annotated[Any, Unserved("nothing is searched")] = None
+    moderation: Annotated[Any, Unserved("nothing is moderated")] = None
+    verbosity: Annotated[Any, Unserved("ask for it in a message", ("medium",))] = None
+    echo: Annotated[Any, Unserved("/v1/completions has it", (False,))] = None
+    add_special_tokens: Annotated[Any, Unserved("the chat template writes them", (False,))] = None
+    continue_final_message: Annotated[Any, Unserved("/v1/completions continues a text", (False,))] = None
+    chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
+    documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
+    mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
+    media_io_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
+    include_reasoning: Annotated[Any, Unserved("reasoning is not separated from the answer", (True,))] = None
+
+
+# POST /v1/responses: text
+
+
+class ContentPart(MessagePart):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+    annotations: list[Any] | None = _harmless("citations of an earlier answer, which no template shows")
+    logprobs: list[Any] | None = _harmless(_EARLIER)
+
+
+class InputMessage(Body):
+    """May be an item of a response that a client repeats as it got it."""
+
+    type: Literal["message"] = "message"
+    role: str
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+
+    id: str | None = _harmless("names an earlier answer")
+    status: Literal["in_progress", "completed", "incomplete"] | None = _harmless(_EARLIER)
+    phase: Literal["commentary", "final_answer"] | None = _harmless(f"{_EARLIER}; no template shows it")
+
+
+class TextOptions(Body):
+    format: Annotated[TextFormat | JsonObjectFormat | NamedSchemaFormat, Field(discriminator="type")] | None = None
+
+    verbosity: Annotated[Any, Unserved("ask for it in instructions", ("medium",))] = None
+
+
+class Reasoning(Body):
+    effort: str | None = Field(None, description="where the model's template reads reasoning_effort")
+
+    summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    generate_summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+
+
+class ResponseRequest(OpenAIFields):
+    """POST /v1/responses."""
+
+    input: str | Annotated[list[InputMessage], Field(fail_fast=True)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+
+    parallel_tool_calls: bool | None = _harmless("a response calls no tools")
+    max_tool_calls: Count | None = _harmless("a response calls no tools")
+
+    n: Annotated[Any, Unserved("a response is one answer", (1,))] = None
+    previous_response_id: Annotated[Any, Unserved(_STORED)] = None
+    conversation: Annotated[Any, Unserved(_STORED)] = None
+    prompt: Annotated[Any, Unserved(_STORED)] = None
+    background: Annotated[Any, Unserved("an answer goes to the request that asked for it", (False,))] = None
+    tools: Annotated[Any, Unserved(_NO_TOOLS, ([],))] = None
+    tool_choice: Annotated[Any, Unserved(_NO_TOOLS, ("auto", "none"))] = None
+    include: Annotated[Any, Unserved("a response has its text and no more", ([],))] = None
+    top_logprobs: Annotated[Any, Unserved("/v1/chat/completions has it", (0,))] = None
+    truncation: Annotated[Any, Unserved("a prompt that is too long is refused", ("disabled",))] = None
+    context_management: Annotated[Any, Unserved("a prompt that is too long is refused", ([],))] = None
+    moderation: Annotated[Any, Unserved("nothing is moderated")] = None
+
+
+# vLLM's simple server and its tokenizer routes
+
+
+class GenerateRequest(RequestFields, SamplingFields):
+    """POST /generate."""
+
+    prompt: str
+    n: Count | None = Field(None, description="choices; default: 1")
+    max_tokens: Count | None = Field(None, description="per choice; default: 16")
+    stream: bool | None = None
+
+
+class TokenizeRequest(ModelField):
+    """POST /tokenize; either a prompt or messages."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = Field(
+        None, description="with messages"
+    )
+    add_special_tokens: bool | None = Field(None, description="with a prompt; default: true")
+    add_generation_prompt: bool | None = Field(None, description="with messages; default: true")
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="with messages")
+    return_token_strs: bool | None = None
+
+    continue_final_message: Annotated[Any, Unserved("a chat template ends each message", (False,))] = None
+    chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
+    mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
+
+
+class DetokenizeRequest(ModelField):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+
+
+MESSAGES = (ChatRequest, CompletionRequest, ResponseRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest)

@@ -159,13 +159,6 @@ async def router_and_workers(
         yield cluster
 
 
-def baton_up(folder: Path, workers: int, *flags: object) -> tuple[Program, Cluster]:
-    """`baton up` on this CPU; its trace is `folder`/up.jsonl."""
-    cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", workers)
-    fixed = ("up", "--device", "cpu", *ports_of(cluster), "--trace-file", folder / "up.jsonl")
-    return our_program("up", folder, "baton.cli", *fixed, *flags), cluster
-
-
 def ports_of(cluster: Cluster) -> tuple[str, ...]:
     port, admin_port = (each.rpartition(":")[2] for each in (cluster.target, cluster.admin_target))
     return ("--port", port, "--admin-port", admin_port)

@@ -1,10 +1,9 @@
-"""What the benchmarks of the cache view make of a trace, and that the index can be measured."""
+"""What the test of the cache view makes of a trace."""
 
 import json
 from typing import Any
 
-from baton.benchmarks.cluster.cache_view import figures, read_spans
-from baton.benchmarks.router.prefix_index import journal_ns, measure
+from tests.fixtures.cache_predictions import figures, read_spans
 
 
 def span(**told: Any) -> dict[str, Any]:
@@ -36,10 +35,3 @@ def test_what_was_only_expected_and_what_was_there_are_told_apart() -> None:
 
 def test_a_half_written_line_of_a_trace_is_left_out() -> None:
     assert read_spans(json.dumps({"name": "a"}) + "\n" + '{"na') == [{"name": "a"}]
-
-
-def test_the_index_can_be_measured() -> None:
-    measured = measure(workers=3, blocks=8, indexed=60)
-    assert measured["walk_us"] > 0.0 and measured["decision_us"] > measured["walk_us"]
-    assert 100 < measured["bytes_per_block"] < 400
-    assert journal_ns() > 0

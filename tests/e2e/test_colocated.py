@@ -7,11 +7,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from baton.benchmarks.cluster.structured import random_schema
 from baton.client import AsyncBatonClient, Delta, GenerateOptions
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import make_stack
 from tests.e2e.test_up import READY_S, STOP_S, Up
+from tests.fixtures.random_schemas import random_schema
 
 FAMILIES = ("gemma2", "mixtral")  # through transformers' code and our own; all of them: tests/engine/test_families.py
 TOGETHER = 12

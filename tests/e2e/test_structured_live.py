@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import regex
 
-from baton.benchmarks.cluster.structured import Verdict, random_schema, verdicts
 from baton.client import AsyncBatonClient, BatonClient, FinishReason, InvalidRequest
 from baton.engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.e2e.stack import Stack
+from tests.fixtures.random_schemas import Verdict, random_schema, verdicts
 
 PROMPT = list(range(40, 90))
 SCHEMAS = 8

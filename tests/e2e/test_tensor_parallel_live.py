@@ -16,11 +16,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.benchmarks.cluster.structured import random_schema
 from baton.client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, generate, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
+from tests.fixtures.random_schemas import random_schema
 
 TOGETHER = 12
 LONGEST = 5  # of the oracle's prompts: its blocks, and those of its answer, are what is fetched

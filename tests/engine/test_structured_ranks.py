@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jsonschema
 
-from baton.benchmarks.cluster.structured import random_schema
 from baton.engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.random_schemas import random_schema
 
 PROMPTS = [f"{word} nomi" for word in ("Badega", "Ku", "Fe")]
 

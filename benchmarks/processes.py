@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -15,6 +16,7 @@ from baton import IMPORT_PATH
 from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, ClusterStatus, RetryPolicy
 from baton.launch.errors import CommandFailed
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from baton.service.registry.redis_server import free_port
 
 OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
@@ -98,6 +100,15 @@ class RunningProgram:
                 tail = self._program.log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
                 raise CommandFailed(f"{self._program.name} {what}:\n{tail}")
             await asyncio.sleep(POLL_S)
+
+
+@contextmanager
+def tiny_model() -> Iterator[Path]:
+    """A folder for logs and the like; in `tiny` it has a checkpoint of random weights."""
+    with TemporaryDirectory(prefix="baton-bench-") as name:
+        folder = Path(name)
+        write_tiny_checkpoint(folder / "tiny")
+        yield folder
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ The demo model is asked about tables, any other model is given random tokens: a 
 sooner than one that is sure of its answers.
 """
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,12 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.benchmarks.engine.quality import make_questions
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import DEMO, read_arguments, write_result
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams
-from baton.launch.paths import ROOT
 
-DEMO = ROOT / "models" / "tableqa"
 PROMPT_TOKENS = 128  # of random ones
 KV_MEMORY_BYTES = 256 << 20
 
@@ -42,7 +39,7 @@ class Agreement:
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = read_arguments(__doc__, model=DEMO, prompts=32, tokens=64)
     found = measure(arguments.model, arguments.prompts, arguments.tokens)
     print("\n".join(f"{name}: {value}" for name, value in asdict(found).items()))
     write_result(arguments.json, {"model": arguments.model.name, "tokens": arguments.tokens, **asdict(found)})
@@ -106,14 +103,6 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     while length < min(len(one), len(other)) and one[length] == other[length]:
         length += 1
     return length
-
-
-def _arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=DEMO)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

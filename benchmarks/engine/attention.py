@@ -1,16 +1,15 @@
 """`baton bench attention`: the attention kernels alone, beside this machine's limits and PyTorch's attention."""
 
 import itertools
-import json
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from baton.benchmarks.report.limits import Limits, measure_limits
+from baton.benchmarks.report.limits import Limits, measure_limits, seconds_of
+from baton.benchmarks.report.result import Columns, show
 from baton.engine.kv_cache.layout import KV_DTYPES, KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.pages import store_kv
@@ -152,12 +151,27 @@ class AttentionSpeed:
     limit_gflop_per_s: float
 
 
+COLUMNS: Columns[AttentionSpeed] = {
+    "heads": lambda speed: speed.shape,
+    "KV": lambda speed: speed.kv_dtype,
+    "phase": lambda speed: speed.phase,
+    "batch": lambda speed: speed.batch,
+    "context": lambda speed: speed.context,
+    "tokens": lambda speed: speed.tokens,
+    "ms/layer": lambda speed: f"{speed.took_ms:.3f}",
+    "GB/s": lambda speed: f"{speed.gb_per_s:.1f}",
+    "GFLOP/s": lambda speed: f"{speed.gflop_per_s:.1f}",
+    "of limit": lambda speed: f"{speed.of_limit:.0%}",
+    "x torch": lambda speed: f"{speed.times_torch:.2f}",
+}
+
+
 def run_attention_bench(options: AttentionBenchOptions, as_json: bool) -> int:
     torch.set_num_threads(options.threads)
     limits = measure_limits(torch.float32)
     with torch.inference_mode():
         speeds = [measure(case, limits) for case in cases_of(options)]
-    print(json.dumps([asdict(speed) for speed in speeds]) if as_json else as_table(speeds))
+    show(speeds, as_json, COLUMNS, f"{options.threads} threads; {limits}")
     return 0
 
 
@@ -177,7 +191,7 @@ def cases_of(options: AttentionBenchOptions) -> list[Case]:
 def measure(case: Case, limits: Limits) -> AttentionSpeed:
     rounds, layers = case.make(), case.layers()
     ours, torchs = rounds.ours(), rounds.torchs()
-    pairs = [(_seconds(ours), _seconds(torchs)) for _ in range(ROUNDS + 1)][1:]  # the first ones allocate
+    pairs = [(seconds_of(ours), seconds_of(torchs)) for _ in range(ROUNDS + 1)][1:]  # the first ones allocate
     took_s = statistics.median(pair[0] for pair in pairs) / layers
     is_decode = case.tokens == 1
     limit_s = case.kv_bytes / limits.read_bytes_per_s if is_decode else case.flop / limits.flop_per_s
@@ -194,29 +208,6 @@ def measure(case: Case, limits: Limits) -> AttentionSpeed:
         gflop_per_s=round(case.flop / took_s / 1e9, 1),
         of_limit=round(limit_s / took_s, 3),
         times_torch=round(statistics.median(torch_s / own_s for own_s, torch_s in pairs), 2),
-        limit_read_gb_per_s=round(limits.read_bytes_per_s / 1e9, 2),
-        limit_gflop_per_s=round(limits.flop_per_s / 1e9, 1),
+        limit_read_gb_per_s=limits.read_gb_per_s,
+        limit_gflop_per_s=limits.gflop_per_s,
     )
-
-
-def as_table(speeds: Sequence[AttentionSpeed]) -> str:
-    lines = ["heads        KV          phase    batch  context  tokens   ms/layer    GB/s  GFLOP/s  of limit  x torch"]
-    for each in speeds:
-        lines.append(
-            f"{each.shape:11}  {each.kv_dtype:10}  {each.phase:7}  {each.batch:5}  {each.context:7}  {each.tokens:6}"
-            f"  {each.took_ms:9.3f}  {each.gb_per_s:6.1f}  {each.gflop_per_s:7.1f}  {each.of_limit:8.0%}"
-            f"  {each.times_torch:7.2f}"
-        )
-    if speeds:
-        last = speeds[-1]
-        lines.append(
-            f"{last.threads} threads; limits: {last.limit_read_gb_per_s:.1f} GB/s (decode), "
-            f"{last.limit_gflop_per_s:,.0f} GFLOP/s (prefill)"
-        )
-    return "\n".join(lines)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started

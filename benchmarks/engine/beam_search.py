@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.engine.offline.beam_search import BeamSearchParams
 from baton.engine.offline.core import OfflineEngine
 from baton.engine.offline.engine_args import EngineArgs
@@ -40,8 +40,18 @@ class Use:
     copied_blocks: int  # on write, per prompt
 
 
+COLUMNS: Columns[Use] = {
+    "width": lambda use: use.width,
+    "blocks": lambda use: use.most_blocks,
+    "copies": lambda use: use.most_blocks_of_copies,
+    "saving": lambda use: f"{use.saving:.1%}",
+    "copied": lambda use: use.copied_blocks,
+}
+
+
 def main() -> None:
-    arguments = _arguments()
+    model = (str, "folder of a checkpoint, or a Hugging Face id")
+    arguments = read_arguments(__doc__, model=model, prompt_tokens=256, answer_tokens=64, block_tokens=16)
     engine = OfflineEngine(
         EngineArgs(model=arguments.model, block_size=arguments.block_tokens, quiet=True, enable_prefix_caching=False)
     )
@@ -49,12 +59,7 @@ def main() -> None:
     prompts = list(_prompts(engine, arguments.prompt_tokens))
     uses = [measure(engine, prompts, width, arguments.answer_tokens) for width in WIDTHS]
     print(f"prompts of {arguments.prompt_tokens} tokens, answers of {arguments.answer_tokens}")
-    print(" ".join(f"{name:>9}" for name in ("width", "blocks", "copies", "saving", "copied")))
-    for use in uses:
-        print(
-            f"{use.width:>9} {use.most_blocks:>9} {use.most_blocks_of_copies:>9} {use.saving:>9.1%} "
-            f"{use.copied_blocks:>9}"
-        )
+    print(table(uses, COLUMNS))
     sizes = {name: getattr(arguments, name) for name in ("prompt_tokens", "answer_tokens", "block_tokens")}
     found = {"model": Path(arguments.model).name, **sizes, "uses": [asdict(use) for use in uses]}
     write_result(arguments.json, found)
@@ -91,15 +96,6 @@ def _prompts(engine: OfflineEngine, tokens: int) -> Iterator[Prompt]:
     share = len(text) // PROMPTS
     for number in range(PROMPTS):
         yield Prompt(None, tuple(engine.reader.encode(text[number * share :][: 16 * tokens])[:tokens]))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", required=True, help="folder of a checkpoint, or a Hugging Face id")
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--answer-tokens", type=int, default=64)
-    parser.add_argument("--block-tokens", type=int, default=16)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.console import Console
 from baton.benchmarks.engine.speed import KV_MARGIN_TOKENS, EngineRun, EngineSetup, load_engine, random_prompts
 from baton.benchmarks.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
-from baton.benchmarks.report.result import describe_machine
+from baton.benchmarks.report.result import Columns, describe_machine, table, write_pictures
 from baton.benchmarks.report.statistics import Line, fit_line, median
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
@@ -99,15 +99,15 @@ def as_picture(growth: Growth, title: str) -> str:
 
 def as_lines(growth: Growth) -> list[str]:
     """For a terminal."""
-    lines = [f"{growth.name}", f"{growth.x_name:>16}  measured ms  limit ms  of limit"]
-    for point in growth.points:
-        share = point.limit_ms / point.measured_ms
-        lines.append(f"{point.x:16,}  {point.measured_ms:11.2f}  {point.limit_ms:8.2f}  {share:8.0%}")
-    lines.append(
-        f"slope {growth.slope_ms:.4g} ms, the limit's {growth.limit_slope_ms:.4g} ms; measured grows "
-        f"{growth.growth:.2f} times as fast as the limit (r^2 {growth.r_squared:.3f})"
-    )
-    return lines
+    columns: Columns[Point] = {
+        growth.x_name: lambda point: f"{point.x:,}",
+        "measured ms": lambda point: f"{point.measured_ms:.2f}",
+        "limit ms": lambda point: f"{point.limit_ms:.2f}",
+        "of limit": lambda point: f"{point.limit_ms / point.measured_ms:.0%}",
+    }
+    slopes = f"slope {growth.slope_ms:.4g} ms, the limit's {growth.limit_slope_ms:.4g} ms; measured grows "
+    slopes += f"{growth.growth:.2f} times as fast as the limit (r^2 {growth.r_squared:.3f})"
+    return [growth.name, table(growth.points, columns), slopes]
 
 
 FILES = {
@@ -150,16 +150,14 @@ def run_curves(options: CurvesOptions, folder: Path | None, as_json: bool) -> in
         "dtype": options.dtype,
         "quantize": options.quantize,
         "batch_context_tokens": options.batch_context_tokens,
-        "limit_read_gb_per_s": round(limits.read_bytes_per_s / 1e9, 2),
-        "limit_gflop_per_s": round(limits.flop_per_s / 1e9, 1),
+        "limit_read_gb_per_s": limits.read_gb_per_s,
+        "limit_gflop_per_s": limits.gflop_per_s,
         "curves": [asdict(growth) for growth in growths],
     }
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        title = f"{source.name}, threads: {options.threads}"
+        write_pictures(folder, {FILES[growth.name]: as_picture(growth, title) for growth in growths})
         (folder / "curves.json").write_text(json.dumps(report, indent=2) + "\n")
-        for growth in growths:
-            title = f"{source.name}, threads: {options.threads}"
-            (folder / f"{FILES[growth.name]}.svg").write_text(as_picture(growth, title))
     print(json.dumps(report) if as_json else "\n".join(line for growth in growths for line in [*as_lines(growth), ""]))
     return 0
 

@@ -5,15 +5,15 @@ take turns: so that few rows read from memory, as they do while decoding.
 """
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
 from baton.benchmarks.report.limits import Limits, measure_limits
+from baton.benchmarks.report.result import Columns, show
 from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import DenseLinear, Linear
 from baton.engine.models.packed import PackedLinear, packed, packs
@@ -53,6 +53,18 @@ class LinearSpeed:
     limit_gflop_per_s: float
 
 
+COLUMNS: Columns[LinearSpeed] = {
+    "outputs x inputs": lambda speed: f"{speed.outputs} x {speed.inputs}",
+    "rows": lambda speed: speed.rows,
+    "primitive": lambda speed: speed.primitive,
+    "time us": lambda speed: f"{speed.time_us:,.0f}",
+    "GFLOP/s": lambda speed: f"{speed.gflop_per_s:,.0f}",
+    "of its limit": lambda speed: f"{speed.flop_fraction:.0%}",
+    "GB/s": lambda speed: f"{speed.read_gb_per_s:.1f}",
+    "of that limit": lambda speed: f"{speed.read_bandwidth_fraction:.0%}",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class OnednnLinear:
     """A peer: oneDNN as PyTorch brings it, a weight packed once."""
@@ -88,24 +100,8 @@ def run_linear_bench(options: LinearBenchOptions, as_json: bool) -> int:
         speeds = [
             speed for outputs, inputs in options.shapes for speed in _measure(options, dtype, limits, outputs, inputs)
         ]
-    print(json.dumps([asdict(speed) for speed in speeds]) if as_json else as_table(speeds))
+    show(speeds, as_json, COLUMNS, f"{options.threads} threads, inputs {options.dtype}; {limits}")
     return 0
-
-
-def as_table(speeds: list[LinearSpeed]) -> str:
-    lines = ["outputs x inputs  rows  primitive    time us  GFLOP/s  of limit   GB/s  of limit"]
-    for speed in speeds:
-        shape = f"{speed.outputs} x {speed.inputs}"
-        lines.append(
-            f"{shape:>16}  {speed.rows:4}  {speed.primitive:11}  {speed.time_us:7,.0f}  {speed.gflop_per_s:7,.0f}"
-            f"  {speed.flop_fraction:8.0%}  {speed.read_gb_per_s:5.1f}  {speed.read_bandwidth_fraction:8.0%}"
-        )
-    last = speeds[-1]
-    lines.append(
-        f"{last.threads} threads, inputs {last.dtype}; limits: {last.limit_read_gb_per_s:.1f} GB/s, "
-        f"{last.limit_gflop_per_s:,.0f} GFLOP/s"
-    )
-    return "\n".join(lines)
 
 
 def candidates(outputs: int, inputs: int, dtype: torch.dtype) -> Iterator[Candidate]:
@@ -161,8 +157,8 @@ def _measure(
                 read_gb_per_s=round(each.weight_bytes / time_s / 1e9, 2),
                 flop_fraction=round(flop / time_s / limits.flop_per_s, 3),
                 read_bandwidth_fraction=round(each.weight_bytes / time_s / limits.read_bytes_per_s, 3),
-                limit_read_gb_per_s=round(limits.read_bytes_per_s / 1e9, 2),
-                limit_gflop_per_s=round(limits.flop_per_s / 1e9, 1),
+                limit_read_gb_per_s=limits.read_gb_per_s,
+                limit_gflop_per_s=limits.gflop_per_s,
             )
 
 

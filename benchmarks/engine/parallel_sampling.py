@@ -8,10 +8,9 @@ without. Its sharing is by logical block: whatever lies wholly within the prompt
 own blocks behind that, the prompt's part-filled last block among them: P // B + n * (ceil((P + A) / B) - P // B).
 """
 
-import argparse
 from dataclasses import asdict, dataclass
 
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Computed, Drawn, Plan
 from baton.engine.request import Request, blocks_for
@@ -41,18 +40,24 @@ class Use:
     unfilled_share: float  # of the token slots held before the last step
 
 
+COLUMNS: Columns[Use] = {
+    "n": lambda use: use.n,
+    "blocks": lambda use: use.most_blocks,
+    "n copies": lambda use: use.blocks_of_copies,
+    "formula": lambda use: use.blocks_by_formula,
+    "saving": lambda use: f"{use.saving:.1%}",
+    "copied": lambda use: use.copied_blocks,
+    "prefilled": lambda use: use.prefill_tokens,
+    "unfilled": lambda use: f"{use.unfilled_share:.1%}",
+}
+
+
 def main() -> None:
-    arguments = _arguments()
+    arguments = read_arguments(__doc__, prompt_tokens=512, answer_tokens=64, block_tokens=32)
     cases = [Case(n, arguments.prompt_tokens, arguments.answer_tokens, arguments.block_tokens) for n in COUNTS]
     uses = [measure(case) for case in cases]
     print(f"prompt of {arguments.prompt_tokens} tokens, answers of {arguments.answer_tokens}")
-    names = ("n", "blocks", "n copies", "formula", "saving", "copied", "prefilled", "unfilled")
-    print(" ".join(f"{name:>9}" for name in names))
-    for use in uses:
-        print(
-            f"{use.n:>9} {use.most_blocks:>9} {use.blocks_of_copies:>9} {use.blocks_by_formula:>9} {use.saving:>9.1%} "
-            f"{use.copied_blocks:>9} {use.prefill_tokens:>9} {use.unfilled_share:>9.1%}"
-        )
+    print(table(uses, COLUMNS))
     write_result(arguments.json, {"uses": [asdict(use) for use in uses]})
 
 
@@ -82,14 +87,6 @@ def formula(case: Case) -> int:
 
 def _drawn(plan: Plan) -> list[Computed]:
     return [Computed(tuple(Drawn(1, 0.0) for _ in chunk.samples)) for chunk in plan.chunks]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--answer-tokens", type=int, default=64)
-    parser.add_argument("--block-tokens", type=int, default=32)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

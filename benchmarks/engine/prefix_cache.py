@@ -14,7 +14,6 @@ Three measurements at the level of the engine, each a ratio within one run:
   steps. Attributed, not a difference of two throughputs; the clocks around each call are counted in.
 """
 
-import argparse
 import gc
 import random
 import statistics
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import DEMO, read_arguments, write_result
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.block_table import BlockTable
 from baton.engine.offline.core import OfflineEngine
@@ -37,7 +36,6 @@ from baton.engine.plan import Chunk, Plan, Sample
 from baton.engine.sampling.params import SamplingParams as EngineSampling
 from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
 from baton.generation.block_hash import HashChain
-from baton.launch.paths import ROOT
 from models.tableqa.train_data import people, table
 
 ROWS = 72  # of a table: about 1 000 tokens
@@ -75,7 +73,7 @@ class Cost:
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = read_arguments(__doc__, model=str(DEMO), repetitions=20)
     report: dict[str, Any] = {"model": Path(arguments.model).name}
     measurements: dict[str, Callable[[str, int], Any]] = {
         "second_question": second_question,
@@ -254,13 +252,6 @@ def _run(engine: OfflineEngine, prompts: list[tuple[int, ...]], max_tokens: int 
     while engine.scheduler.has_work:
         engine.step()
     return time.perf_counter() - began
-
-
-def _arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default=str(ROOT / "models" / "tableqa"))
-    parser.add_argument("--repetitions", type=int, default=20)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

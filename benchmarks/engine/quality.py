@@ -15,7 +15,6 @@ seeds that training never saw:
 Bytes of KV per token count scales; bytes of weights are of the tensors that the loaded model holds.
 """
 
-import argparse
 import dataclasses
 import math
 import random
@@ -26,10 +25,9 @@ from typing import Any
 
 import torch
 
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import DEMO, read_arguments, write_result
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams
-from baton.launch.paths import ROOT
 from models.tableqa.tokens import encode
 from models.tableqa.train_data import dialogue, people, question_and_answer, table
 
@@ -70,7 +68,14 @@ class Dialogue:
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = read_arguments(
+        __doc__,
+        model=str(DEMO),
+        kv_cache_dtype=["fp8_e4m3", "fp8_e5m2", "int8"],
+        quantize=([], "formats of weights, as in `baton up --quantize`"),
+        questions=200,
+        dialogues=60,
+    )
     settings = [Setting("bfloat16", "auto"), Setting("float32", "auto")]
     settings += [Setting("float32", name) for name in arguments.kv_cache_dtype]
     settings += [Setting("float32", "auto", name) for name in arguments.quantize]
@@ -180,16 +185,6 @@ def as_row(found: Quality) -> str:
         f"{found.exact} of {found.asked}",
     )
     return f"| {' | '.join(cells)} |"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default=str(ROOT / "models" / "tableqa"))
-    parser.add_argument("--kv-cache-dtype", nargs="*", default=["fp8_e4m3", "fp8_e5m2", "int8"])
-    parser.add_argument("--quantize", nargs="*", default=[], help="formats of weights, as in `baton up --quantize`")
-    parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--dialogues", type=int, default=60)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
 Prompts are random tokens, in chunks as the scheduler makes them; answers are greedy and never end early.
 """
 
-import json
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from baton.benchmarks.report.limits import decode_step_bytes, measure_limits, prefill_flop
+from baton.benchmarks.report.result import Columns, show
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
@@ -169,6 +169,15 @@ class EngineSpeed:
     limit_gflop_per_s: float
 
 
+COLUMNS: Columns[EngineSpeed] = {
+    "batch": lambda speed: speed.batch,
+    "prefill tokens/s": lambda speed: f"{speed.prefill_tokens_per_s:,.0f}",
+    "of FLOP limit": lambda speed: f"{speed.flop_fraction:.0%}",
+    "decode step ms": lambda speed: f"{speed.decode_step_ms:.2f}",
+    "of read limit": lambda speed: f"{speed.read_bandwidth_fraction:.0%}",
+}
+
+
 def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
     """Raises: CommandFailed."""
     torch.set_num_threads(options.threads)
@@ -186,23 +195,11 @@ def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
             )
         )
         speeds = [_measure(loaded, options, batch) for batch in options.batches]
-    print(json.dumps([asdict(speed) for speed in speeds]) if as_json else as_table(speeds))
-    return 0
-
-
-def as_table(speeds: Sequence[EngineSpeed]) -> str:
-    lines = ["batch  prefill tokens/s  of FLOP limit  decode step ms  of read limit"]
-    for speed in speeds:
-        lines.append(
-            f"{speed.batch:5}  {speed.prefill_tokens_per_s:16,.0f}  {speed.flop_fraction:13.0%}"
-            f"  {speed.decode_step_ms:14.2f}  {speed.read_bandwidth_fraction:13.0%}"
-        )
     last = speeds[-1]
-    lines.append(
-        f"{last.threads} threads, {last.prompt_tokens} prompt tokens, {last.dtype}, weights {last.weights}; "
-        f"limits: {last.limit_read_gb_per_s:.1f} GB/s, {last.limit_gflop_per_s:,.0f} GFLOP/s"
-    )
-    return "\n".join(lines)
+    note = f"{last.threads} threads, {last.prompt_tokens} prompt tokens, {last.dtype}, weights {last.weights}; limits: "
+    note += f"{last.limit_read_gb_per_s:.1f} GB/s, {last.limit_gflop_per_s:,.0f} GFLOP/s"
+    show(speeds, as_json, COLUMNS, note)
+    return 0
 
 
 def _measure(loaded: LoadedEngine, options: EngineBenchOptions, batch: int) -> EngineSpeed:
@@ -230,6 +227,6 @@ def _measure(loaded: LoadedEngine, options: EngineBenchOptions, batch: int) -> E
         decode_step_ms=round(step_s * 1e3, 3),
         read_bandwidth_fraction=round(step_bytes / step_s / limits.read_bytes_per_s, 6),
         flop_fraction=round(flop / prefill_s / limits.flop_per_s, 6),
-        limit_read_gb_per_s=round(limits.read_bytes_per_s / 1e9, 2),
-        limit_gflop_per_s=round(limits.flop_per_s / 1e9, 1),
+        limit_read_gb_per_s=limits.read_gb_per_s,
+        limit_gflop_per_s=limits.gflop_per_s,
     )

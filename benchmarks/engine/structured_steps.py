@@ -12,7 +12,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import read_arguments, write_result
 from baton.engine import SamplingParams, StructuredOutputsParams
 from baton.engine.offline.core import OfflineEngine
 from baton.engine.offline.engine_args import EngineArgs
@@ -73,11 +73,7 @@ def _round(engine: OfflineEngine, form: StructuredOutputsParams | None, temperat
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--rounds", type=int, default=32)
-    parser.add_argument("--temperature", type=float, default=1.0, help="of all answers; 0 is greedy")
-    arguments = parser.parse_args()
+    arguments = read_arguments(__doc__, model=str, rounds=32, temperature=(1.0, "of all answers; 0 is greedy"))
     engine = OfflineEngine(EngineArgs(model=arguments.model, device="cpu", max_model_len=1024, quiet=True))
     engine.runner.warm_up()
     costs = [measure(engine, form, arguments.rounds, arguments.temperature) for form in FORMS]

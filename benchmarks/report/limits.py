@@ -23,6 +23,17 @@ class Limits:
     read_bytes_per_s: float
     flop_per_s: float
 
+    @property
+    def read_gb_per_s(self) -> float:
+        return round(self.read_bytes_per_s / 1e9, 2)
+
+    @property
+    def gflop_per_s(self) -> float:
+        return round(self.flop_per_s / 1e9, 1)
+
+    def __str__(self) -> str:
+        return f"limits: {self.read_gb_per_s:.1f} GB/s, {self.gflop_per_s:,.0f} GFLOP/s"
+
 
 def measure_limits(dtype: torch.dtype) -> Limits:
     """The best of a few rounds each: other processes can only have slowed them down."""
@@ -39,10 +50,10 @@ def measure_limits(dtype: torch.dtype) -> Limits:
 def shortest(run: Callable[[], object]) -> float:
     """Seconds, after one run that is not counted."""
     run()
-    return min(_seconds(run) for _ in range(ROUNDS))
+    return min(seconds_of(run) for _ in range(ROUNDS))
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def seconds_of(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started

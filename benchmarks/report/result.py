@@ -1,6 +1,6 @@
-"""The command line of a benchmark, and its result in a file, which begins with date, machine and versions.
+"""The frame of every benchmark: its command line, its table, and its result in a file or on stdout.
 
-Names no host and no path.
+A result in a file begins with date, machine and versions. It names no host and no path.
 """
 
 import argparse
@@ -8,25 +8,84 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from baton.launch.paths import ROOT
 
-def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Its help is the benchmark's own description; `--json FILE` is for `write_result`."""
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Row = TypeVar("Row")
+Record = TypeVar("Record", bound="DataclassInstance")
+Columns = Mapping[str, Callable[[Row], object]]
+"""The cells of a table's row, by the columns' names."""
+
+DEMO = ROOT / "models" / "tableqa"
+"""The demo model, which the repository brings."""
+
+
+def make_parser(doc: str | None, /, **flags: object) -> argparse.ArgumentParser:
+    """Its help is the benchmark's own description; `--json FILE` is for `write_result`.
+
+    `flags`: each with its default, or a pair of that and its help. A type in place of a default: the flag is required;
+    None: a path, or nothing; False: a switch; a list: several texts.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, each in flags.items():
+        default, shown = each if isinstance(each, tuple) else (each, None)
+        flag: dict[str, Any] = {"default": default, "type": Path if default is None else type(default)}
+        if isinstance(default, type):
+            flag = {"required": True, "type": default}
+        elif isinstance(default, list):
+            flag = {"default": default, "nargs": "*"}
+        elif default is False:
+            flag = {"action": "store_true"}
+        parser.add_argument(f"--{name.replace('_', '-')}", help=shown, **flag)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     return parser
+
+
+def read_arguments(doc: str | None, /, **flags: object) -> argparse.Namespace:
+    """Of this process, as `make_parser` reads them."""
+    return make_parser(doc, **flags).parse_args()
 
 
 def write_result(path: Path | None, figures: Mapping[str, Any]) -> None:
     """None: nowhere."""
     if path is not None:
         path.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=2) + "\n")
+
+
+def write_pictures(folder: Path | None, pictures: Mapping[str, str]) -> None:
+    """SVG by name, in a folder that is made where it is missing. None: nowhere."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, picture in pictures.items():
+            (folder / f"{name}.svg").write_text(picture)
+
+
+def table(rows: Sequence[Row], columns: Columns[Row]) -> str:
+    """A line for each row; the first column begins at the left, the others end at the right."""
+    lines = [list(columns), *([str(cell(row)) for cell in columns.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def show(rows: Sequence[Record], as_json: bool, columns: Columns[Record], note: str) -> None:
+    """On stdout: a list of objects, or a table with a note below it."""
+    print(json.dumps([asdict(row) for row in rows]) if as_json else f"{table(rows, columns)}\n{note}")
 
 
 def describe_machine() -> dict[str, str]:

@@ -16,22 +16,20 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from baton.benchmarks.clients.abusers import KINDS
 from baton.benchmarks.clients.run import children, own_mib
+from baton.benchmarks.processes import tiny_model
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.benchmarks.report.statistics import percentile
 from baton.benchmarks.router.streams import COMPLETIONS, UNENDING_TOKENS, Stack, connection, serving
 from baton.launch.paths import ROOT
-from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 MOST_P50_RATIO = 1.05
 MOST_P99_RATIO = 1.25
@@ -145,9 +143,8 @@ async def _abuser(stack: Stack, kind: str | None, seconds: float) -> AsyncIterat
 
 
 async def run_abuse(kinds: Sequence[str], seconds: float, rounds: int) -> dict[str, dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="baton-abuse-") as scratch:
-        write_tiny_checkpoint(Path(scratch) / "zero")
-        gateway = serving(Path(scratch), INTERVAL_MS, *LIMITS, module="baton.gateway")
+    with tiny_model() as folder:
+        gateway = serving(folder, INTERVAL_MS, *LIMITS, module="baton.gateway")
         async with gateway as stack, asyncio.TaskGroup() as streams:
             neighbours = Neighbours()
             following = [streams.create_task(neighbours.follow(stack.http_target)) for _ in range(NEIGHBOURS)]
@@ -183,10 +180,8 @@ def figures(without: Sequence[Window], beside: Sequence[Window], before_mib: flo
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, seconds=(4.0, "of each window"), rounds=3)
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each window")
-    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[1:] or cores)  # the first is the gateway's

@@ -11,16 +11,14 @@ router's event loop spends on reading Redis' answers.
 
 import asyncio
 import json
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton.benchmarks.processes import HOST, Cluster, Program, our_program, ports_of, running
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.processes import HOST, Cluster, Program, our_program, ports_of, running, tiny_model
+from baton.benchmarks.report.result import read_arguments, write_result
 from baton.benchmarks.serve.load import Load, RandomJobs
 from baton.benchmarks.serve.targets import BatonTarget
 from baton.launch.errors import CommandFailed
-from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from baton.service.registry.redis_server import free_port, start_redis_server
 
 PARTS = ("journal", "kept outputs", "kept answers", "checksums", "confirmations")
@@ -77,13 +75,9 @@ async def ask(cluster: Cluster, asked: Asked) -> None:
 async def measure(model: Path | None, asked: Asked, share: float) -> Cost:
     redis = start_redis_server()
     try:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            if model is None:
-                model = folder / "tiny"
-                write_tiny_checkpoint(model)
+        with tiny_model() as folder:
             cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", len(WORKERS))
-            async with running(programs(folder, model, redis.url, cluster, share), cluster.is_ready):
+            async with running(programs(folder, model or folder / "tiny", redis.url, cluster, share), cluster.is_ready):
                 await ask(cluster, asked)
             return cost_of(folder)
     finally:
@@ -101,14 +95,15 @@ def cost_of(folder: Path) -> Cost:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a checkpoint; default: a tiny one of random weights")
-    parser.add_argument("--requests", type=int, default=96)
-    parser.add_argument("--at-once", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--answer-tokens", type=int, default=128)
-    parser.add_argument("--checksum-share", type=float, default=0.001)
-    given = parser.parse_args()
+    given = read_arguments(
+        __doc__,
+        model=(None, "folder of a checkpoint; default: a tiny one of random weights"),
+        requests=96,
+        at_once=8,
+        prompt_tokens=256,
+        answer_tokens=128,
+        checksum_share=0.001,
+    )
     asked = Asked(given.requests, given.at_once, given.prompt_tokens, given.answer_tokens)
     cost = asyncio.run(measure(given.model, asked, given.checksum_share))
     print(f"{cost.steps} decode steps, {cost.steps_ms:.0f} ms of CPU")

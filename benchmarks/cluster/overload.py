@@ -13,22 +13,20 @@ and the quiet one by itself.
 import asyncio
 import random
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from pathlib import Path
 
-from baton.benchmarks.processes import Cluster, Worker, router_and_workers
+from baton.benchmarks.processes import Cluster, Worker, router_and_workers, tiny_model
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import read_arguments, write_pictures, write_result
 from baton.benchmarks.report.statistics import percentile
 from baton.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s, random_tokens
 from baton.benchmarks.serve.targets import BatonTarget
 from baton.launch.errors import CommandFailed
-from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
+from baton.launch.tiny_checkpoint import VOCABULARY
 
 MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)
 NOISY, QUIET = 10.0, 0.2
@@ -136,9 +134,7 @@ def summarise(calls: Sequence[Outcome], multiple: float, setup: Setup) -> Measur
 
 
 async def measure_all(setup: Setup) -> Report:
-    with tempfile.TemporaryDirectory(prefix="baton-overload-") as scratch:
-        folder = Path(scratch)
-        write_tiny_checkpoint(folder / "tiny")
+    with tiny_model() as folder:
         quiet = ("--log-level", "warning")
         model = ("--model", folder / "tiny", "--kv-memory", "64MiB", *quiet)
         workers = (
@@ -192,21 +188,21 @@ def as_picture(report: Report) -> str:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
-    parser.add_argument("--slots", type=int, default=4, help="sequences that the decode worker runs at once")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--answer-tokens", type=int, default=192)
-    parser.add_argument("--deadline", type=float, default=4.0, help="of each call, in seconds")
-    parser.add_argument("--picture", type=Path, help="an SVG")
-    options = parser.parse_args()
+    options = read_arguments(
+        __doc__,
+        seconds=(15.0, "of each measurement"),
+        slots=(4, "sequences that the decode worker runs at once"),
+        prompt_tokens=64,
+        answer_tokens=192,
+        deadline=(4.0, "of each call, in seconds"),
+        picture=(None, "an SVG"),
+    )
     setup = Setup(options.slots, options.prompt_tokens, options.answer_tokens, options.deadline, options.seconds)
     report = asyncio.run(measure_all(setup))
     print("\n".join(as_lines(report)))
     write_result(options.json, {"kept": report.kept, **asdict(report)})
     if options.picture is not None:
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        options.picture.write_text(as_picture(report))
+        write_pictures(options.picture.parent, {options.picture.stem: as_picture(report)})
 
 
 if __name__ == "__main__":

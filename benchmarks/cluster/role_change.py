@@ -13,19 +13,18 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from baton.benchmarks.processes import Cluster, Worker, router_and_workers
+from baton.benchmarks.processes import Cluster, Worker, router_and_workers, tiny_model
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import read_arguments, write_pictures, write_result
 from baton.benchmarks.report.statistics import median
 from baton.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s, random_tokens, tpot_s
 from baton.benchmarks.serve.targets import BatonTarget
-from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
+from baton.launch.tiny_checkpoint import VOCABULARY
 
 BUCKET_S, LOOK_S = 2.0, 0.5
 PROMPTS_OVER, ANSWERS_OVER = 1.2, 1.5
@@ -189,9 +188,7 @@ def pictures(timelines: Sequence[Timeline]) -> dict[str, str]:
 
 
 async def compare(setup: Setup) -> tuple[dict[str, object], list[Timeline]]:
-    with tempfile.TemporaryDirectory(prefix="baton-role-change-") as scratch:
-        folder = Path(scratch)
-        write_tiny_checkpoint(folder / "tiny")
+    with tiny_model() as folder:
         timelines = []
         for planner in ("off", "act"):
             timelines.append(await run(folder, setup, planner, *rates(setup)))
@@ -200,24 +197,21 @@ async def compare(setup: Setup) -> tuple[dict[str, object], list[Timeline]]:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of the first phase; the second is three times that"
+    options = read_arguments(
+        __doc__,
+        seconds=(10.0, "of the first phase; the second is three times that"),
+        slots=(8, "sequences that a decode worker runs at once"),
+        deadline=(4.0, "of each call, in seconds"),
+        folder=(None, "where role_change.json and the pictures are written"),
     )
-    parser.add_argument("--slots", type=int, default=8, help="sequences that a decode worker runs at once")
-    parser.add_argument("--deadline", type=float, default=4.0, help="of each call, in seconds")
-    parser.add_argument("--folder", type=Path, help="where role_change.json and the pictures are written")
-    options = parser.parse_args()
     setup = Setup(options.seconds, options.slots, options.deadline)
     result, timelines = asyncio.run(compare(setup))
     print(json.dumps(result, indent=2))
     whole = {"setup": asdict(setup), **result}
     write_result(options.json, whole)
+    write_pictures(options.folder, pictures(timelines))
     if options.folder is not None:
-        options.folder.mkdir(parents=True, exist_ok=True)
         write_result(options.folder / "role_change.json", whole)
-        for name, picture in pictures(timelines).items():
-            (options.folder / f"{name}.svg").write_text(picture)
 
 
 if __name__ == "__main__":

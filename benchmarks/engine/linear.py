@@ -72,8 +72,11 @@ class OnednnLinear:
     weight: torch.Tensor  # [out, in], in a layout of oneDNN's own: good for nothing but this
 
     @staticmethod
-    def is_there() -> bool:
-        return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    def is_there(dtype: torch.dtype) -> bool:
+        """In bfloat16 only where the processor has instructions for that."""
+        if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return False
+        return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> "OnednnLinear":
@@ -109,7 +112,7 @@ def candidates(outputs: int, inputs: int, dtype: torch.dtype) -> Iterator[Candid
     weight = torch.randn(outputs, inputs).bfloat16().to(dtype)
     wide = weight.float()
     makers: dict[str, Callable[[], Linear]] = {"torch": lambda: DenseLinear(weight.clone())}
-    if OnednnLinear.is_there():
+    if OnednnLinear.is_there(dtype):
         makers["onednn"] = lambda: OnednnLinear.of(weight)
     if packs(weight.device):
         # With one small number added the weight has to be kept in float32.

@@ -15,6 +15,7 @@ from baton.benchmarks.placement.policies import BASELINES, PlacedByRouter
 from baton.benchmarks.placement.simulation import Chooser, Prompt, Run, Simulation, Speeds, World, pooled_hit_rate
 from baton.benchmarks.placement.traces import Arrival, from_zero, make_trace, read_trace, total_blocks
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.benchmarks.report.result import Columns, show, write_pictures
 from baton.benchmarks.report.statistics import percentile
 from baton.router.placement.decide import Strategy
 
@@ -128,31 +129,26 @@ def _imbalance(minutes: Sequence[Sequence[float]]) -> Imbalance:
     return Imbalance(percentile(ratios, 50), percentile(ratios, 95), max(whole) * len(whole) / sum(whole))
 
 
-HEAD = (
-    f"{'policy':>15}  {'hit rate':>8}  {'of pooled':>9}  {'imbalance, 1 minute':>19}"
-    f"  {'TTFT ms':>27}  {'decision us':>13}"
-)
-UNITS = (
-    f"{'':>15}  {'':>8}  {'LRU':>9}  {'p50':>9} {'p95':>9}  {'mean':>8} {'p50':>8} {'p99':>9}  {'p50':>6} {'p99':>6}"
-)
+COLUMNS: Columns[RouteFigures] = {
+    "policy": lambda each: each.policy,
+    "hit rate": lambda each: f"{each.hit_rate:.4f}",
+    "of pooled LRU": lambda each: "-" if each.of_pooled_lru is None else f"{each.of_pooled_lru:.4f}",
+    "imbalance by minute, p50": lambda each: f"{each.imbalance_1min_p50:.2f}",
+    "p95": lambda each: f"{each.imbalance_1min_p95:.2f}",
+    "TTFT ms, mean": lambda each: f"{each.ttft_mean_ms:,.0f}",
+    "p50": lambda each: f"{each.ttft_p50_ms:,.0f}",
+    "p99": lambda each: f"{each.ttft_p99_ms:,.0f}",
+    "decision us, p50": lambda each: f"{each.decision_us_p50:.0f}",
+    "p99 ": lambda each: f"{each.decision_us_p99:.0f}",
+}
 
 
-def as_table(figures: Sequence[RouteFigures]) -> str:
+def note_of(figures: Sequence[RouteFigures]) -> str:
     first = figures[0]
-    lines = [
+    return (
         f"{first.requests:,} prompts, {first.workers} workers; one LRU cache of the same size together hits "
-        f"{first.pooled_lru_bound:.2%} of blocks, one without end {first.infinite_bound:.2%}",
-        HEAD,
-        UNITS,
-    ]
-    for each in figures:
-        share = f"{each.of_pooled_lru:.4f}" if each.of_pooled_lru is not None else "-"
-        lines.append(
-            f"{each.policy:>15}  {each.hit_rate:>8.4f}  {share:>9}  {each.imbalance_1min_p50:>9.2f} "
-            f"{each.imbalance_1min_p95:>9.2f}  {each.ttft_mean_ms:>8,.0f} {each.ttft_p50_ms:>8,.0f} "
-            f"{each.ttft_p99_ms:>9,.0f}  {each.decision_us_p50:>6.0f} {each.decision_us_p99:>6.0f}"
-        )
-    return "\n".join(lines)
+        f"{first.pooled_lru_bound:.2%} of blocks, one without end {first.infinite_bound:.2%}"
+    )
 
 
 def pictures(figures: Sequence[RouteFigures], trace: str) -> dict[str, str]:
@@ -192,15 +188,11 @@ def run_route(options: RouteOptions, folder: Path | None, as_json: bool) -> int:
     arrivals = load_arrivals(options)
     note = Console(stderr=True, highlight=False).print
     figures = simulate_all(arrivals, options, note)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, picture in pictures(figures, trace_name(options)).items():
-            (folder / f"{name}.svg").write_text(picture)
-    if as_json:
-        objects = [asdict(each) for each in figures]
-        print(json.dumps(objects[0] if len(objects) == 1 else objects))
+    write_pictures(folder, pictures(figures, trace_name(options)))
+    if as_json and len(figures) == 1:
+        print(json.dumps(asdict(figures[0])))
     else:
-        print(as_table(figures))
+        show(figures, as_json, COLUMNS, note_of(figures))
     return 0
 
 

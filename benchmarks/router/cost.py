@@ -9,14 +9,11 @@ round.
 import asyncio
 import json
 import statistics
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from baton.benchmarks.report.result import describe_machine
+from baton.benchmarks.processes import tiny_model
+from baton.benchmarks.report.result import Columns, describe_machine, table
 from baton.benchmarks.router.decision import DecisionFigures, measure_decision
 from baton.benchmarks.router.streams import (
     CHAT,
@@ -36,7 +33,6 @@ from baton.benchmarks.router.streams import (
     router_delays,
     serving,
 )
-from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 DELAY_INTERVAL_MS = 5.0
 
@@ -92,20 +88,12 @@ def run_router_bench(options: RouterBenchOptions, as_json: bool) -> int:
     return 0
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """With the checkpoint of the workers."""
-    with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
-        write_tiny_checkpoint(Path(scratch) / "zero")
-        yield Path(scratch)
-
-
 async def measure_all(options: RouterBenchOptions) -> RouterReport:
     """Raises: CommandFailed."""
     decision = measure_decision(options.workers, options.prompt_tokens, options.decisions)
     usual = Window(options.streams, options.interval_ms / 1e3, options.seconds)
     flooded = Window(options.streams, options.flood_ms / 1e3, options.seconds)
-    with scratch_folder() as folder:
+    with tiny_model() as folder:
         async with serving(folder, DELAY_INTERVAL_MS) as stack:
             delay = await router_delays(stack, options.delays)
             first_ms = await first_token_ms(stack, requests=100)
@@ -179,7 +167,7 @@ async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
     streamed: dict[str, list[StreamFigures]] = {GRPC: [], **{route.name: [] for route in ROUTES}}
     firsts: dict[str, list[float]] = {name: [] for name in streamed}
     window = Window(options.streams, options.interval_ms / 1e3, options.seconds)
-    with scratch_folder() as folder:
+    with tiny_model() as folder:
         async with serving(folder, options.interval_ms, module="baton.gateway") as stack:
             await _first_tokens(stack, options.requests, firsts)
             for _ in range(options.rounds):
@@ -230,10 +218,12 @@ def as_json_object(ways: list[Way]) -> dict[str, Any]:
 
 def as_table(ways: list[Way]) -> str:
     grpc = ways[0]
-    lines = ["way          CPU us/token  over gRPC  tokens/chunk  first token ms  over gRPC"]
-    lines += [
-        f"{way.name:12} {way.cpu_us_per_token:12.1f} {way.cpu_us_per_token - grpc.cpu_us_per_token:10.1f}"
-        f" {way.tokens_per_chunk:13.2f} {way.first_token_ms:15.2f} {way.first_token_ms - grpc.first_token_ms:10.2f}"
-        for way in ways
-    ]
-    return "\n".join(lines)
+    columns: Columns[Way] = {
+        "way": lambda way: way.name,
+        "CPU us/token": lambda way: f"{way.cpu_us_per_token:.1f}",
+        "us over gRPC": lambda way: f"{way.cpu_us_per_token - grpc.cpu_us_per_token:.1f}",
+        "tokens/chunk": lambda way: f"{way.tokens_per_chunk:.2f}",
+        "first token ms": lambda way: f"{way.first_token_ms:.2f}",
+        "ms over gRPC": lambda way: f"{way.first_token_ms - grpc.first_token_ms:.2f}",
+    }
+    return table(ways, columns)

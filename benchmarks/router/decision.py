@@ -6,16 +6,16 @@ are turns of conversations behind a few system prompts. Each lies on one worker,
 would after a while; load changes with each decision.
 """
 
-import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.benchmarks.report.result import Columns, show, write_pictures
 from baton.benchmarks.report.statistics import percentile
 from baton.generation.block_hash import block_hashes
 from baton.router.placement.cluster import Cluster
@@ -178,10 +178,8 @@ def run_scaled(folder: Path | None, as_json: bool, decisions: int = 1000) -> int
     costs = [measure(workers, USUAL_TOKENS, decisions) for workers in WORKERS]
     costs += [measure(USUAL_WORKERS, tokens, decisions) for tokens in PROMPT_TOKENS if tokens != USUAL_TOKENS]
     costs.append(measure(WORKERS[-1], PROMPT_TOKENS[-1], decisions))
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "route-decision.svg").write_text(as_picture(costs))
-    print(json.dumps([asdict(cost) for cost in costs]) if as_json else "\n".join(as_lines(costs)))
+    write_pictures(folder, {"route-decision": as_picture(costs)})
+    show(costs, as_json, COLUMNS, note(costs))
     return 0
 
 
@@ -235,20 +233,23 @@ def _decide_in_parts(world: _World, turn: int) -> _Timed:
     return _Timed((1e6 * parts[0], 1e6 * parts[1], 1e6 * parts[2], 1e6 * parts[3]), len(views))
 
 
-def as_lines(costs: Sequence[Cost]) -> Iterator[str]:
-    yield (
-        f"{'workers':>8} {'prompt':>8} {'walk':>7} {'views':>7} {'place':>7} {'charge':>7} "
-        f"{'all us':>7} {'p99':>8} a second"
-    )
-    for cost in costs:
-        yield (
-            f"{cost.workers:>8,} {cost.prompt_tokens:>8,} {cost.walk_us:>7.1f} {cost.views_us:>7.1f} "
-            f"{cost.place_us:>7.1f} {cost.charge_us:>7.1f} {cost.total_us:>7.1f} {cost.total_p99_us:>8.1f} "
-            f"{cost.decisions_per_s:>8,.0f}"
-        )
+COLUMNS: Columns[Cost] = {
+    "workers": lambda cost: f"{cost.workers:,}",
+    "prompt": lambda cost: f"{cost.prompt_tokens:,}",
+    "walk": lambda cost: cost.walk_us,
+    "views": lambda cost: cost.views_us,
+    "place": lambda cost: cost.place_us,
+    "charge": lambda cost: cost.charge_us,
+    "all us": lambda cost: cost.total_us,
+    "p99": lambda cost: cost.total_p99_us,
+    "a second": lambda cost: f"{cost.decisions_per_s:,.0f}",
+}
+
+
+def note(costs: Sequence[Cost]) -> str:
     most = max(costs, key=lambda cost: cost.workers)
     processes = -(-TARGET_PER_S // most.decisions_per_s)
-    yield f"{TARGET_PER_S:,} requests a second on {most.workers:,} workers: {processes:.0f} routers' worth of deciding"
+    return f"{TARGET_PER_S:,} requests a second on {most.workers:,} workers: {processes:.0f} routers' worth of deciding"
 
 
 def as_picture(costs: Sequence[Cost]) -> str:

@@ -303,11 +303,11 @@ async def serving(
 ) -> AsyncIterator[Stack]:
     """A router, or a gateway, on a core of its own where there are two, all else on the others.
 
-    `folder` has the checkpoint `zero`.
+    `folder` has the checkpoint `tiny`.
     """
     port, admin, http, prefill, decode = (free_port() for _ in range(5))
     first, rest = split_cores()
-    at = (folder / "zero", prefill, decode, interval_ms)
+    at = (folder / "tiny", prefill, decode, interval_ms)
     workers = our_program("workers", folder, "baton.benchmarks.router.worker", *at, cores=rest)
     members = f"prefill@{HOST}:{prefill},decode@{HOST}:{decode}"
     ports = ("--port", port, "--admin-port", admin, "--workers", members, "--log-level", "warning")

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import DEMO, Columns, read_arguments, table, write_result
 from baton.benchmarks.transfer.worker_pair import (
     BLOCK_TOKENS,
     WorkerSession,
@@ -26,7 +26,6 @@ from baton.benchmarks.transfer.worker_pair import (
     new_prompt,
     worker_process,
 )
-from baton.launch.paths import ROOT
 from baton.protos import session_pb2
 
 SHARED = ("--chunk-tokens", 512, "--kv-memory", "1GiB")
@@ -112,23 +111,24 @@ async def measure_size(workers: Workers, transport: str, blocks: int, repeats: i
     return Point(transport, blocks, fetched[0].fetch_bytes, statistics.median(computed_ms), fetch_ms, chosen / repeats)
 
 
+COLUMNS: Columns[Point] = {
+    "transport": lambda point: point.transport,
+    "blocks": lambda point: point.blocks,
+    "tokens": lambda point: point.blocks * BLOCK_TOKENS,
+    "MB": lambda point: f"{point.bytes / 1e6:.2f}",
+    "compute ms": lambda point: f"{point.compute_ms:.2f}",
+    "fetch ms": lambda point: f"{point.fetch_ms:.2f}",
+    "auto": lambda point: f"{point.auto:.0%}",
+}
+
+
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "tableqa")
-    parser.add_argument("--blocks", default="1,2,4,8,16,32,60")
-    parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args()
+    options = read_arguments(__doc__, model=DEMO, blocks="1,2,4,8,16,32,60", repeats=9)
     sizes = [int(blocks) for blocks in options.blocks.split(",")]
     points: list[Point] = []
     for transport in ("shared_memory", "grpc"):
         points += asyncio.run(measure(options.model, transport, sizes, options.repeats))
-    print("transport      blocks  tokens      MB  compute ms  fetch ms   auto")
-    for point in points:
-        tokens, megabytes = point.blocks * BLOCK_TOKENS, point.bytes / 1e6
-        print(
-            f"{point.transport:<14} {point.blocks:>6} {tokens:>7} {megabytes:>7.2f}"
-            f" {point.compute_ms:>11.2f} {point.fetch_ms:>9.2f} {point.auto:>6.0%}"
-        )
+    print(table(points, COLUMNS))
     for transport in ("shared_memory", "grpc"):
         print(f"{transport}: {verdict([point for point in points if point.transport == transport])}")
     write_result(options.json, {"model": options.model.name, "points": [asdict(point) for point in points]})

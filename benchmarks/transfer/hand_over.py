@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 
 from baton.benchmarks.report.limits import shortest
-from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.report.result import DEMO, read_arguments, write_result
 from baton.benchmarks.transfer.worker_pair import BLOCK_TOKENS, Marks, Workers, WorkerSession, worker_process
 from baton.launch.core_plan import plan_cores, write_cores
-from baton.launch.paths import ROOT
 
 WARM_UP_ROUNDS = 2
 
@@ -166,15 +165,8 @@ async def run(options: argparse.Namespace) -> Result:
     with ExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="baton-hand-over-")))
         marks = (Marks(scratch / "prefill"), Marks(scratch / "decode"))
-        flags: tuple[str, ...] = (
-            "--dtype",
-            options.dtype,
-            "--kv-cache-dtype",
-            options.kv_cache_dtype,
-            "--transport",
-            options.transport,
-        )
-        flags += ("--kv-memory", "1GiB", "--transfer-cores", transfer)
+        flags = ["--dtype", options.dtype, "--kv-cache-dtype", options.kv_cache_dtype, "--transport", options.transport]
+        flags += ["--kv-memory", "1GiB", "--transfer-cores", transfer]
         cores = (write_cores(plan.prefill[0]), write_cores(plan.decode[0]))
         endpoints = [
             undo.enter_context(
@@ -188,15 +180,16 @@ async def run(options: argparse.Namespace) -> Result:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "tableqa")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--transport", default="auto")
-    parser.add_argument("--prompt-tokens", type=int, default=2048)
-    parser.add_argument("--answer-tokens", type=int, default=256, help="of the answer whose gaps are measured")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    options = read_arguments(
+        __doc__,
+        model=DEMO,
+        dtype="bfloat16",
+        kv_cache_dtype="auto",
+        transport="auto",
+        prompt_tokens=2048,
+        answer_tokens=(256, "of the answer whose gaps are measured"),
+        rounds=9,
+    )
     result = asyncio.run(run(options))
     for name, value in asdict(result).items():
         shown = ", ".join(f"{part} {ms:.3f}" for part, ms in value.items()) if isinstance(value, dict) else value

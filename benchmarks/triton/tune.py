@@ -6,7 +6,6 @@ Each candidate is timed at a few shapes of Llama-3.1-8B, cold in the second-leve
 product of times is least. Candidates that do not fit into shared memory or registers are passed over, and said.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from itertools import product
 import torch
 import triton
 
+from baton.benchmarks.report.result import make_parser
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.triton.call import KernelCall
 from baton.kernels.triton.launch import Device, Tile, device_of
@@ -114,10 +114,8 @@ def _time_us(calls: list[KernelCall], repeats: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernel", nargs="+", default=["decode", "prefill", "linear"])
-    parser.add_argument("--repeats", type=int, default=20, help="milliseconds that a candidate is timed for")
-    options = parser.parse_args(arguments)
+    repeats = (20, "milliseconds that a candidate is timed for")
+    options = make_parser(__doc__, kernel=["decode", "prefill", "linear"], repeats=repeats).parse_args(arguments)
     if not torch.cuda.is_available():
         print("no GPU here: there is nothing to tune", file=sys.stderr)
         return 1

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from baton.benchmarks.placement import route
 from baton.benchmarks.placement.policies import SglangCacheAware
 from baton.benchmarks.placement.route import (
     POLICIES,
     RouteOptions,
-    as_table,
     imbalance_of_computed,
     imbalance_of_given,
     make_chooser,
@@ -29,7 +29,8 @@ from baton.benchmarks.placement.simulation import (
     pooled_hit_rate,
 )
 from baton.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
-from baton.benchmarks.router.decision import as_lines, as_picture, measure
+from baton.benchmarks.report.result import table
+from baton.benchmarks.router.decision import COLUMNS, as_picture, measure, note
 from baton.cli.__main__ import app
 from baton.launch.errors import CommandFailed
 
@@ -185,7 +186,7 @@ def test_figures_become_a_table_and_pictures(tmp_path: Path) -> None:
     trace = read_trace(conversations(tmp_path / "trace.jsonl"))
     options = RouteOptions(None, "chat", 0, ("cache_aware", "sglang"), 4, 100, 1.0, SPEEDS)
     figures = simulate_all(trace, options, lambda line: None)
-    assert "cache_aware" in as_table(figures)
+    assert "cache_aware" in table(figures, route.COLUMNS)
     assert all(picture.startswith("<svg") for picture in pictures(figures, "made up").values())
 
 
@@ -194,5 +195,6 @@ def test_the_cost_of_a_decision_is_told_by_its_parts() -> None:
     assert costs[0].candidates == 16
     assert costs[1].candidates < 100  # not all 200
     assert all(cost.total_us > 0 for cost in costs)
-    assert len(list(as_lines(costs))) == 4
+    assert len(table(costs, COLUMNS).splitlines()) == 3
+    assert "100 workers" in note(costs)
     assert as_picture(costs).startswith("<svg")

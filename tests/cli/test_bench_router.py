@@ -1,6 +1,7 @@
 """`baton bench router`: each of its measurements with real processes, for a moment."""
 
-from baton.benchmarks.router.cost import RouterReport, as_lines, scratch_folder
+from baton.benchmarks.processes import tiny_model
+from baton.benchmarks.router.cost import RouterReport, as_lines
 from baton.benchmarks.router.decision import measure_decision
 from baton.benchmarks.router.streams import (
     Window,
@@ -24,7 +25,7 @@ def test_a_decision_is_measured_with_hashing_apart() -> None:
 
 async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server() -> None:
     window = Window(STREAMS, INTERVAL_MS / 1e3, SECONDS)
-    with scratch_folder() as folder:
+    with tiny_model() as folder:
         async with serving(folder, INTERVAL_MS) as stack, floor_server(folder, INTERVAL_MS) as floor:
             report = RouterReport(
                 decision=measure_decision(workers=2, prompt_tokens=64, rounds=2),

@@ -23,8 +23,7 @@ from pydantic_core import from_json
 from baton.gateway.http.problem import Problem, refused
 from baton.gateway.messages import MESSAGES
 from baton.gateway.parse import SMALL_BYTES, is_small, json_size, parse
-from baton.service.helper import Asks, HelperBusy, HelperFailed
-from baton.service.helper_loop import Buffer, answer_frames
+from baton.service.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 
 Message = TypeVar("Message", bound=BaseModel)
 

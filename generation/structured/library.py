@@ -1,7 +1,7 @@
 """llguidance: vocabularies, and grammars compiled for them. The only module that names it, and it does so when asked.
 
 Its own limits bound what one grammar may cost; they are counts of its steps, so that every process that compiles the
-same text comes to the same end. generation/structured/checker.py bounds time and memory in all.
+same text comes to the same end. router/model/form_checker.py bounds time and memory in all.
 """
 
 import json

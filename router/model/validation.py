@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from baton.generation.structured.check_process import Setup
-from baton.generation.structured.checker import MEMORY_BYTES, Checker, CheckerBroken
 from baton.generation.structured.output import FormRefused, StructuredOutput, check_form
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import GenerationDefaults
+from baton.router.model.form_checker import MEMORY_BYTES, Checker, CheckerBroken, Setup
 from baton.router.types.request import (
     MAX_SESSION_CHARACTERS,
     BeamSearch,

@@ -14,7 +14,7 @@ from baton.router.model.validation import MAX_TEXT_BYTES
 from baton.router.public.malformed import Malformed, parser
 from baton.router.public.prevalidation import FAULT, SOUND
 from baton.service.errors import InvalidArgument
-from baton.service.helper_loop import Buffer, answer_frames
+from baton.service.helper import Buffer, answer_frames
 
 MAX_PARTS = 1 << 14
 """Texts and messages, in all. A millisecond."""

@@ -14,8 +14,7 @@ from baton.gateway.http.problem import Problem
 from baton.gateway.messages import MESSAGES, ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
 from baton.gateway.parse import SMALL_BYTES, parse
 from baton.gateway.parse_process import pack, unpack
-from baton.service.helper import HelperBusy, HelperFailed
-from baton.service.helper_loop import Buffer
+from baton.service.helper import Buffer, HelperBusy, HelperFailed
 from tests.gateway.conftest import Gateway
 
 PATH = "/v1/completions"

@@ -13,8 +13,7 @@ from baton.router.public.malformed import SMALL_BYTES, NotPrevalidated, small_pa
 from baton.router.public.prevalidation import Prevalidation
 from baton.router.public.prevalidation_process import MAX_NUMBERS, MAX_PARTS, verdict
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.helper import HelperBusy, HelperFailed
-from baton.service.helper_loop import Buffer
+from baton.service.helper import Buffer, HelperBusy, HelperFailed
 from baton.service.serving.grpc_options import PUBLIC_MESSAGE_BYTES
 from tests.router.conftest import Stack
 

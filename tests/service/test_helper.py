@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.service.helper import Helper, HelperBusy, HelperFailed
-from baton.service.helper_loop import NICENESS
+from baton.service.helper import NICENESS, Helper, HelperBusy, HelperFailed
 
 MODULE = "tests.fixtures.helper_for_tests"
 MEGABYTE = 1 << 20

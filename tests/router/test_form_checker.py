@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.generation.structured.check_process import Setup, fault
-from baton.generation.structured.checker import Checker, CheckerBroken
 from baton.generation.structured.library import Vocabulary
 from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.router.model.form_checker import Checker, CheckerBroken, Setup, fault
 from tests.fixtures.checkpoints import make_tokenizer
 
 LIMIT_S = 20.0  # no good form takes so long, on whatever machine
@@ -35,7 +34,7 @@ def checker(setup: Setup) -> Iterator[Checker]:
 
 
 def processes(checker: Checker) -> list[int]:
-    return [each._popen.pid for each in checker._processes if each._popen is not None]
+    return [each.pid for each in checker._processes if each.pid is not None]
 
 
 def test_a_form_that_takes_too_long_is_killed_and_the_next_is_served(

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 _WHOLE = "a batch is answered whole"
 _CONTENT = "an answer of a batch is its text"
 _CALL = Call("", Caller(), "", None)
-_SAME = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "n", "best_of", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos",
-)  # fmt: skip
+_SAME = ("seed", "n", "best_of", "ignore_eos")
 """Fields that the server's request and the engine's parameters call the same; None is a field left out."""
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias")
 
@@ -138,6 +135,7 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
     from baton.engine import SamplingParams, StructuredOutputsParams
 
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(asked, name)) is not None}
+    given |= asked.numbers
     given |= {name: value for name in _LISTS if (value := getattr(asked, name))}
     form = StructuredOutputsParams.of(asked.structured) if asked.structured is not None else None
     return SamplingParams(**given, max_tokens=asked.max_tokens, structured_outputs=form)

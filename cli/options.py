@@ -38,28 +38,6 @@ def format_bytes(count: int) -> str:
 VARIABLES_PREFIX = "BATON"
 DEFAULT_TARGET = "127.0.0.1:50051"
 TARGET_VARIABLE = f"{VARIABLES_PREFIX}_TARGET"
-SAMPLING_FLAGS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "seed",
-    "stop_token_ids",
-    "n",
-    "logprobs",
-    "best_of",
-    "beam_width",
-    "length_penalty",
-    "json_object",
-    "regex",
-    "model",
-)
 
 
 class TokenIdList(tuple[int, ...]):
@@ -242,19 +220,20 @@ def admin_target_of(target: str) -> str:
 
 def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
     """Of a command's flags by name, those for the server, and only given ones: the model decides the rest."""
-    given = {name: flags[name] for name in SAMPLING_FLAGS if flags[name] is not None}
-    if flags["stop"]:
-        given["stop"] = list(flags["stop"])
-    if flags["ignore_eos"]:
-        given["ignore_eos"] = True
-    if flags["choice"]:
-        given["choice"] = list(flags["choice"])
-    for name in ("json_schema", "grammar"):
-        if flags[name] is not None:
-            given[name] = flags[name].read_text(encoding="utf-8")
+    from baton.client.requests import GenerateOptions
+
+    given: dict[str, Any] = {}
+    for name in flags.keys() & GenerateOptions.__annotations__.keys():
+        value = flags[name]
+        if isinstance(value, Path):
+            given[name] = value.read_text(encoding="utf-8")
+        elif isinstance(value, list | tuple) and not isinstance(value, TokenIdList):  # of a flag that may be repeated
+            given |= {name: list(value)} if value else {}
+        elif value is not None and value is not False:
+            given[name] = value
     if flags["timeout"] is not None:
         given["timeout_s"] = flags["timeout"]
-    return cast("GenerateOptions", given)
+    return cast(GenerateOptions, given)
 
 
 def check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -> None:

@@ -54,26 +54,6 @@ class GenerateOptions(TypedDict, total=False):
     traceparent: str  # W3C trace context that the server's spans join
 
 
-SAMPLING_SCALARS = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "ignore_eos",
-    "n",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "best_of",
-    "beam_width",
-    "length_penalty",
-)
 STRUCTURED = ("json_schema", "json_object", "regex", "grammar", "choice")
 SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
 REQUEST_SCALARS = ("model", "request_id", "cache_salt", "priority")
@@ -137,9 +117,7 @@ def get_model_request(name: str) -> baton_pb2.GetModelRequest:
 def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions) -> None:
     sampling = request.sampling
     for name, value in options.items():
-        if name in SAMPLING_SCALARS:
-            _set(sampling, name, value, f"sampling.{name}")
-        elif name in REQUEST_SCALARS:
+        if name in REQUEST_SCALARS:
             _set(request, name, value)
         elif name == "early_stopping":
             sampling.early_stopping = _early_stopping(value)
@@ -155,8 +133,10 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _add_bad_words(sampling, options["bad_words"])
         elif name in STRUCTURED:
             _set_structured(sampling, name, value)
-        elif name not in CALL_OPTIONS:
+        elif name not in GenerateOptions.__annotations__:
             raise TypeError(f"unknown option {name!r}")
+        elif name not in CALL_OPTIONS:
+            _set(sampling, name, value, f"sampling.{name}")
 
 
 def _set_structured(sampling: baton_pb2.SamplingParams, name: str, value: object) -> None:

@@ -32,6 +32,7 @@ from baton.gateway.messages import (
     Tool,
 )
 from baton.gateway.tool_calls import OPEN, PYTHON_TAG, FirstCall, HermesParser, JsonParser, NamedParser, ToolParser
+from baton.generation.sampling import NUMBERS
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
@@ -327,21 +328,13 @@ def _sampling(
     seed = message.seed
     return RequestedSampling(
         max_tokens=max_tokens,
-        temperature=message.temperature,
-        top_k=None if message.top_k is None else max(0, message.top_k),
-        top_p=message.top_p,
-        min_p=message.min_p,
+        numbers=_numbers(message),
         seed=None if seed is None else seed & _SEED_BITS,
         stop=_texts(message.stop),
         stop_token_ids=message.stop_token_ids or (),
         ignore_eos=bool(message.ignore_eos),
         n=n,
-        typical_p=message.typical_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty or 0.0,
-        frequency_penalty=message.frequency_penalty or 0.0,
         logit_bias=_logit_bias(message.logit_bias),
-        min_tokens=message.min_tokens or 0,
         allowed_token_ids=message.allowed_token_ids or (),
         bad_words=message.bad_words or (),
         logprobs=logprobs,
@@ -349,6 +342,11 @@ def _sampling(
         best_of=message.best_of,
         structured=structured,
     )
+
+
+def _numbers(message: SamplingFields) -> dict[str, float]:
+    given = {name: value for name in NUMBERS if (value := getattr(message, name)) is not None}
+    return given if message.top_k is None else given | {"top_k": max(0, message.top_k)}
 
 
 def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
+from baton.generation.sampling import SamplingNumbers
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError
 from baton.router.model.served_model import ServedModel, load_served_model
@@ -46,14 +47,11 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
         prompt=TokenPrompt(token_ids),
         request_id="readiness-probe",
         max_tokens=_TOKENS,
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
         seed=0,
         stop=(),
         stop_token_ids=(),
         n=1,
+        numbers=SamplingNumbers(),
         cache_salt=f"probe-{secrets.token_hex(8)}",
     )
     now = time.monotonic()

@@ -8,7 +8,8 @@ from baton.engine.kv_cache.block_pool import PageCounts
 from baton.engine.plan import Drawn, TokenLogprob
 from baton.engine.request import EndReason, FirstToken, Request
 from baton.engine.sampling.constraint import Constraint
-from baton.engine.sampling.params import BeamParams, BeamStop, SamplingParams, candidates_per_beam
+from baton.engine.sampling.params import SamplingParams, candidates_per_beam
+from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.protos import report_pb2, sampling_pb2, session_pb2
 from baton.worker.transfer.peers import PeerLink
 
@@ -56,19 +57,11 @@ def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | No
     beam = BeamParams(width, sampling.length_penalty, BEAM_STOPS[sampling.beam_stop]) if width else None
     return SamplingParams(
         max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
+        **received_numbers(sampling),
         seed=sampling.seed,
         stop_token_ids=stop_token_ids,
         n=sampling.n,
-        typical_p=sampling.typical_p or 1.0,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
-        min_tokens=sampling.min_tokens,
         allowed_token_ids=frozenset(sampling.allowed_token_ids) or None,
         bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
         logprobs=sampling.logprobs if beam is None else candidates_per_beam(width, stop_token_ids),

@@ -60,10 +60,6 @@ def generate(
     if echo and system is not None:
         raise typer.BadParameter("a chat has no text to echo", param_hint="--echo")
     given = options.sampling_options(context.params)
-    if echo:
-        given["echo"] = True
-    if prompt_logprobs is not None:
-        given["prompt_logprobs"] = prompt_logprobs
     asked = token_ids if prompt is None else options.read_prompt(prompt)
     raise typer.Exit(run_generate(target, asked if asked is not None else (), system, given, json, verbose))
 

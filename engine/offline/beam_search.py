@@ -7,7 +7,8 @@ from typing import Literal
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
 from baton.engine.sampling import params as sampling_params
-from baton.engine.sampling.params import BeamParams, BeamStop, candidates_per_beam
+from baton.engine.sampling.params import candidates_per_beam
+from baton.generation.sampling import BeamParams, BeamStop
 
 EarlyStopping = bool | Literal["never"]
 _STOPS: dict[EarlyStopping, BeamStop] = {

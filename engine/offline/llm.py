@@ -18,9 +18,9 @@ from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
 from baton.engine.offline.request_output import RequestOutput
 from baton.engine.request import Request
+from baton.generation.sampling import NUMBERS
 
 LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
-DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
 class LLM:
@@ -119,7 +119,9 @@ class LLM:
         """vLLM's defaults, overridden by the model's generation_config.json."""
         path = self._engine.folder / "generation_config.json"
         stated = read_json(path) if path.exists() else {}
-        given: dict[str, Any] = {name: stated[name] for name in DEFAULTS if stated.get(name) is not None}
+        given: dict[str, Any] = {
+            name: stated[name] for name, number in NUMBERS.items() if number.stated and stated.get(name) is not None
+        }
         if stated.get("max_new_tokens") is not None:
             given["max_tokens"] = stated["max_new_tokens"]
         return SamplingParams(**given)

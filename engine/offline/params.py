@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.engine.sampling import params as sampling_params
+from baton.generation.sampling import SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput, choices_of
 
 
@@ -58,22 +59,16 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(SamplingNumbers):
     """How a prompt is answered; names and defaults are vLLM's.
 
-    Raises ValueError, naming the field, for values that the engine cannot use, when a request is made of it.
+    A top_k of -1 keeps all, as 0 does. When a request is made of it, it raises ValueError, naming the field, for values
+    that the engine cannot use.
     """
 
     n: int = 1
     best_of: int | None = None  # so many are made; the n of them that are likeliest per token are returned
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1 keeps all
-    min_p: float = 0.0
-    typical_p: float = 1.0
     seed: int | None = None  # None: the engine gives each request its own
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -81,7 +76,6 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: as many as there is room for
-    min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same of the prompt, none of which is taken from the prefix cache then
     detokenize: bool = True
@@ -143,19 +137,11 @@ def resolve(
     eos = frozenset[int]() if params.ignore_eos else limits.eos_token_ids
     return sampling_params.SamplingParams(
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-        temperature=params.temperature,
-        top_k=max(0, params.top_k) if params.top_k >= -1 else params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        typical_p=params.typical_p,
+        **numbers_of(params) | {"top_k": max(0, params.top_k) if params.top_k >= -1 else params.top_k},
         seed=(seed if params.seed is None else params.seed) % (1 << 64),
         stop_token_ids=eos.union(params.stop_token_ids or ()),
         n=params.choices,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
         logit_bias=dict(params.logit_bias or {}),
-        min_tokens=params.min_tokens,
         allowed_token_ids=None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids),
         bad_words=tuple(spelling for word in params.bad_words or () for spelling in spellings(word, encode)),
         logprobs=params.logprobs or 0,

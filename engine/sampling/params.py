@@ -1,39 +1,14 @@
 """How tokens are chosen and how a beam search goes, with every default resolved; and the number of each draw."""
 
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from baton.generation.sampling import NUMBERS, BeamParams, SamplingNumbers, check_numbers
+
 if TYPE_CHECKING:
     from baton.engine.sampling.constraint import Constraint
-
-
-class BeamStop(enum.Enum):
-    """When the search ends before max_tokens: once as many beams have ended as it is wide, and ..."""
-
-    UNPROMISING = "unpromising"  # none of the running beams, if it ended now, would be better than the worst of those
-    FULL = "full"  # at once
-    NEVER = "never"  # none of the running beams can become better than the worst of those
-
-
-@dataclass(frozen=True, slots=True)
-class BeamParams:
-    """Raises ValueError, naming the field, for a value without meaning."""
-
-    width: int
-    length_penalty: float = 1.0  # above 0 favours long answers, since scores are negative
-    stop: BeamStop = BeamStop.UNPROMISING
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError("beam_width must be at least 1")
-        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
-            raise ValueError(f"length_penalty must be within {MAX_LENGTH_PENALTY:g} of 0")
-
-
-MAX_LENGTH_PENALTY = 10.0  # the length is raised to it
 
 
 def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
@@ -45,8 +20,12 @@ def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
     return width + len(stop_token_ids)
 
 
+FILTERS_BY_VALUE = tuple(name for name, number in NUMBERS.items() if number.filters and name not in ("top_k", "top_p"))
+"""Filters that look at more than the order of the tokens and the sum of the likeliest."""
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplingNumbers):
     """Parameters of one request; the same for all its choices.
 
     `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to continue past them. Token ids
@@ -56,19 +35,10 @@ class SamplingParams:
     """
 
     max_tokens: int
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0  # 1 keeps all
-    min_p: float = 0.0  # 0 keeps all
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
-    typical_p: float = 1.0  # 1 keeps all
-    repetition_penalty: float = 1.0  # of tokens in prompt and answer; 1 is none
-    presence_penalty: float = 0.0  # of tokens in the answer
-    frequency_penalty: float = 0.0  # of tokens in the answer, per occurrence
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to the logits; never changed
-    min_tokens: int = 0  # no stop token before so many
     allowed_token_ids: frozenset[int] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never completed
     logprobs: int = 0  # likeliest tokens reported with each token of the answer
@@ -80,9 +50,11 @@ class SamplingParams:
     # What follows is read at every step.
     greedy: bool = field(init=False, repr=False, compare=False)
     takes_any_token: bool = field(init=False, repr=False, compare=False)  # drawn from the logits as the model made them
+    filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # by temperature, top-k and top-p
     first_draws: int = field(init=False, repr=False, compare=False)  # from the logits of the prompt's last token
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         _check(self)
         penalises = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         needs_history = penalises or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
@@ -91,6 +63,8 @@ class SamplingParams:
         object.__setattr__(self, "adjusts_logits", needs_history or masks or bool(self.logit_bias))
         object.__setattr__(self, "greedy", self.temperature == 0.0)
         object.__setattr__(self, "takes_any_token", not self.adjusts_logits and self.constraint is None)
+        by_rank = all(getattr(self, name) == NUMBERS[name].default for name in FILTERS_BY_VALUE)
+        object.__setattr__(self, "filters_by_rank_alone", by_rank)
         object.__setattr__(self, "first_draws", self.n if self.beam is None else 1)
         if self.beam is not None:
             _check_beam(self, self.beam)
@@ -101,11 +75,6 @@ class SamplingParams:
         return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property
-    def filters_by_rank_alone(self) -> bool:
-        """Whether nothing but temperature, top-k and top-p decides which tokens may be drawn."""
-        return self.min_p == 0.0 and self.typical_p == 1.0
-
-    @property
     def places(self) -> int:
         """Sequences that run at once."""
         return self.n if self.beam is None else self.beam.width
@@ -114,16 +83,7 @@ class SamplingParams:
 def _check(params: SamplingParams) -> None:
     """Raises: ValueError. Comparisons are written so that NaN fails them."""
     for name, good, wanted in (
-        ("temperature", 0.0 <= params.temperature < math.inf, "at least 0 and finite"),
-        ("top_k", params.top_k >= 0, "at least 0"),
-        ("top_p", 0.0 <= params.top_p <= 1.0, "within [0, 1]"),
-        ("min_p", 0.0 <= params.min_p <= 1.0, "within [0, 1]"),
-        ("typical_p", 0.0 < params.typical_p <= 1.0, "within (0, 1]"),
-        ("repetition_penalty", 0.0 < params.repetition_penalty < math.inf, "above 0 and finite"),
-        ("presence_penalty", math.isfinite(params.presence_penalty), "finite"),
-        ("frequency_penalty", math.isfinite(params.frequency_penalty), "finite"),
         ("logit_bias", all(bias < math.inf for bias in params.logit_bias.values()), "finite, or -inf"),
-        ("min_tokens", params.min_tokens >= 0, "at least 0"),
         ("allowed_token_ids", params.allowed_token_ids is None or bool(params.allowed_token_ids), "not empty"),
         ("bad_words", all(params.bad_words), "without an empty sequence"),
         ("logprobs", params.logprobs >= 0, "at least 0"),

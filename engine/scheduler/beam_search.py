@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from baton.engine.plan import Drawn, TokenLogprob
 from baton.engine.request import EndReason
-from baton.engine.sampling.params import BeamParams, BeamStop
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.sequences import RequestFailed, ScheduledSequence, TokenMade
+from baton.generation.sampling import BeamParams, BeamStop
 
 
 class Continuation(NamedTuple):

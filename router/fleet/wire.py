@@ -3,6 +3,7 @@ names; it decides nothing."""
 
 from dataclasses import dataclass
 
+from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import report_pb2, sampling_pb2, session_pb2
 from baton.router.cache import wire as cache_wire
@@ -20,7 +21,7 @@ from baton.router.types.events import (
     SequenceOutput,
     TokenLogprob,
 )
-from baton.router.types.request import BeamStop, PreparedRequest, Sampling
+from baton.router.types.request import PreparedRequest, Sampling
 from baton.router.types.worker import Adapter, Link, ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
@@ -216,19 +217,11 @@ def sampling_message(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.
     rules, beams = sampling.rules, sampling.beams
     return sampling_pb2.Sampling(
         max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
+        **numbers_of(sampling),
         seed=sampling.seed,
         stop_token_ids=sampling.stop_token_ids,
         n=sampling.n,
-        typical_p=sampling.typical_p,
-        repetition_penalty=rules.repetition_penalty,
-        presence_penalty=rules.presence_penalty,
-        frequency_penalty=rules.frequency_penalty,
         logit_bias=rules.logit_bias,
-        min_tokens=rules.min_tokens,
         allowed_token_ids=rules.allowed_token_ids,
         bad_words=[sampling_pb2.BadWord(token_ids=word) for word in rules.bad_words],
         logprobs=sampling.logprobs,

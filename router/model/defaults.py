@@ -1,9 +1,12 @@
 """A model's own sampling defaults: generation_config.json, and config.json for the end-of-sequence tokens."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from baton.generation.sampling import NUMBERS, SamplingNumbers
 
 
 class ModelFolderError(Exception):
@@ -11,16 +14,10 @@ class ModelFolderError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationDefaults:
+class GenerationDefaults(SamplingNumbers):
     """Values for the sampling fields that a client leaves out."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
@@ -35,20 +32,25 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     if eos is None:
         eos = read_json(folder / "config.json").get("eos_token_id")
     eos_token_ids = _token_ids(eos, folder)
-    repetition_penalty = float(_stated(generation, "repetition_penalty", 1.0))
-    if repetition_penalty <= 0.0:
-        raise ModelFolderError(f"generation_config.json: repetition_penalty is {repetition_penalty:g}, not above 0")
     if not generation.get("do_sample"):
-        return GenerationDefaults(eos_token_ids=eos_token_ids, repetition_penalty=repetition_penalty)
-    return GenerationDefaults(
-        temperature=float(_stated(generation, "temperature", 1.0)),
-        top_k=int(_stated(generation, "top_k", 0)),
-        top_p=float(_stated(generation, "top_p", 1.0)),
-        min_p=float(_stated(generation, "min_p", 0.0)),
-        eos_token_ids=eos_token_ids,
-        typical_p=float(_stated(generation, "typical_p", 1.0)),
-        repetition_penalty=repetition_penalty,
-    )
+        return GenerationDefaults(eos_token_ids, **_numbers(generation, ["repetition_penalty"]))
+    stated = [name for name, number in NUMBERS.items() if number.stated]
+    return GenerationDefaults(eos_token_ids, **{"temperature": 1.0} | _numbers(generation, stated))
+
+
+def _numbers(generation: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in names:
+        number, value = NUMBERS[name], generation.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelFolderError(f"generation_config.json: {name} is {value!r}, not a number")
+        fault = number.range.fault(value)
+        if fault is not None:
+            raise ModelFolderError(f"generation_config.json: {name} {fault}")
+        found[name] = type(number.default)(value)
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,15 +62,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ModelFolderError(f"{path} does not hold a JSON object")
     return loaded
-
-
-def _stated(generation: dict[str, Any], name: str, otherwise: float) -> float:
-    value = generation.get(name)
-    if value is None:
-        return otherwise
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelFolderError(f"generation_config.json: {name} is {value!r}, not a number")
-    return value
 
 
 def _token_ids(value: Any, folder: Path) -> frozenset[int]:

@@ -76,7 +76,7 @@ class ServedModel:
             raise prompt_too_long(valid.prompt_field, error.least_tokens, context, or_more=not error.counted) from None
         max_tokens = fit_to_context(len(token_ids), valid, context)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
-        check_something_is_left(sampling.rules, sampling.stop_token_ids)
+        check_something_is_left(sampling)
         adapted = adapter.digest if adapter is not None else ""
         root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
         return PreparedRequest(

@@ -4,27 +4,34 @@ Pure. Lengths of repeated fields are checked before their elements are read: a m
 """
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from baton.generation.sampling import (
+    MAX_LENGTH_PENALTY,
+    NUMBERS,
+    BeamParams,
+    BeamStop,
+    NumberRange,
+    SamplingNumbers,
+    numbers_of,
+)
 from baton.generation.structured.output import FormRefused, StructuredOutput, check_form
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.form_checker import MEMORY_BYTES, Checker, CheckerBroken, Setup
 from baton.router.types.request import (
     MAX_SESSION_CHARACTERS,
-    BeamSearch,
-    BeamStop,
     ChatPrompt,
     GenerationRequest,
     LogitRules,
     Message,
     Prompt,
     RequestedSampling,
+    Sampling,
     TextPrompt,
     TokenPrompt,
     ValidRequest,
@@ -34,12 +41,11 @@ from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
 PIECE_TOKENS = 1 << 12
 
 
-def check_number(name: str, asked: float, least: float, most: float, above: bool = False) -> float:
-    """The value of a sampling field, within [least, most]; `above`: within (least, most]. Raises: InvalidArgument."""
-    if above and asked == least:
-        raise InvalidArgument(f"sampling.{name}", f"must be above {least:g}")
-    if not math.isfinite(asked) or not least <= asked <= most:
-        raise InvalidArgument(f"sampling.{name}", f"must be a number from {least:g} to {most:g}, not {asked:g}")
+def check_number(name: str, asked: float, allowed: NumberRange) -> float:
+    """The value of a sampling field. Raises: InvalidArgument."""
+    fault = allowed.fault(asked)
+    if fault is not None:
+        raise InvalidArgument(f"sampling.{name}", fault)
     return asked
 
 
@@ -80,9 +86,7 @@ def check_texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> 
     return checked
 
 
-MAX_REPETITION_PENALTY = 10.0
-MAX_PENALTY = 2.0
-MAX_BIAS = 100.0
+BIASES = NumberRange(-100.0, 100.0)
 MAX_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 64
@@ -90,40 +94,35 @@ MAX_BAD_WORD_BYTES = 256
 MAX_BAD_WORD_TOKENS = 256
 
 
-def logit_rules(sampling: RequestedSampling, repetition_penalty: float, vocab_size: int) -> LogitRules:
-    """The rules, without those that need a tokenizer. `repetition_penalty` is the model's. Raises: InvalidArgument."""
-    asked = sampling.repetition_penalty
+def numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> SamplingNumbers:
+    """Those asked for, and the model's defaults for the others. Raises: InvalidArgument."""
+    asked = {name: check_number(name, value, NUMBERS[name].range) for name, value in sampling.numbers.items()}
+    min_tokens = sampling.numbers.get("min_tokens", 0)
+    if sampling.max_tokens is not None and min_tokens > sampling.max_tokens:
+        raise min_tokens_too_many(int(min_tokens), sampling.max_tokens)
+    return SamplingNumbers(**numbers_of(defaults) | asked)
+
+
+def logit_rules(sampling: RequestedSampling, vocab_size: int) -> LogitRules:
+    """The rules, without those that need a tokenizer. Raises: InvalidArgument."""
     return LogitRules(
-        repetition_penalty=(
-            repetition_penalty
-            if asked is None
-            else check_number("repetition_penalty", asked, 0.0, MAX_REPETITION_PENALTY, above=True)
-        ),
-        presence_penalty=check_number("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
-        frequency_penalty=check_number("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
         logit_bias=_biases(sampling.logit_bias, vocab_size),
-        min_tokens=_min_tokens(sampling),
         allowed_token_ids=_allowed(sampling.allowed_token_ids, vocab_size),
         bad_words=_bad_words(sampling.bad_word_token_ids, vocab_size),
     )
 
 
-def check_something_is_left(rules: LogitRules, stop_token_ids: Sequence[int]) -> None:
+def check_something_is_left(sampling: Sampling) -> None:
     """Raises: InvalidArgument where every allowed token is forbidden elsewhere.
 
     As in transformers, a stop token alone is no bad word.
     """
-    forbidden = {word[0] for word in rules.bad_words if len(word) == 1}.difference(stop_token_ids)
-    if rules.min_tokens:
-        forbidden.update(stop_token_ids)
+    rules = sampling.rules
+    forbidden = {word[0] for word in rules.bad_words if len(word) == 1}.difference(sampling.stop_token_ids)
+    if sampling.min_tokens:
+        forbidden.update(sampling.stop_token_ids)
     if rules.allowed_token_ids and forbidden.issuperset(rules.allowed_token_ids):
         raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens exclude all of them")
-
-
-def _min_tokens(sampling: RequestedSampling) -> int:
-    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
-        raise min_tokens_too_many(sampling.min_tokens, sampling.max_tokens)
-    return sampling.min_tokens
 
 
 def min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
@@ -138,7 +137,7 @@ def _biases(asked: Mapping[int, float], vocab_size: int) -> dict[int, float]:
     for token_id, bias in biases.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidArgument(f"sampling.logit_bias[{token_id}]", f"not a token id; they end at {vocab_size - 1}")
-        check_number(f"logit_bias[{token_id}]", bias, -MAX_BIAS, MAX_BIAS)
+        check_number(f"logit_bias[{token_id}]", bias, BIASES)
     return biases
 
 
@@ -160,7 +159,7 @@ def _bad_words(asked: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[i
 
 
 MAX_CHOICES = 16
-MAX_LENGTH_PENALTY = 10.0
+LENGTH_PENALTIES = NumberRange(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
 
 
 def choices(asked: int | None) -> int:
@@ -173,10 +172,10 @@ def best_of(sampling: RequestedSampling, n: int) -> int:
     return n if sampling.best_of is None else _within("best_of", sampling.best_of, n)
 
 
-def beam_search(sampling: RequestedSampling, n: int, rules: LogitRules) -> BeamSearch | None:
+def beam_search(sampling: RequestedSampling, n: int, resolved: SamplingNumbers, rules: LogitRules) -> BeamParams | None:
     """Raises: InvalidArgument, naming the first field that does not go with a search, or that means nothing without.
 
-    `rules` are those in effect, with the model's own repetition penalty.
+    `resolved` are the numbers in effect, with the model's own repetition penalty.
     """
     if sampling.beam_width is None:
         if sampling.length_penalty is not None:
@@ -186,25 +185,25 @@ def beam_search(sampling: RequestedSampling, n: int, rules: LogitRules) -> BeamS
         return None
     width = _within("beam_width", sampling.beam_width, n)
     for name, foreign in (
-        ("temperature", sampling.temperature is not None and sampling.temperature != 0.0),
+        ("temperature", sampling.numbers.get("temperature", 0.0) != 0.0),
         ("best_of", sampling.best_of is not None),
         ("stop", bool(sampling.stop)),
         ("logprobs", sampling.logprobs is not None and sampling.logprobs > 0),
         ("bad_words", bool(sampling.bad_words) or bool(rules.bad_words)),
-        ("repetition_penalty", rules.repetition_penalty != 1.0),
-        ("presence_penalty", rules.presence_penalty != 0.0),
-        ("frequency_penalty", rules.frequency_penalty != 0.0),
+        ("repetition_penalty", resolved.repetition_penalty != 1.0),
+        ("presence_penalty", resolved.presence_penalty != 0.0),
+        ("frequency_penalty", resolved.frequency_penalty != 0.0),
         ("logit_bias", bool(rules.logit_bias)),
-        ("min_tokens", rules.min_tokens > 0),
+        ("min_tokens", resolved.min_tokens > 0),
         ("allowed_token_ids", bool(rules.allowed_token_ids)),
     ):
         if foreign:
             raise InvalidArgument(f"sampling.{name}", "does not go with beam_width")
     asked = sampling.length_penalty
-    penalty = 1.0 if asked is None else check_number("length_penalty", asked, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    penalty = 1.0 if asked is None else check_number("length_penalty", asked, LENGTH_PENALTIES)
     if sampling.early_stopping is None:
         raise InvalidArgument("sampling.early_stopping", "unknown value")
-    return BeamSearch(width, penalty, sampling.early_stopping)
+    return BeamParams(width, penalty, sampling.early_stopping)
 
 
 def _within(name: str, asked: int, least: int) -> int:
@@ -331,7 +330,6 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
-MAX_TEMPERATURE = 100.0
 MAX_LOGPROBS = 20
 MOST_PRIORITY = 100
 MAX_TEXT_BYTES = 1 << 20
@@ -354,9 +352,8 @@ def validate(
     `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
     """
     sampling = request.sampling
-    n, rules = choices(sampling.n), logit_rules(sampling, defaults.repetition_penalty, vocab_size)
-    beams, logprobs = beam_search(sampling, n, rules), _logprobs("logprobs", sampling.logprobs)
-    temperature = 0.0 if beams is not None else defaults.temperature
+    n, resolved, rules = choices(sampling.n), numbers(sampling, defaults), logit_rules(sampling, vocab_size)
+    beams, logprobs = beam_search(sampling, n, resolved, rules), _logprobs("logprobs", sampling.logprobs)
     stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
     _check_length("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
     _check_length("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS)
@@ -365,16 +362,12 @@ def validate(
         prompt=_prompt(request.prompt, vocab_size, max_model_len),
         request_id=request.request_id or drawn.request_id,
         max_tokens=_max_tokens(sampling.max_tokens),
-        temperature=_number("temperature", sampling.temperature, temperature, 0.0, MAX_TEMPERATURE),
-        top_k=defaults.top_k if sampling.top_k is None else sampling.top_k,
-        top_p=_number("top_p", sampling.top_p, defaults.top_p, 0.0, 1.0, above=True),
-        min_p=_number("min_p", sampling.min_p, defaults.min_p, 0.0, 1.0),
+        numbers=resolved if beams is None else replace(resolved, temperature=0.0),
         seed=drawn.seed if sampling.seed is None else sampling.seed,
         stop=check_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
         stop_token_ids=stop_token_ids,
         n=n,
         cache_salt=request.cache_salt,
-        typical_p=_number("typical_p", sampling.typical_p, defaults.typical_p, 0.0, 1.0, above=True),
         rules=rules,
         bad_words=check_texts("bad_words", sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
         logprobs=logprobs,
@@ -403,8 +396,8 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
             "sampling.max_tokens",
             f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {max_tokens}",
         )
-    if valid.rules.min_tokens > room:
-        raise min_tokens_too_many(valid.rules.min_tokens, room)
+    if valid.numbers.min_tokens > room:
+        raise min_tokens_too_many(valid.numbers.min_tokens, room)
     return room if max_tokens is None else max_tokens
 
 
@@ -464,10 +457,6 @@ def _priority(asked: int) -> int:
     if not -MOST_PRIORITY <= asked <= MOST_PRIORITY:
         raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {asked}")
     return asked
-
-
-def _number(name: str, asked: float | None, default: float, least: float, most: float, above: bool = False) -> float:
-    return default if asked is None else check_number(name, asked, least, most, above)
 
 
 def _logprobs(name: str, asked: int | None) -> int | None:

@@ -1,5 +1,6 @@
 """The public plane between protobuf and plain values. Repeated fields stay unread: the validator counts them first."""
 
+from baton.generation.sampling import NUMBERS, BeamStop
 from baton.generation.structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 from baton.protos import baton_pb2
 from baton.router.model.served_model import ChosenModel
@@ -8,7 +9,6 @@ from baton.router.model.validation import MAX_CHOICES as MAX_CHOICES_MADE
 from baton.router.request.resume import ReportedChoice, ResumeRequest
 from baton.router.types.events import TokenLogprob
 from baton.router.types.request import (
-    BeamStop,
     ChatPrompt,
     GenerationRequest,
     Message,
@@ -153,21 +153,13 @@ def model(chosen: ChosenModel) -> baton_pb2.Model:
 def _sampling(message: baton_pb2.SamplingParams) -> RequestedSampling:
     return RequestedSampling(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        min_p=message.min_p if message.HasField("min_p") else None,
+        numbers={each.name: value for each, value in message.ListFields() if each.name in NUMBERS},
         seed=message.seed if message.HasField("seed") else None,
         stop=message.stop,
         stop_token_ids=message.stop_token_ids,
         ignore_eos=message.ignore_eos,
         n=message.n if message.HasField("n") else None,
-        typical_p=message.typical_p if message.HasField("typical_p") else None,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
         logit_bias=message.logit_bias,
-        min_tokens=message.min_tokens,
         allowed_token_ids=message.allowed_token_ids,
         bad_words=message.bad_words,
         bad_word_token_ids=[word.ids for word in message.bad_word_token_ids[: MAX_BAD_WORDS + 1]],

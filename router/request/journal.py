@@ -18,13 +18,12 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from baton.generation.block_hash import HASH_BYTES, block_hashes
+from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of, received_numbers
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import journal_pb2, sampling_pb2
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.peers import is_cancelled
 from baton.router.types.request import (
-    BeamSearch,
-    BeamStop,
     LogitRules,
     Operation,
     PreparedRequest,
@@ -351,16 +350,12 @@ def _valid(record: journal_pb2.JournalRecord, sampling: Sampling, tenant: str) -
         prompt=TokenPrompt(tuple(record.token_ids)),
         request_id=record.request_id,
         max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
         seed=sampling.seed,
         stop=tuple(record.stop),
         stop_token_ids=sampling.stop_token_ids,
         n=record.n,
         cache_salt="",  # it is in the root of the hashes
-        typical_p=sampling.typical_p,
+        numbers=SamplingNumbers(**numbers_of(sampling)),
         rules=sampling.rules,
         logprobs=sampling.logprobs if record.tells_logprobs else None,
         prompt_logprobs=sampling.prompt_logprobs,
@@ -379,20 +374,12 @@ def _sampling(message: sampling_pb2.Sampling) -> Sampling:
     form = message.structured
     return Sampling(
         max_tokens=message.max_tokens,
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
+        **received_numbers(message),
         seed=message.seed,
         stop_token_ids=tuple(message.stop_token_ids),
         n=message.n,
-        typical_p=message.typical_p,
         rules=LogitRules(
-            repetition_penalty=message.repetition_penalty,
-            presence_penalty=message.presence_penalty,
-            frequency_penalty=message.frequency_penalty,
             logit_bias=dict(message.logit_bias),
-            min_tokens=message.min_tokens,
             allowed_token_ids=tuple(message.allowed_token_ids),
             bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
         ),
@@ -403,8 +390,8 @@ def _sampling(message: sampling_pb2.Sampling) -> Sampling:
     )
 
 
-def _beams(message: sampling_pb2.Sampling) -> BeamSearch | None:
+def _beams(message: sampling_pb2.Sampling) -> BeamParams | None:
     if not message.beam_width:
         return None
     stop: BeamStop = _BEAM_STOPS[message.beam_stop]
-    return BeamSearch(message.beam_width, message.length_penalty, stop)
+    return BeamParams(message.beam_width, message.length_penalty, stop)

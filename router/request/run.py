@@ -90,7 +90,7 @@ class Generation:
         """
         sampling = request.sampling
         valid = request.valid
-        made = Answer(sampling.n, valid.stop, sampling.rules.min_tokens, new_detokenizer)
+        made = Answer(sampling.n, valid.stop, sampling.min_tokens, new_detokenizer)
         self.answer: AnswerStream = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
         self._resumption = resumption
         if resumption is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredOutput
 from baton.router.types.worker import Adapter
 from baton.service.security.api_keys import UNLIMITED, KeyLimits
@@ -66,41 +67,18 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
-class BeamStop(Enum):
-    """When a beam search ends before max_tokens: once `width` beams have ended, and ..."""
-
-    UNPROMISING = "unpromising"  # no running beam, if it ended now, would be better than the worst of those
-    FULL = "full"  # at once
-    NEVER = "never"  # no running beam can become better than the worst of those
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearch:
-    width: int
-    length_penalty: float = 1.0
-    stop: BeamStop = BeamStop.UNPROMISING
-
-
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
     """The client's parameters; None is a field left out. Sequences may be any length: only the validator reads them."""
 
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)  # those given, by their name in `NUMBERS`
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     n: int | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    min_tokens: int = 0
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
     bad_word_token_ids: Sequence[Sequence[int]] = ()
@@ -133,34 +111,25 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """Changes of the logits before a token is chosen; the defaults change nothing."""
+    """Changes of the logits of single tokens; the defaults change nothing."""
 
-    repetition_penalty: float = 1.0  # of tokens in prompt and answer
-    presence_penalty: float = 0.0  # of tokens in the answer
-    frequency_penalty: float = 0.0  # of tokens in the answer, per occurrence
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id
-    min_tokens: int = 0  # no stop token before so many
     allowed_token_ids: tuple[int, ...] = ()  # empty allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of token ids that are never completed
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(SamplingNumbers):
     """How tokens are chosen, every default resolved. `max_tokens` is per choice."""
 
     max_tokens: int
-    temperature: float  # 0 is greedy
-    top_k: int  # 0 keeps all
-    top_p: float  # 1 keeps all
-    min_p: float  # 0 keeps all
     seed: int  # 64 bits
     stop_token_ids: tuple[int, ...]  # sorted; the model's own included unless ignored
     n: int  # choices that are made
-    typical_p: float = 1.0  # 1 keeps all
     rules: LogitRules = LogitRules()
     logprobs: int | None = None  # likeliest tokens to report with each token; None reports no log-probabilities
     prompt_logprobs: int | None = None  # the same of the prompt
-    beams: BeamSearch | None = None  # its n best sequences are the choices
+    beams: BeamParams | None = None  # its n best sequences are the choices
     structured: StructuredOutput | None = None  # the form of each choice
 
     @property
@@ -181,22 +150,18 @@ class ValidRequest:
     prompt: Prompt
     request_id: str
     max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
     seed: int
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     n: int
     cache_salt: str
-    typical_p: float = 1.0
+    numbers: SamplingNumbers
     rules: LogitRules = LogitRules()
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     best_of: int = 1  # choices that are made, at least n
-    beams: BeamSearch | None = None
+    beams: BeamParams | None = None
     structured: StructuredOutput | None = None
     echo: bool = False
     priority: int = 0
@@ -224,14 +189,10 @@ class ValidRequest:
         """`bad_words` are the tokens of those that were given as texts."""
         return Sampling(
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
+            **numbers_of(self.numbers),
             seed=self.seed,
             stop_token_ids=self.stop_token_ids,
             n=self.best_of,
-            typical_p=self.typical_p,
             rules=replace(self.rules, bad_words=self.rules.bad_words + bad_words),
             # The best of several are chosen by them.
             logprobs=0 if self.logprobs is None and self.best_of > self.n else self.logprobs,

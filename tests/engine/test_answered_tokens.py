@@ -7,9 +7,10 @@ import pytest
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import ChunkResult, Computed, Drawn
 from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
-from baton.engine.sampling.params import BeamParams, BeamStop, SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.prefill import PrefillProgress, PrefillScheduler
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.generation.sampling import BeamParams, BeamStop
 
 BLOCK = 4
 LATE = Computed(late=True)

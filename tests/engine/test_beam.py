@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine.plan import TokenLogprob
-from baton.engine.sampling.params import BeamParams, BeamStop, candidates_per_beam
+from baton.engine.sampling.params import candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
+from baton.generation.sampling import BeamParams, BeamStop
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 

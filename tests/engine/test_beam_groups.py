@@ -9,10 +9,11 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.plan import Computed, Drawn, NonFinite, Plan, TokenLogprob
 from baton.engine.request import FirstToken, Request, RequestTooLong
-from baton.engine.sampling.params import BeamParams, SamplingParams, candidates_per_beam
+from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
+from baton.generation.sampling import BeamParams
 
 BLOCK = 4
 STOPS = frozenset({1, 2})

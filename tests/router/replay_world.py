@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.generation.sampling import SamplingNumbers
 from baton.router.admission.queue import Admitted
 from baton.router.fleet.inbox import Inbox, WakeUpLimiter
 from baton.router.fleet.wire import Tag
@@ -89,7 +90,7 @@ def request_of(max_tokens: int = 20, n: int = 1, best_of: int = 1, stop: tuple[s
     stop_token_ids = more.pop("stop_token_ids", (STOP_TOKEN,))
     valid = ValidRequest(
         operation=Operation.GENERATE, prompt=TokenPrompt(PROMPT), request_id="r", max_tokens=max_tokens,
-        temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, stop=stop, stop_token_ids=stop_token_ids, n=n,
+        numbers=SamplingNumbers(temperature=1.0), seed=7, stop=stop, stop_token_ids=stop_token_ids, n=n,
         cache_salt="", rules=LogitRules(), best_of=max(n, best_of), **more,
     )  # fmt: skip
     return PreparedRequest(valid, PROMPT, b"root", (), valid.sampling(max_tokens), b"f", BLOCK_TOKENS)

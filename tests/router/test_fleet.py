@@ -124,7 +124,7 @@ async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pa
         await followed.connected(True, True)
         placement = Placement(pair.prefill.endpoint, "127.0.0.1:1", 0, 0, 0, 0, 1, 1)
         inbox = followed.fleet.open(7, placement)
-        sampling = Sampling(1, 0.0, 0, 1.0, 0.0, 0, (), 1)
+        sampling = Sampling(1, 0, (), 1)
         request = PreparedRequest(None, (1,), b"", (), sampling, b"f", 4)  # type: ignore[arg-type]
         followed.fleet.dispatch(Tag(7, bytes(16), bytes(16), 1000, ""), request, placement)
         arrival = await inbox.take()

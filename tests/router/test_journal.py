@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.generation.block_hash import block_hashes, root_hash
+from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import (
@@ -24,8 +25,6 @@ from baton.router.request.journal import (
     journaled,
 )
 from baton.router.types.request import (
-    BeamSearch,
-    BeamStop,
     LogitRules,
     Operation,
     PreparedRequest,
@@ -57,16 +56,12 @@ def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter 
         prompt=TokenPrompt(token_ids),
         request_id="r-1",
         max_tokens=sampled.max_tokens,
-        temperature=sampled.temperature,
-        top_k=sampled.top_k,
-        top_p=sampled.top_p,
-        min_p=sampled.min_p,
         seed=sampled.seed,
         stop=("stop", "é"),
         stop_token_ids=sampled.stop_token_ids,
         n=1,
         cache_salt="",
-        typical_p=sampled.typical_p,
+        numbers=SamplingNumbers(**numbers_of(sampled)),
         rules=sampled.rules,
         logprobs=sampled.logprobs,
         prompt_logprobs=sampled.prompt_logprobs,
@@ -91,11 +86,12 @@ def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter 
     )
 
 
-RULES = LogitRules(1.5, 0.5, -0.5, {5: -2.0}, 3, (1, 2), ((4, 5), (6,)))
+RULES = LogitRules({5: -2.0}, (1, 2), ((4, 5), (6,)))
+PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5}
 SAMPLINGS = st.one_of(
     st.just(sampling()),
-    st.just(sampling(rules=RULES, typical_p=0.5, logprobs=0, prompt_logprobs=4)),
-    st.builds(lambda stop: sampling(temperature=0.0, beams=BeamSearch(4, -0.5, stop)), st.sampled_from(BeamStop)),
+    st.just(sampling(rules=RULES, **PENALTIES, min_tokens=3, typical_p=0.5, logprobs=0, prompt_logprobs=4)),
+    st.builds(lambda stop: sampling(temperature=0.0, beams=BeamParams(4, -0.5, stop)), st.sampled_from(BeamStop)),
     st.builds(lambda kind: sampling(structured=StructuredOutput(kind, "[]")), st.sampled_from(StructuredKind)),
 )
 PLACES = st.builds(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.generation.block_hash import block_hashes
+from baton.generation.sampling import BeamParams
 from baton.router.request.retry import (
     MOST_KEPT,
     POISON_DEATHS,
@@ -20,7 +21,7 @@ from baton.router.request.retry import (
     replays,
 )
 from baton.router.types.events import End, FailureReason
-from baton.router.types.request import BeamSearch, PreparedRequest
+from baton.router.types.request import PreparedRequest
 from baton.service.errors import BatonError, DeadlineExceeded, Internal, Unavailable
 from tests.router.replay_world import (
     BLOCK_TOKENS,
@@ -131,7 +132,7 @@ def test_the_hashes_of_a_replay_cover_the_answer() -> None:
 
 
 def test_a_beam_search_begins_again() -> None:
-    request = request_of(n=2, beams=BeamSearch(2))
+    request = request_of(n=2, beams=BeamParams(2))
     assert replays(request, request, {0: (1, 2), 1: ()}) == (request,)
 
 

@@ -12,9 +12,8 @@ from baton.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
 from baton.router.cache.index import PrefixFanOut, PrefixIndex
 from baton.router.placement.cluster import RecentWork, shortlist
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
-from baton.router.placement.policies import early_block
 from baton.router.placement.rates import RateLedger
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.placement.views import PlacementRequest, WorkerView, early_block
 from baton.service.registry.worker_record import WorkerRole
 
 FINGERPRINT = b"simulated"

@@ -213,7 +213,7 @@ def _decide_in_parts(world: _World, turn: int) -> _Timed:
     cluster, blocks = world.cluster, world.prompts[turn * 7919 % SCALED_CONVERSATIONS]
     request = PlacementRequest(FINGERPRINT, BLOCK_TOKENS, world.prompt_tokens, 256, 1, turn=turn)
     began = time.perf_counter()
-    cluster.caches.hits(blocks)
+    cluster.caches.index.hits(blocks)
     walked = time.perf_counter()
     views = cluster.snapshot(blocks, turn)
     seen = time.perf_counter()

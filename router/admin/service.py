@@ -63,7 +63,7 @@ class AdminServicer:
                 )
                 for worker in self.cluster.workers
             ],
-            indexed_blocks=self.cluster.caches.indexed_blocks,
+            indexed_blocks=len(self.cluster.caches.index),
             active_requests=self.dispatcher.active,
             queued_requests=self.queue.waiting,
             other_routers=self.peer_routers.others if self.peer_routers is not None else 0,

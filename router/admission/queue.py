@@ -5,7 +5,8 @@ itself. From then on no request goes before it: the room that running requests f
 holds up small ones for no longer than the workers need to make room for it, and waits for them no longer than for
 another of its size.
 
-router may have there at all. One worker at a time. Does no I/O.
+Where no worker that could take a request would ever have room for it within this router's share, one of them is asked
+to lend more: one worker at a time.
 
 A request that cannot be served in time is refused at once with the time to come back, before anything was computed
 for it. A placement is charged to the cluster as soon as it is made; the caller that receives it returns the charge,
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from baton.router.admission.fair_queue import Entry, FairQueue
 from baton.router.admission.wait_estimate import WaitEstimate
@@ -187,18 +188,6 @@ LOOK_AHEAD = 64
 """How many entries are searched for one that has room; a full queue is not read from end to end for each answer."""
 
 
-class Waiting(Protocol):
-    """The fields of a waiting request that are needed here."""
-
-    @property
-    def request(self) -> PlacementRequest: ...
-
-    overtaken_tokens: int
-
-
-Item = TypeVar("Item", bound=Waiting)
-
-
 @dataclass(frozen=True, slots=True)
 class _Need:
     fingerprint: bytes
@@ -212,12 +201,12 @@ class _Need:
         return same and self.blocks >= other.blocks and self.choices >= other.choices
 
 
-class AdmissionPass(Generic[Item]):
+class AdmissionPass:
     """An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room."""
 
-    def __init__(self, queue: FairQueue[Item]) -> None:
+    def __init__(self, queue: FairQueue[Ticket]) -> None:
         self._queue = queue
-        self._held: dict[int, Entry[Item]] = {}  # without room, by number, in the order of their turn
+        self._held: dict[int, Entry[Ticket]] = {}  # without room, by number, in the order of their turn
         self._unmet: list[_Need] = []
         self._unserved: set[tuple[bytes, Adapter | None]] = set()
 
@@ -225,7 +214,7 @@ class AdmissionPass(Generic[Item]):
     def some_without_workers(self) -> bool:
         return bool(self._unserved)
 
-    def next(self) -> Entry[Item] | None:
+    def next(self) -> Entry[Ticket] | None:
         for entry in islice(self._queue.order(), LOOK_AHEAD):
             request = entry.item.request
             if (request.fingerprint, request.adapter) in self._unserved:
@@ -239,15 +228,15 @@ class AdmissionPass(Generic[Item]):
                 return None
         return None
 
-    def without_room(self, entry: Entry[Item]) -> None:
+    def without_room(self, entry: Entry[Ticket]) -> None:
         self._held[entry.number] = entry
         self._unmet.append(_need(entry.item.request))
 
-    def without_workers(self, entry: Entry[Item]) -> None:
+    def without_workers(self, entry: Entry[Ticket]) -> None:
         """No worker could take it: it holds up no other request."""
         self._unserved.add((entry.item.request.fingerprint, entry.item.request.adapter))
 
-    def served(self, entry: Entry[Item]) -> None:
+    def served(self, entry: Entry[Ticket]) -> None:
         """Those that it went before have been overtaken."""
         for held in self._held.values():
             held.item.overtaken_tokens += entry.tokens
@@ -300,17 +289,13 @@ class CreditRequester:
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
     """From which worker; None where the request only waits for others of this router. `asked`: the last one asked."""
     request = unmet.request
-    workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE and _could_hold(worker, request)]
+    workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
+    workers = [worker for worker in workers if request.fits(worker) and request.suits(worker)]
     if not workers or any(_lacking(worker, request) <= 0 for worker in workers):
         return None
     before = [worker for worker in workers if worker.endpoint == asked]
     chosen = min(before or workers, key=lambda worker: _lacking(worker, request))
     return CreditRequest(chosen.endpoint, request.charged_on(chosen), request.choices)
-
-
-def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
-    fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
-    return fits and request.suits(worker)
 
 
 def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
@@ -321,17 +306,6 @@ def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
 
 def _ignore(wanted: CreditRequest) -> None:
     """Limits of workers then stay unchanged."""
-
-
-__all__ = ["AdmissionLimits", "AdmissionQueue", "Admitted", "RequestClass"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The workers for one request, as they are until another one is placed."""
-
-    ticket: Ticket
-    views: Sequence[WorkerView]
 
 
 class AdmissionQueue:
@@ -381,7 +355,7 @@ class AdmissionQueue:
             self._make_place(request_class)
         ticket = Ticket(attempt_id, request, block_hashes, request_class)
         entry = self._queue.add(ticket, request_class.tenant, request_class.priority, tokens)
-        self._pump(_Seen(ticket, views))
+        self._pump(ticket, views)
         try:
             async with asyncio.timeout(self._limits.max_wait_s):
                 await ticket.settled.wait()
@@ -415,7 +389,7 @@ class AdmissionQueue:
 
     def pump(self) -> None:
         """Places those whose turn it is, until the next must wait."""
-        self._pump(None)
+        self._pump()
 
     def pump_soon(self) -> None:
         """As `pump`, once for all that happens in this turn of the event loop.
@@ -432,7 +406,8 @@ class AdmissionQueue:
         except Exception as error:  # noqa: BLE001 -- no caller awaits this call and would report a bug
             self.on_fault(error)
 
-    def _pump(self, seen: _Seen | None) -> None:
+    def _pump(self, newest: Ticket | None = None, seen: Sequence[WorkerView] | None = None) -> None:
+        """`seen`: the workers for the newest request, as they are until another one is placed."""
         admission_pass, unmet = AdmissionPass(self._queue), None
         while (entry := admission_pass.next()) is not None:
             ticket, began_s = entry.item, self._clock()
@@ -441,8 +416,7 @@ class AdmissionQueue:
                 too_late = self.forecast.refusal(message, ticket.request_class, NO_TIME)
                 self._settle(entry, too_late, served=False)
                 continue
-            current = seen is not None and seen.ticket is ticket
-            views, outcome = self._place(ticket, seen.views if current and seen is not None else None)
+            views, outcome = self._place(ticket, seen if ticket is newest else None)
             match outcome:
                 case Decision():
                     self._dispatch(entry, outcome, began_s)

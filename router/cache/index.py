@@ -5,9 +5,8 @@ that is sent now will find it there, which includes blocks that a prompt in flig
 A worker's blocks are closed under parents (with a block comes its whole prefix), so the walk can bisect: a few lookups
 for every place where lanes end, however long the prompt is.
 
-Memory: 160 to 200 bytes per block that one worker has, as full as the tables happen to be; 32 more where over four
-workers make the number too large to be shared, and 40 to 105 for each further
-worker (benchmarks/router/prefix_index.py).
+Memory, measured: 160 to 200 bytes per block that one worker has, as full as the tables happen to be; 32 more where over
+four workers make the number too large to be shared, and 40 to 105 for each further worker.
 
 The end of a prompt is continued by its conversation's next turn. A system prompt or a document is continued by many
 prompts, each in its own way: a worker that computes it again makes its blocks for all prompts that come after.

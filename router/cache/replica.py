@@ -3,8 +3,7 @@
 connected, and a snapshot asked for -> it arrives: from now on changes are followed
 a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
 
-While nothing is followed, blocks are assumed: those that ended prompts should have left there. Where a method
-returns true, a snapshot is to be asked for now.
+While nothing is followed, blocks are assumed: those that ended prompts should have left there.
 
 Workers are named by endpoint. Where a method returns true, the worker is to be asked for a snapshot now.
 """
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
-from baton.router.cache.index import Hits, PrefixIndex
+from baton.router.cache.index import PrefixIndex
 from baton.router.types.worker import CacheSum
 
 WINDOW_REQUESTS = 64
@@ -100,6 +99,7 @@ class CacheReplica:
         self.sequence = 0  # of the changes that are in the index
         self.resyncs = 0  # how often something was wrong
         self.wrong: Wrong | None = None  # the reason of the last resync
+        self.audit = CacheAudit()
         self._worker = worker
         self._index = index
         self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
@@ -144,6 +144,8 @@ class CacheReplica:
 
     def check(self, reported: CacheSum | None, now: float) -> bool:
         """Compares with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
+        if self.follows and self.audit.wants_resync(now):
+            return self.resync(Wrong.DRIFT, now)
         if reported is None:
             return False
         if not self.follows:
@@ -205,86 +207,58 @@ class CacheStatus:
     drift: float
 
 
-@dataclass(slots=True)
-class _Cache:
-    view: CacheReplica
-    audit: CacheAudit
-
-
 class Caches:
-    def __init__(self) -> None:
-        self._index = PrefixIndex()
-        self._caches: dict[str, _Cache] = {}
+    """Those of all workers, and the index of their blocks together."""
 
-    @property
-    def indexed_blocks(self) -> int:
-        """Different blocks, on any worker."""
-        return len(self._index)
+    def __init__(self) -> None:
+        self.index = PrefixIndex()
+        self._caches: dict[str, CacheReplica] = {}
 
     def connected(self, worker: str) -> None:
         """It is to be asked for a snapshot. If it was connected before, it is the same process, or was forgotten."""
         cache = self._caches.get(worker)
         if cache is None:
-            cache = self._caches[worker] = _Cache(CacheReplica(worker, self._index), CacheAudit())
-        cache.view.connected()
+            cache = self._caches[worker] = CacheReplica(worker, self.index)
+        cache.connected()
 
     def disconnected(self, worker: str) -> None:
         cache = self._caches.get(worker)
         if cache is not None:
-            cache.view.disconnected()
+            cache.disconnected()
 
     def forget(self, worker: str) -> None:
         """Its process is gone."""
         self._caches.pop(worker, None)
-        self._index.forget(worker)
+        self.index.forget(worker)
 
     def take_changes(self, worker: str, changes: CacheChanges, now: float) -> bool:
         cache = self._caches.get(worker)
-        return cache is not None and cache.view.take_changes(changes, now)
+        return cache is not None and cache.take_changes(changes, now)
 
     def take_snapshot(self, worker: str, part: CacheSnapshotPart, now: float) -> None:
         cache = self._caches.get(worker)
         if cache is not None:
-            cache.view.take_snapshot(part, now)
+            cache.take_snapshot(part, now)
 
     def check(self, worker: str, reported: CacheSum | None, now: float) -> bool:
         """With the sum of a report."""
         cache = self._caches.get(worker)
-        if cache is None:
-            return False
-        if cache.view.follows and cache.audit.wants_resync(now):
-            return cache.view.resync(Wrong.DRIFT, now)
-        return cache.view.check(reported, now)
+        return cache is not None and cache.check(reported, now)
 
     def wrong(self, worker: str) -> Wrong | None:
         """Why its view was given up the last time."""
         cache = self._caches.get(worker)
-        return None if cache is None else cache.view.wrong
+        return None if cache is None else cache.wrong
 
     def follows(self, worker: str) -> bool:
         """Whether it reports its cache; otherwise `assume` the blocks of prompts that were sent there."""
         cache = self._caches.get(worker)
-        return cache is not None and cache.view.follows
+        return cache is not None and cache.follows
 
     def assume(self, worker: str, block_hashes: Sequence[bytes], capacity_blocks: int) -> None:
         cache = self._caches.get(worker)
         if cache is not None:
-            cache.view.assume(block_hashes, capacity_blocks)
-
-    def expect(self, worker: str, attempt_id: int, block_hashes: Sequence[bytes]) -> None:
-        """The attempt's prompt is to be computed there."""
-        self._index.expect(worker, attempt_id, block_hashes)
-
-    def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
-        """Another router's prompt is."""
-        self._index.expect_elsewhere(worker, block_hashes)
-
-    def settle(self, worker: str, attempt_id: int) -> Sequence[bytes]:
-        """The attempt has been computed there, or will not be. Returns the expected blocks that were not reported."""
-        return self._index.settle(worker, attempt_id)
-
-    def hits(self, block_hashes: Sequence[bytes]) -> Hits:
-        return self._index.hits(block_hashes)
+            cache.assume(block_hashes, capacity_blocks)
 
     def audit(self, worker: str, predicted_tokens: int, actual_tokens: int) -> None:
         """A prompt was looked up there, and this much of it was found."""
@@ -296,13 +270,13 @@ class Caches:
         cache = self._caches.get(worker)
         if cache is None:
             return None
-        view, audit = cache.view, cache.audit
+        audit = cache.audit
         return CacheStatus(
-            follows=view.follows,
-            exact=view.exact,
-            blocks=self._index.blocks(worker),
-            sequence=view.sequence,
-            resyncs=view.resyncs,
+            follows=cache.follows,
+            exact=cache.exact,
+            blocks=self.index.blocks(worker),
+            sequence=cache.sequence,
+            resyncs=cache.resyncs,
             checked_requests=audit.checked_requests,
             equal_requests=audit.equal_requests,
             missing_tokens=audit.missing_tokens,

@@ -4,6 +4,10 @@ Those that have much of the prompt, and some of the others, the next ones each t
 busy one is nearly the least busy of all (Mitzenmacher, The Power of Two Choices, 2001).
 
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
+
+Pairs of workers whose transfers fail are set aside: both may serve well with others. A pair that fails again at once
+when its time is over is set aside for twice as long; only several transfers in a row that succeed make it as good as
+any.
 """
 
 import math
@@ -11,15 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Generic, Protocol, TypeVar
 
 from baton.router.cache.index import Hits, PrefixFanOut
 from baton.router.cache.replica import Caches
 from baton.router.placement.decide import Placement
-from baton.router.placement.pairs import PairCircuitBreaker
 from baton.router.placement.peer_load import NOTHING, PeerLoad
 from baton.router.placement.rates import RateLedger
-from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
@@ -41,38 +43,6 @@ def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Se
 def _in_turn(workers: Sequence[str], count: int, turn: int) -> list[str]:
     first = turn * count % len(workers)
     return [*workers[first : first + count], *workers[: max(0, first + count - len(workers))]][: len(workers)]
-
-
-class Named(Protocol):
-    @property
-    def endpoint(self) -> str: ...
-
-    @property
-    def role(self) -> WorkerRole: ...
-
-
-Known = TypeVar("Known", bound=Named)
-
-
-@dataclass(frozen=True, slots=True)
-class AvailableWorkers(Generic[Known]):
-    """The workers that take work now; found out again when one comes, goes, or begins to drain."""
-
-    workers: tuple[Known, ...]
-    roles: Mapping[str, WorkerRole]
-    alike: Mapping[WorkerRole, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, workers: Iterable[Known]) -> "AvailableWorkers[Known]":
-        available = tuple(workers)
-        roles = {worker.endpoint: worker.role for worker in available}
-        return cls(
-            available, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
-        )
-
-    def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
-        known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}
-        return shortlist(self.alike[role], known, turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +195,60 @@ class StallDetector:
         return now - self._since_s > STALLED_S
 
 
+FAILURES = 3
+SUCCESSES = 3
+FIRST_S, LAST_S = 5.0, 80.0
+
+Pair = tuple[str, str]
+"""The endpoints of a prefill and of a decode worker."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    failures: int = 0  # in a row
+    successes: int = 0  # in a row
+    aside_s: float = 0.0  # how long it was set aside, the last time
+    until_s: float = 0.0
+
+
+class PairCircuitBreaker:
+    """Only of those that had trouble."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[Pair, _Trouble] = {}
+
+    def failed(self, pair: Pair, now: float) -> None:
+        trouble = self._troubles.setdefault(pair, _Trouble())
+        trouble.successes = 0
+        trouble.failures += 1
+        if now >= trouble.until_s and (trouble.failures >= FAILURES or trouble.aside_s):
+            trouble.aside_s = min(LAST_S, 2 * trouble.aside_s or FIRST_S)
+            trouble.until_s = now + trouble.aside_s
+
+    def succeeded(self, pair: Pair) -> None:
+        trouble = self._troubles.get(pair)
+        if trouble is None:
+            return
+        trouble.failures = 0
+        trouble.successes += 1
+        if trouble.successes >= SUCCESSES or not trouble.aside_s:
+            del self._troubles[pair]
+
+    def forget(self, endpoint: str) -> None:
+        """A worker's process is gone, and with it its troubles."""
+        for pair in [pair for pair in self._troubles if endpoint in pair]:
+            del self._troubles[pair]
+
+    def broken(self, now: float) -> frozenset[Pair]:
+        """Those that are set aside."""
+        if not self._troubles:
+            return _NONE
+        return frozenset(pair for pair, trouble in self._troubles.items() if now < trouble.until_s)
+
+
+_NONE: frozenset[Pair] = frozenset()
+
+
 @dataclass(slots=True)
 class Worker:
     """One endpoint. `description` and `epoch` stay as last seen while it is not connected."""
@@ -254,44 +278,27 @@ class Worker:
         """The views that placements used of it are outdated."""
         self.view = self.hit_view = None
 
-    def seen(
-        self,
-        peers: PeerLoad,
-        recent_tokens: float,
-        rates: WorkerRates,
-        hit_blocks: int,
-        ready_blocks: int,
-        branches: int,
-    ) -> WorkerView:
-        """As a placement sees it, for a prompt of which it has so much."""
-        description, report = self.description, self.report
-        if description is None or report is None:
-            raise RuntimeError(f"{self.endpoint} has not described itself")
-        return WorkerView(
-            endpoint=self.endpoint,
-            role=self.role,
-            fingerprint=description.fingerprint,
-            total_blocks=description.total_blocks,
-            total_slots=description.total_slots,
-            limit_blocks=report.limit_blocks,
-            limit_slots=report.limit_slots,
-            used_blocks=self.charges.blocks,
-            used_slots=self.charges.slots,
-            tokens_in_flight=self.charges.tokens + peers.tokens,
-            hit_blocks=hit_blocks,
-            adapters=description.adapters,
-            ready_blocks=ready_blocks,
-            elsewhere_slots=peers.slots,
-            elsewhere_blocks=peers.blocks,
-            # Prompts just sent there are in no report yet; prompts of other routers are known from reports alone.
-            pending_prompt_tokens=max(report.pending_tokens, self.charges.prompt_tokens),
-            recent_tokens=recent_tokens,
-            rates=rates,
-            branches=branches,
+
+@dataclass(frozen=True, slots=True)
+class AvailableWorkers:
+    """The workers that take work now; found out again when one comes, goes, or begins to drain."""
+
+    workers: tuple[Worker, ...]
+    roles: Mapping[str, WorkerRole]
+    alike: Mapping[WorkerRole, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, workers: Iterable[Worker]) -> "AvailableWorkers":
+        available = tuple(workers)
+        roles = {worker.endpoint: worker.role for worker in available}
+        return cls(
+            available, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
         )
 
+    def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
+        known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}
+        return shortlist(self.alike[role], known, turn)
 
-__all__ = ["Cluster", "Worker"]
 
 LATEST_AGE = 0.05
 """A view may be so old, in windows of the newest work: by then a worker's share of that has faded by as much."""
@@ -314,7 +321,7 @@ class Cluster:
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
         """All measurements of the workers are kept here."""
-        self._available: AvailableWorkers[Worker] | None = None  # None: to be found out
+        self._available: AvailableWorkers | None = None  # None: to be found out
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
         self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
@@ -411,9 +418,9 @@ class Cluster:
     def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
         """The workers that take work now, with the blocks of this prompt that they hold, or will when it comes.
 
-        With a `turn`, which counts requests, only a shortlist (router/placement/cluster.py): all of a small cluster.
+        With a `turn`, which counts requests, only a shortlist: all of a small cluster.
         """
-        hits, available = self.caches.hits(block_hashes), self._find_available()
+        hits, available = self.caches.index.hits(block_hashes), self._find_available()
         self._forget_old_views()
         workers, found = available.workers, hits.found
         if turn is not None and len(workers) > ALL_UP_TO:
@@ -475,7 +482,7 @@ class Cluster:
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
             self._computes(endpoint, computed_tokens)
-            self.caches.expect_elsewhere(endpoint, block_hashes)
+            self.caches.index.expect_elsewhere(endpoint, block_hashes)
 
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
         """A decode worker made these blocks, those of the prompt included. It may be gone since.
@@ -501,7 +508,7 @@ class Cluster:
             return
         worker.charges.give_back(attempt_id)
         worker.changed()
-        missing = self.caches.settle(endpoint, attempt_id)
+        missing = self.caches.index.settle(endpoint, attempt_id)
         if missing and worker.held and worker.description is not None:
             self.caches.assume(endpoint, missing, worker.description.total_blocks)
 
@@ -524,10 +531,10 @@ class Cluster:
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
         """The worker that computes the prompt will have its blocks: requests that come meanwhile wait for them."""
-        self.caches.expect(endpoint, attempt_id, block_hashes)
+        self.caches.index.expect(endpoint, attempt_id, block_hashes)
         self.on_predicted(endpoint, block_hashes, computed_tokens)
 
-    def _find_available(self) -> AvailableWorkers[Worker]:
+    def _find_available(self) -> AvailableWorkers:
         if self._available is None:
             self._available = AvailableWorkers.of(worker for worker in self._workers.values() if worker.available)
         return self._available
@@ -557,9 +564,33 @@ class Cluster:
         return view
 
     def _make_view(self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0) -> WorkerView:
-        peers = self._peer_loads.get(worker.endpoint, NOTHING)
-        recent_tokens, rates = self._recent.of(worker.endpoint), self.rates.of(worker.endpoint)
-        return worker.seen(peers, recent_tokens, rates, hit_blocks, ready_blocks, branches)
+        """As a placement sees it, for a prompt of which it has so much."""
+        endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
+        if description is None or report is None:
+            raise RuntimeError(f"{endpoint} has not described itself")
+        peers = self._peer_loads.get(endpoint, NOTHING)
+        return WorkerView(
+            endpoint=endpoint,
+            role=worker.role,
+            fingerprint=description.fingerprint,
+            total_blocks=description.total_blocks,
+            total_slots=description.total_slots,
+            limit_blocks=report.limit_blocks,
+            limit_slots=report.limit_slots,
+            used_blocks=charges.blocks,
+            used_slots=charges.slots,
+            tokens_in_flight=charges.tokens + peers.tokens,
+            hit_blocks=hit_blocks,
+            adapters=description.adapters,
+            ready_blocks=ready_blocks,
+            elsewhere_slots=peers.slots,
+            elsewhere_blocks=peers.blocks,
+            # Prompts just sent there are in no report yet; prompts of other routers are known from reports alone.
+            pending_prompt_tokens=max(report.pending_tokens, charges.prompt_tokens),
+            recent_tokens=self._recent.of(endpoint),
+            rates=self.rates.of(endpoint),
+            branches=branches,
+        )
 
 
 def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:

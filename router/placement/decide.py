@@ -1,9 +1,9 @@
 """Which workers serve a request: a pure function of the request and a snapshot of the cluster.
 
-A policy computes the cost of each candidate (router/policies/). Only decode workers with credit are candidates, so that
-no prompt is computed without room for its answer. A decode worker computes the prompt itself if there is no prefill
-worker for it, if so little of it is uncached there that the way over a prefill worker would take longer, or, with
-`cache_aware`, if prefill workers are too busy. Beside answers it computes at the rate that they leave.
+A policy computes the cost of each candidate (router/placement/policies.py). Only decode workers with credit are
+candidates, so that no prompt is computed without room for its answer. A decode worker computes the prompt itself if
+there is no prefill worker for it, if so little of it is uncached there that the way over a prefill worker would take
+longer, or, with `cache_aware`, if prefill workers are too busy. Beside answers it computes at the rate that they leave.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from baton.router.placement.policies import CacheAware, Costs, LeastTokens, Policy, PrefixHash, RoundRobin, cheapest
 from baton.router.placement.rates import expected_here, expected_ttft_ms, has_answers, token_gap_ms
-from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
 
@@ -79,25 +79,6 @@ class Decision:
         endpoints = {worker.endpoint for worker in workers}
         prefill = self.prefill.only(endpoints) if self.prefill is not None else None
         return replace(self, workers=workers, suited=(), prefill=prefill, decode=self.decode.only(endpoints))
-
-
-__all__ = [
-    "POLICIES",
-    "Decision",
-    "LocalPrefill",
-    "NoPrefillWorker",
-    "NoRoom",
-    "Placement",
-    "PlacementPolicy",
-    "PlacementRequest",
-    "Strategy",
-    "WorkerRates",
-    "WorkerView",
-    "decide",
-    "place",
-    "placement_of",
-    "those_with_credit",
-]
 
 
 class NoPrefillWorker(StrEnum):
@@ -322,12 +303,8 @@ def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) 
     ]
 
 
-def _could_hold(worker: WorkerView, request: PlacementRequest) -> bool:
-    return request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
-
-
 def _why_no_credit(decode: Sequence[WorkerView], request: PlacementRequest) -> NoRoom:
-    if any(_could_hold(worker, request) for worker in decode):
+    if any(map(request.fits, decode)):
         return NoRoom.NO_CREDIT
     if any(request.choices <= worker.total_slots for worker in decode):
         return NoRoom.TOO_LONG
@@ -348,7 +325,7 @@ def excluded(request: PlacementRequest, decision: Decision, view: WorkerView) ->
 
 
 def _without_credit(request: PlacementRequest, view: WorkerView) -> str:
-    """As `router.placement.those_with_credit`."""
+    """As `those_with_credit`."""
     if request.longest_blocks > view.total_blocks:
         return "its pool is smaller than the longest answer"
     if request.choices > view.total_slots:

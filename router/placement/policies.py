@@ -18,9 +18,10 @@ evictions equally old.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from operator import add, attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from baton.router.placement.rates import expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.placement.views import PlacementRequest, WorkerView
@@ -35,9 +36,10 @@ class Costs(NamedTuple):
     terms: Mapping[str, Sequence[float]]  # by name, with the unit in the name; a term that is 0 for all may be left out
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """`workers` are never empty. Costs of one call have one unit."""
 
+    @abstractmethod
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
         """Of computing the prompt there."""
 
@@ -45,6 +47,7 @@ class Policy(Protocol):
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
     ) -> Costs:
         """Of making the answer there. `prefill` computes the prompt; None: the decode worker does."""
+        return self.prefill_costs(request, workers)
 
     def local_limit_ms(self, prefill_ms: float) -> float | None:
         """A decode worker that would have the first token sooner than this had better compute the prompt, where a
@@ -78,11 +81,6 @@ class RoundRobin(Policy):
         turns = [(place - request.turn) % len(workers) for place in range(len(workers))]
         return Costs(turns, {"turns_away": turns})
 
-    def decode_costs(
-        self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Costs:
-        return self.prefill_costs(request, workers)
-
 
 class LeastTokens(Policy):
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
@@ -90,20 +88,6 @@ class LeastTokens(Policy):
         less_cached = [-request.hit_tokens(worker) for worker in workers]
         terms = {"tokens_in_flight": in_flight, "less_cached_tokens": less_cached}
         return Costs(list(map(add, in_flight, less_cached)), terms)
-
-    def decode_costs(
-        self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
-    ) -> Costs:
-        return self.prefill_costs(request, workers)
-
-
-PREFIX_TOKENS = 1024
-
-
-def early_block(block_hashes: Sequence[bytes], block_tokens: int) -> bytes:
-    """The hash that stands for a prompt's beginning: of the last block that ends within PREFIX_TOKENS, if any."""
-    last = min(max(PREFIX_TOKENS // block_tokens, 1), len(block_hashes))
-    return block_hashes[last - 1] if last else b""
 
 
 class PrefixHash(Policy):

@@ -1,9 +1,10 @@
 """The inputs of a placement: a request, and the workers at one moment. Plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.generation.charging import CHARGED_ANSWER_TOKENS, charged_blocks
+from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import Adapter
 from baton.service.registry.worker_record import WorkerRole
 
@@ -88,6 +89,10 @@ class PlacementRequest:
         """Whether it has the model, and the adapter if one was chosen."""
         return worker.fingerprint == self.fingerprint and (self.adapter is None or self.adapter in worker.adapters)
 
+    def fits(self, worker: WorkerView) -> bool:
+        """Whether it could ever hold all choices, and one at its longest."""
+        return self.longest_blocks <= worker.total_blocks and self.choices <= worker.total_slots
+
     def charged_on(self, worker: WorkerView) -> int:
         """Blocks of credit that it takes there: never more than the whole worker has."""
         return min(self.charged_blocks, worker.total_blocks)
@@ -97,3 +102,36 @@ class PlacementRequest:
 
     def ready_tokens(self, worker: WorkerView) -> int:
         return self.block_tokens * min(worker.ready_blocks, self.reusable_blocks)
+
+
+PREFIX_TOKENS = 1024
+
+
+def early_block(block_hashes: Sequence[bytes], block_tokens: int) -> bytes:
+    """The hash that stands for a prompt's beginning: of the last block that ends within PREFIX_TOKENS, if any."""
+    last = min(max(PREFIX_TOKENS // block_tokens, 1), len(block_hashes))
+    return block_hashes[last - 1] if last else b""
+
+
+def placement_request(
+    request: PreparedRequest,
+    attempt_id: int,
+    avoided_prefill: frozenset[str] = frozenset(),
+    broken_pairs: frozenset[tuple[str, str]] = frozenset(),
+    preferred_decode: str | None = None,
+) -> PlacementRequest:
+    """Of one attempt at a request."""
+    return PlacementRequest(
+        fingerprint=request.fingerprint,
+        block_tokens=request.block_tokens,
+        prompt_tokens=len(request.token_ids),
+        max_tokens=request.sampling.max_tokens - request.answered_tokens,
+        choices=request.sampling.places,
+        turn=attempt_id,
+        avoided_prefill=avoided_prefill,
+        broken_pairs=broken_pairs,
+        preferred_decode=preferred_decode,
+        adapter=request.adapter,
+        prefix=early_block(request.block_hashes, request.block_tokens),
+        session=request.valid.session or None,
+    )

@@ -19,7 +19,7 @@ from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.inbox import Arrival
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
-from baton.router.placement.pairs import placement_request
+from baton.router.placement.views import placement_request
 from baton.router.request.journal import AttemptLocation
 from baton.router.request.resume import Resumption
 from baton.router.request.retry import PREFILL_GONE, AttemptFailed, Recovery, Scheduling, replay

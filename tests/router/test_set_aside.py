@@ -5,9 +5,17 @@ from typing import Any
 
 import pytest
 
-from baton.router.placement.cluster import STALLED_S, Cluster, StallDetector
+from baton.router.placement.cluster import (
+    FAILURES,
+    FIRST_S,
+    LAST_S,
+    STALLED_S,
+    SUCCESSES,
+    Cluster,
+    PairCircuitBreaker,
+    StallDetector,
+)
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
-from baton.router.placement.pairs import FAILURES, FIRST_S, LAST_S, SUCCESSES, PairCircuitBreaker
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole

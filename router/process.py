@@ -21,7 +21,7 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy, Strategy
 from baton.router.placement.planner import Planner, PlannerTiming
 from baton.router.public.access import Access
-from baton.router.public.prevalidation import Prevalidation
+from baton.router.public.parsing import Prevalidation
 from baton.router.public.service import SERVICE_NAME, BatonServicer
 from baton.router.readiness import Readiness
 from baton.router.request import journal as journal_wire
@@ -101,7 +101,7 @@ class RouterProcess:
             self.streams,
             meters,
         )
-        self.prevalidation = Prevalidation(Helper("baton.router.public.prevalidation_process"))
+        self.prevalidation = Prevalidation(Helper("baton.router.public.parsing"))
         self._admin = AdminServicer(
             cluster,
             self._queue,

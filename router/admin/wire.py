@@ -79,40 +79,15 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
         total_slots=description.total_slots,
         roles=[ROLES[role] for role in description.roles],
         pool_id=description.pool_id,
-        adapters=[session_pb2.Adapter(name=each.name, digest=each.digest) for each in description.adapters],
+        adapters=[session_pb2.Adapter(**asdict(each)) for each in description.adapters],
     )
 
 
 def _report(report: WorkerReport) -> report_pb2.Report:
-    pages = report.pages
+    """The cache's sum is left out: it is for routers."""
+    numbers = {name: value for name, value in asdict(report).items() if name not in ("pages", "links", "cache")}
     return report_pb2.Report(
-        limit_blocks=report.limit_blocks,
-        limit_slots=report.limit_slots,
-        pages=report_pb2.PageCounts(
-            total=pages.total,
-            free=pages.free,
-            cached=pages.cached,
-            held=pages.held,
-            held_by_sequences=pages.held_by_sequences,
-            held_by_transfers=pages.held_by_transfers,
-        ),
-        waiting_requests=report.waiting_requests,
-        running_sequences=report.running_sequences,
-        pending_tokens=report.pending_tokens,
-        draining=report.draining,
-        steps=report.steps,
-        cache_query_tokens=report.cache_query_tokens,
-        cache_hit_tokens=report.cache_hit_tokens,
-        preemptions=report.preemptions,
-        unfilled_slots=report.unfilled_slots,
-        checked_blocks=report.checked_blocks,
-        checksum_mismatches=report.checksum_mismatches,
-        alone_tokens_per_s=report.alone_tokens_per_s or 0.0,
-        beside_tokens_per_s=report.beside_tokens_per_s or 0.0,
-        links=[
-            report_pb2.LinkReport(
-                endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
-            )
-            for link in report.links
-        ],
+        **numbers,
+        pages=report_pb2.PageCounts(**asdict(report.pages)),
+        links=[report_pb2.LinkReport(**asdict(link)) for link in report.links],
     )

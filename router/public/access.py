@@ -79,8 +79,7 @@ class Access:
     def caller(self, need: Need, metadata: Metadata) -> Caller:
         """From `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""
         if self._ring is None:
-            secret = bearer_of(metadata)
-            return Caller(tenant_of_key(secret) if secret else "")
+            return Caller(tenant_of(metadata))
         if need is Need.NOTHING:
             return Caller()
         secret = bearer_of(metadata)

@@ -11,7 +11,7 @@ from baton.protos import baton_pb2
 from baton.router.dispatcher import Dispatcher
 from baton.router.public import wire as public_wire
 from baton.router.public.access import Access, Caller, Metadata, Need
-from baton.router.public.malformed import Prevalidator, service_handler
+from baton.router.public.parsing import Prevalidator, service_handler
 from baton.router.request.resume import ResumeRequest
 from baton.router.trace.record import end_of
 from baton.router.types.request import GenerationRequest, Operation, session_of

@@ -1,5 +1,7 @@
 """The public plane between protobuf and plain values. Repeated fields stay unread: the validator counts them first."""
 
+from dataclasses import asdict
+
 from baton.generation.sampling import NUMBERS, BeamStop
 from baton.generation.structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 from baton.protos import baton_pb2
@@ -33,6 +35,8 @@ _REASONS = {
     FinishReason.STOP: baton_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: baton_pb2.FINISH_REASON_LENGTH,
 }
+
+_STAGES = frozenset(field.name for field in baton_pb2.Timings.DESCRIPTOR.fields)
 
 _BEAM_STOPS = {
     baton_pb2.EARLY_STOPPING_UNSPECIFIED: BeamStop.UNPROMISING,
@@ -202,28 +206,11 @@ def _finished(choice: ChoiceFinished, summary: Summary | None) -> baton_pb2.Fini
         stop_token_id=choice.stop_token_id,
     )
     if summary is not None:
-        usage, timings = summary.usage, summary.timings
-        measured = timings.stages
-        finished.usage.CopyFrom(
-            baton_pb2.Usage(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-            )
-        )
+        timings = summary.timings
+        finished.usage.CopyFrom(baton_pb2.Usage(**asdict(summary.usage)))
         finished.timings.CopyFrom(
             baton_pb2.Timings(
-                ttft_ms=measured.ttft_ms,
-                total_ms=measured.total_ms,
-                router_queue_ms=measured.router_queue_ms,
-                route_ms=measured.route_ms,
-                prefill_queue_ms=measured.prefill_queue_ms,
-                prefill_fetch_ms=measured.prefill_fetch_ms,
-                prefill_ms=measured.prefill_ms,
-                return_ms=measured.return_ms,
-                transfer_exposed_ms=measured.transfer_exposed_ms,
-                decode_admission_ms=measured.decode_admission_ms,
-                first_step_ms=measured.first_step_ms,
+                **{name: value for name, value in asdict(timings.stages).items() if name in _STAGES},
                 transfer_bytes=timings.transfer_bytes,
                 transport=timings.transport,
                 prefill_pid=timings.prefill_pid,

@@ -9,9 +9,15 @@ from google.protobuf.message import Message
 
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_TEXT_BYTES
-from baton.router.public.malformed import SMALL_BYTES, NotPrevalidated, small_parser
-from baton.router.public.prevalidation import Prevalidation
-from baton.router.public.prevalidation_process import MAX_NUMBERS, MAX_PARTS, verdict
+from baton.router.public.parsing import (
+    MAX_NUMBERS,
+    MAX_PARTS,
+    SMALL_BYTES,
+    Prevalidation,
+    Unparsed,
+    small_parser,
+    verdict,
+)
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.helper import Buffer, HelperBusy, HelperFailed
 from baton.service.serving.grpc_options import PUBLIC_MESSAGE_BYTES
@@ -37,7 +43,7 @@ class InThisProcess:
 
 async def prevalidated(message: Message | bytes, kind: type[Message] = baton_pb2.GenerateRequest) -> Message:
     data = message if isinstance(message, bytes) else message.SerializeToString()
-    return await Prevalidation(InThisProcess())(NotPrevalidated(kind, data))
+    return await Prevalidation(InThisProcess())(Unparsed(kind, data))
 
 
 def request(**sampling: Any) -> baton_pb2.GenerateRequest:
@@ -86,15 +92,15 @@ async def test_bytes_that_are_no_text_are_named_there_too() -> None:
 @pytest.mark.parametrize(("failure", "told"), [(HelperBusy(), ResourceExhausted), (HelperFailed("ended"), Unavailable)])
 async def test_without_help_a_large_message_is_refused_for_now(failure: Exception, told: type[BatonError]) -> None:
     with pytest.raises(told):
-        await Prevalidation(InThisProcess(failure))(NotPrevalidated(baton_pb2.GenerateRequest, b""))
+        await Prevalidation(InThisProcess(failure))(Unparsed(baton_pb2.GenerateRequest, b""))
 
 
 def test_only_what_is_small_and_whole_is_parsed_at_once() -> None:
     parse = small_parser(baton_pb2.GenerateRequest)
 
     assert parse(request().SerializeToString()) == request()
-    assert isinstance(parse(baton_pb2.GenerateRequest(text="a" * SMALL_BYTES).SerializeToString()), NotPrevalidated)
-    assert isinstance(parse(b"\xff"), NotPrevalidated)
+    assert isinstance(parse(baton_pb2.GenerateRequest(text="a" * SMALL_BYTES).SerializeToString()), Unparsed)
+    assert isinstance(parse(b"\xff"), Unparsed)
 
 
 async def refusal(stack: Stack, data: bytes) -> grpc.aio.AioRpcError:

@@ -1,0 +1,273 @@
+"""Messages of gRPC that are large or broken: examined before they are parsed, and refused by the field that is wrong.
+
+gRPC parses a request before any handler or interceptor of ours is called, and a parser that raises ends the call as a
+server error, INTERNAL. So the parser here never raises: it hands on bytes that it does not parse, and the handler
+refuses them with INVALID_ARGUMENT. And parsing holds the event loop: a process of its own, which runs this module,
+reports the errors of large messages, or that they have so few parts that parsing them takes a millisecond or two.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from baton.protos import baton_pb2
+from baton.router.admission.queue import RETRY_AFTER_S
+from baton.router.model.validation import MAX_TEXT_BYTES
+from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
+
+SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
+MAX_PARTS = 1 << 14
+"""Texts and messages, in all. A millisecond."""
+MAX_NUMBERS = 1 << 18
+"""A prompt of 128 Ki token ids, and answers to be continued. A millisecond or two."""
+_FAULT, _SOUND = b"\1", b"\0"
+"""How an answer of the process begins: before an error as JSON, or the message without unknown fields."""
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_BYTES = 10
+_MAX_FIELDS = 1 << 14  # that are looked through
+
+
+@dataclass(frozen=True, slots=True)
+class Unparsed:
+    """Stands in for a request that has not been parsed yet."""
+
+    message_class: type[Message]
+    data: bytes
+
+    def parse(self) -> Message:
+        """Raises: InvalidArgument for bytes that are no message."""
+        try:
+            return self.message_class.FromString(self.data)
+        except DecodeError:
+            descriptor = self.message_class.DESCRIPTOR
+            path = invalid_text_field(self.data, descriptor)
+        if path is None:
+            raise InvalidArgument("request", f"not a {descriptor.full_name}")
+        raise InvalidArgument(path, "not valid UTF-8")
+
+
+Prevalidator = Callable[[Unparsed], Awaitable[Message]]
+"""Raises InvalidArgument for bytes that are no message, or one of too many parts."""
+
+Refused = Callable[[str, BatonError], None]
+"""Called with the name of a method, and why a request to it was not parsed."""
+
+
+def service_handler(
+    service: ServiceDescriptor,
+    servicer: object,
+    prevalidator: Prevalidator | None = None,
+    refused: Refused = lambda method, error: None,
+) -> grpc.GenericRpcHandler:
+    """Handlers of all methods of a service, as the generated `add_..._to_server` makes them, with parsers that never
+    raise. Without a `prevalidator` large messages are parsed here.
+    """
+    return grpc.method_handlers_generic_handler(
+        service.full_name,
+        {
+            method.name: _method_handler(
+                method, getattr(servicer, method.name), prevalidator, partial(refused, method.name)
+            )
+            for method in service.methods
+        },
+    )
+
+
+def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unparsed]:
+    """A parser for messages that are small and whole."""
+
+    def parse(data: bytes) -> Message | Unparsed:
+        if len(data) > SMALL_BYTES:
+            return Unparsed(message_class, data)
+        try:
+            return message_class.FromString(data)
+        except DecodeError:  # finding the place takes a while
+            return Unparsed(message_class, data)
+
+    return parse
+
+
+def _method_handler(
+    method: Any,
+    behaviour: Callable[[Any, Any], Any],
+    prevalidator: Prevalidator | None,
+    refused: Callable[[BatonError], None],
+) -> Any:
+    if not inspect.iscoroutinefunction(behaviour):
+        raise TypeError(f"{behaviour} must be a coroutine function; a stream is written with context.write()")
+
+    async def handle(request: Message | Unparsed, context: Any) -> Any:
+        try:
+            if isinstance(request, Unparsed):
+                request = request.parse() if prevalidator is None else await prevalidator(request)
+        except BatonError as error:
+            refused(error)
+            raise
+        return await behaviour(request, context)
+
+    make_handler = (
+        grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+    )
+    return make_handler(
+        handle,
+        request_deserializer=small_parser(GetMessageClass(method.input_type)),
+        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+    )
+
+
+class Prevalidation:
+    """A `Prevalidator`. To be closed."""
+
+    def __init__(self, helper: Asks) -> None:
+        """`helper` runs this module."""
+        self._helper = helper
+        self.prevalidated = 0
+
+    async def __call__(self, message: Unparsed) -> Message:
+        """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
+        self.prevalidated += 1
+        message_class = message.message_class
+        try:
+            answer = await self._helper.ask([f"{message_class.DESCRIPTOR.full_name}\n".encode(), message.data])
+        except HelperBusy:
+            busy = "too many large messages are being checked"
+            raise ResourceExhausted(busy, RETRY_AFTER_S, "too_many_large_messages") from None
+        except HelperFailed as error:
+            raise Unavailable("the message could not be checked", "NOT_LOOKED_AT", RETRY_AFTER_S) from error
+        rest = bytes(memoryview(answer)[1:])
+        if answer[:1] == _FAULT:
+            field, description = json.loads(rest)
+            raise InvalidArgument(field, description)
+        return message_class.FromString(rest)
+
+    def close(self) -> None:
+        self._helper.close()
+
+
+def verdict(asked: memoryview) -> Sequence[Buffer]:
+    """The full name of a type of messages, a line end, and the bytes of one."""
+    name, _, data = bytes(asked).partition(b"\n")
+    descriptor = baton_pb2.DESCRIPTOR.pool.FindMessageTypeByName(name.decode())
+    try:
+        message = Unparsed(GetMessageClass(descriptor), data).parse()
+        _Count().message(message, "")
+    except InvalidArgument as error:
+        return [_FAULT, json.dumps([error.field, error.description]).encode()]
+    message.DiscardUnknownFields()
+    return [_SOUND, message.SerializeToString()]
+
+
+class _Count:
+    """Of the contents of a message. Its methods raise InvalidArgument that names the field which has too much."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._numbers = 0
+
+    def message(self, message: Message, path: str) -> None:
+        for field, value in message.ListFields():
+            self._field(field, value, f"{path}{field.name}")
+
+    def _field(self, field: FieldDescriptor, value: Any, path: str) -> None:
+        if field.is_repeated:
+            self._add(field, len(value), path)
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for each in value if field.is_repeated else (value,):
+                self.message(each, f"{path}.")
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            for text in value if field.is_repeated else (value,):
+                if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
+                    raise InvalidArgument(path, f"at most {MAX_TEXT_BYTES} bytes of text")
+
+    def _add(self, field: FieldDescriptor, length: int, path: str) -> None:
+        if field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+            self._numbers += length
+            if self._numbers > MAX_NUMBERS:
+                raise InvalidArgument(path, f"at most {MAX_NUMBERS} numbers in all")
+        else:
+            self._parts += length
+            if self._parts > MAX_PARTS:
+                raise InvalidArgument(path, f"at most {MAX_PARTS} texts and messages in all")
+
+
+def invalid_text_field(data: bytes, descriptor: Any) -> str | None:
+    """Path of the first string field that is not UTF-8; None if there is none among the first ones, or the wire format
+    itself is broken.
+    """
+    try:
+        return _search(memoryview(data), descriptor, iter(range(_MAX_FIELDS)))
+    except (IndexError, ValueError, StopIteration):
+        return None
+
+
+def _search(data: memoryview, descriptor: Any, left: Iterator[int]) -> str | None:
+    position = 0
+    seen: dict[int, int] = {}
+    while position < len(data):
+        next(left)
+        tag, position = _varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        begin, position = _extent(data, position, wire_type)
+        field = descriptor.fields_by_number.get(number)
+        if field is None or wire_type != _LENGTH:
+            continue
+        index = seen[number] = seen.get(number, -1) + 1
+        found = _search_field(data[begin:position], field, left)
+        if found is not None:
+            return f"{field.name}[{index}]{found}" if field.is_repeated else f"{field.name}{found}"
+    return None
+
+
+def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]) -> str | None:
+    """The rest of the path, "" for this field itself."""
+    if field.message_type is not None:
+        inner = _search(value, field.message_type, left)
+        return None if inner is None else f".{inner}"
+    if field.type != FieldDescriptor.TYPE_STRING:
+        return None
+    try:
+        str(value, "utf-8")
+    except UnicodeDecodeError:
+        return ""
+    return None
+
+
+def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
+    """Where the value at `position` begins and ends. Raises ValueError, IndexError for a broken wire format."""
+    if wire_type == _VARINT:
+        return position, _varint(data, position)[1]
+    if wire_type == _LENGTH:
+        length, position = _varint(data, position)
+    elif wire_type in (_FIXED32, _FIXED64):
+        length = 4 if wire_type == _FIXED32 else 8
+    else:
+        raise ValueError(f"wire type {wire_type}")
+    if position + length > len(data):
+        raise ValueError("the message is truncated")
+    return position, position + length
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Value and the position behind it."""
+    value = 0
+    for shift in range(_MAX_VARINT_BYTES):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a varint is too long")
+
+
+if __name__ == "__main__":
+    sys.exit(answer_frames(verdict))

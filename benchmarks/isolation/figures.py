@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from baton.benchmarks.isolation.load import Phase, PhaseLog
 from baton.benchmarks.report.statistics import mean_of_worst, median, percentile
@@ -113,21 +114,9 @@ def spread(values_ms: Sequence[float]) -> Spread:
 
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Each figure by itself, over the rounds that have it; at least one round."""
-    tbt = _median_spread([each.tbt for each in rounds])
-    if tbt is None:
+    if not rounds:
         raise ValueError("no rounds")
-    return Figures(
-        tbt=tbt,
-        step=_median_spread([each.step for each in rounds]),
-        answer_ttft=_median_spread([each.answer_ttft for each in rounds]),
-        prompt_ttft=_median_spread([each.prompt_ttft for each in rounds]),
-        answer_tokens_per_s=median([each.answer_tokens_per_s for each in rounds]),
-        answer_goodput_per_s=median([each.answer_goodput_per_s for each in rounds]),
-        prompts_per_s=median([each.prompts_per_s for each in rounds]),
-        prompt_goodput_per_s=median([each.prompt_goodput_per_s for each in rounds]),
-        engine_cpu_ms=_median([each.engine_cpu_ms for each in rounds]),
-        engine_wait_ms=_median([each.engine_wait_ms for each in rounds]),
-    )
+    return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
 
 
 def judge(rounds: Mapping[Phase, Sequence[Figures]], of_steps: bool = False) -> Verdict | None:
@@ -166,18 +155,9 @@ def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
     return [(after - before) * 1e3 for before, after in pairs if log.began <= after < log.ended]
 
 
-def _median_spread(spreads: Sequence[Spread | None]) -> Spread | None:
-    there = [spread for spread in spreads if spread is not None]
-    if not there:
-        return None
-    return Spread(
-        p50=median([spread.p50 for spread in there]),
-        p99=median([spread.p99 for spread in there]),
-        max=median([spread.max for spread in there]),
-        worst10=median([spread.worst10 for spread in there]),
-    )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
+def _middle(values: Sequence[Any]) -> Any:
+    """The median of numbers, or of each part of spreads; None where there are none."""
     there = [value for value in values if value is not None]
-    return median(there) if there else None
+    if not there or not isinstance(there[0], Spread):
+        return median(there) if there else None
+    return Spread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(Spread)))

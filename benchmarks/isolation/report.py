@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.benchmarks.isolation.figures import Figures, Objectives, Spread, Verdict, judge, medians
+from baton.benchmarks.isolation.figures import Figures, Objectives, Verdict, judge, medians
 from baton.benchmarks.isolation.load import Load, Phase
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.benchmarks.report.result import Columns, table
 from baton.benchmarks.report.statistics import Estimate
 
 Rounds = Mapping[str, Mapping[Phase, Sequence[Figures]]]  # by variant
@@ -24,17 +25,16 @@ class Report:
 
 def as_table(report: Report) -> str:
     """Medians over rounds. Times between tokens: p50, p99, longest, mean of the worst 10 %, in milliseconds."""
-    lines = [
-        f"{'':22}{'TBT at the client, ms':>27}  {'steps of decode, ms':>20}  {'TTFT p50, ms':>14}"
-        f"  {'answers, tokens/s':>18}  {'prompts/s':>12}  {'engine, ms/step':>15}",
-        f"{'':22}{'p50':>6}{'p99':>7}{'max':>7}{'w10%':>7}  {'p99':>6}{'max':>7}{'w10%':>7}  {'answer':>7}{'prompt':>7}"
-        f"  {'all':>9}{'in time':>9}  {'all':>5}{'in time':>7}  {'runs':>7}{'waits':>8}",
+    measured = [
+        (f"{variant} {phase}", medians(rounds))
+        for variant, phases in report.rounds.items()
+        for phase, rounds in phases.items()
+        if rounds
     ]
+    lines = [table(measured, COLUMNS)]
     for variant, phases in report.rounds.items():
-        for phase, rounds in phases.items():
-            if rounds:
-                lines.append(f"{variant:11}{phase:11}" + _row(medians(rounds)))
-    lines += [_verdict_line(variant, phases) for variant, phases in report.rounds.items() if judge(phases)]
+        if (verdict := judge(phases)) is not None:
+            lines.append(_verdict_line(variant, phases, verdict))
     count = max((len(rounds) for phases in report.rounds.values() for rounds in phases.values()), default=0)
     load = report.load
     lines.append(
@@ -86,43 +86,41 @@ def _bar(rounds: Sequence[Figures]) -> Estimate | None:
     return Estimate(medians(rounds).tbt.p99, min(p99s), max(p99s)) if p99s else None
 
 
-def _row(figures: Figures) -> str:
-    tbt, step = figures.tbt, figures.step
-    steps = f"{step.p99:6.1f}{step.max:7.1f}{step.worst10:7.1f}" if step else f"{'-':>6}{'-':>7}{'-':>7}"
-    engine = f"{_number(figures.engine_cpu_ms, 7, 2)}{_number(figures.engine_wait_ms, 8, 3)}"
-    return (
-        f"{tbt.p50:6.1f}{tbt.p99:7.1f}{tbt.max:7.1f}{tbt.worst10:7.1f}  {steps}  "
-        f"{_ttft(figures.answer_ttft)}{_ttft(figures.prompt_ttft)}  "
-        f"{figures.answer_tokens_per_s:9.1f}{figures.answer_goodput_per_s:9.1f}  "
-        f"{figures.prompts_per_s:5.2f}{figures.prompt_goodput_per_s:7.2f}  {engine}"
-    )
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _ttft(ttft: Spread | None) -> str:
-    return _number(ttft.p50 if ttft else None, 7, 0)
+COLUMNS: Columns[tuple[str, Figures]] = {
+    "": lambda row: row[0],
+    "TBT p50 ms": lambda row: _number(row[1].tbt.p50, 1),
+    "TBT p99": lambda row: _number(row[1].tbt.p99, 1),
+    "TBT max": lambda row: _number(row[1].tbt.max, 1),
+    "TBT w10%": lambda row: _number(row[1].tbt.worst10, 1),
+    "step p99": lambda row: _number(row[1].step.p99 if row[1].step else None, 1),
+    "step max": lambda row: _number(row[1].step.max if row[1].step else None, 1),
+    "step w10%": lambda row: _number(row[1].step.worst10 if row[1].step else None, 1),
+    "TTFT answer": lambda row: _number(row[1].answer_ttft.p50 if row[1].answer_ttft else None, 0),
+    "TTFT prompt": lambda row: _number(row[1].prompt_ttft.p50 if row[1].prompt_ttft else None, 0),
+    "tokens/s": lambda row: _number(row[1].answer_tokens_per_s, 1),
+    "in time": lambda row: _number(row[1].answer_goodput_per_s, 1),
+    "prompts/s": lambda row: _number(row[1].prompts_per_s, 2),
+    "prompts in time": lambda row: _number(row[1].prompt_goodput_per_s, 2),
+    "engine runs ms": lambda row: _number(row[1].engine_cpu_ms, 2),
+    "engine waits": lambda row: _number(row[1].engine_wait_ms, 3),
+}
 
 
-def _number(value: float | None, width: int, digits: int) -> str:
-    return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
-
-
-def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]]) -> str:
+def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]], verdict: Verdict) -> str:
     """At the client, and at the decode worker where that was measured."""
+    of_steps = judge(phases, of_steps=True) if any(each.step for each in phases[Phase.QUIET]) else None
     parts = []
-    seen = (
-        (("client", False), ("steps", True)) if any(each.step for each in phases[Phase.QUIET]) else (("client", False),)
-    )
-    for place, of_steps in seen:
-        verdict = judge(phases, of_steps)
-        if verdict is not None:
-            floor = "" if verdict.floor_ratio is None else f", floor {verdict.floor_ratio:.3f}"
-            parts.append(f"{place} {verdict.p99_ratio:.3f} (at most {verdict.allowed:.3f}{floor})")
-    verdict = judge(phases)
-    throughput = "" if verdict is None else f"; throughput {verdict.throughput_ratio:.3f}"
-    if verdict is not None and verdict.floor_throughput_ratio is not None:
-        throughput += f" (floor {verdict.floor_throughput_ratio:.3f})"
-    held = "" if verdict is None else "held" if verdict.holds else "missed"
-    return f"{variant}: p99 saturated over quiet: {'; '.join(parts)}{throughput}: {held}"
+    for place, judged in (("client", verdict), ("steps", of_steps)):
+        if judged is not None:
+            floor = "" if judged.floor_ratio is None else f", floor {judged.floor_ratio:.3f}"
+            parts.append(f"{place} {judged.p99_ratio:.3f} (at most {judged.allowed:.3f}{floor})")
+    floor = "" if verdict.floor_throughput_ratio is None else f" (floor {verdict.floor_throughput_ratio:.3f})"
+    parts.append(f"throughput {verdict.throughput_ratio:.3f}{floor}")
+    return f"{variant}: p99 saturated over quiet: {'; '.join(parts)}: {'held' if verdict.holds else 'missed'}"
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

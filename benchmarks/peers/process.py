@@ -43,18 +43,18 @@ class Form(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Peer:
     name: str
-    driver: str  # module that speaks lines.py
+    driver: str  # of DRIVERS in drivers.py
     environment: str | None  # folder of its virtual environment; None: ours
     form: Form
     precisions: tuple[Precision, ...]
 
 
 PEERS = (
-    Peer(OURS, "run_baton", None, Form.CHECKPOINT, tuple(Precision)),
-    Peer("OpenVINO", "run_openvino", "openvino", Form.OPENVINO, tuple(Precision)),
-    Peer("vLLM", "run_vllm", "vllm", Form.CHECKPOINT, (Precision.BF16,)),
-    Peer("llama.cpp", "run_llamacpp", "llamacpp", Form.GGUF, tuple(Precision)),
-    Peer("transformers", "run_transformers", "transformers", Form.CHECKPOINT, (Precision.BF16,)),
+    Peer(OURS, "baton", None, Form.CHECKPOINT, tuple(Precision)),
+    Peer("OpenVINO", "openvino", "openvino", Form.OPENVINO, tuple(Precision)),
+    Peer("vLLM", "vllm", "vllm", Form.CHECKPOINT, (Precision.BF16,)),
+    Peer("llama.cpp", "llamacpp", "llamacpp", Form.GGUF, tuple(Precision)),
+    Peer("transformers", "transformers", "transformers", Form.CHECKPOINT, (Precision.BF16,)),
 )
 GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0", Precision.INT4: "q4_0"}
 OPENVINO_FORMATS = {Precision.BF16: "fp16", Precision.INT8: "int8", Precision.INT4: "int4"}
@@ -215,7 +215,7 @@ def start_peer(peer: Peer, precision: Precision, python: str, room: Room, note: 
     note(f"loading {peer.name} {precision}")
     sizes = map(str, (room.threads, precision, room.batch, room.tokens))
     return PeerProcess(
-        [python, "-m", f"baton.benchmarks.peers.{peer.driver}", str(source), *sizes],
+        [python, "-m", "baton.benchmarks.peers.drivers", peer.driver, str(source), *sizes],
         {"OMP_NUM_THREADS": str(room.threads), "HF_HUB_OFFLINE": "1"},
         sorted(os.sched_getaffinity(0))[: room.threads],
         room.logs / f"{peer.name}-{precision}.log",

@@ -133,13 +133,13 @@ COLUMNS: Columns[RouteFigures] = {
     "policy": lambda each: each.policy,
     "hit rate": lambda each: f"{each.hit_rate:.4f}",
     "of pooled LRU": lambda each: "-" if each.of_pooled_lru is None else f"{each.of_pooled_lru:.4f}",
-    "imbalance by minute, p50": lambda each: f"{each.imbalance_1min_p50:.2f}",
-    "p95": lambda each: f"{each.imbalance_1min_p95:.2f}",
-    "TTFT ms, mean": lambda each: f"{each.ttft_mean_ms:,.0f}",
-    "p50": lambda each: f"{each.ttft_p50_ms:,.0f}",
-    "p99": lambda each: f"{each.ttft_p99_ms:,.0f}",
-    "decision us, p50": lambda each: f"{each.decision_us_p50:.0f}",
-    "p99 ": lambda each: f"{each.decision_us_p99:.0f}",
+    "imbalance by minute p50": lambda each: f"{each.imbalance_1min_p50:.2f}",
+    "imbalance p95": lambda each: f"{each.imbalance_1min_p95:.2f}",
+    "TTFT mean ms": lambda each: f"{each.ttft_mean_ms:,.0f}",
+    "TTFT p50": lambda each: f"{each.ttft_p50_ms:,.0f}",
+    "TTFT p99": lambda each: f"{each.ttft_p99_ms:,.0f}",
+    "decision p50 us": lambda each: f"{each.decision_us_p50:.0f}",
+    "decision p99": lambda each: f"{each.decision_us_p99:.0f}",
 }
 
 

@@ -19,6 +19,7 @@ from baton.benchmarks.peers.compare import (
     run_peers_bench,
     verdict,
 )
+from baton.benchmarks.peers.drivers import Stepped
 from baton.benchmarks.peers.lines import Work
 from baton.benchmarks.peers.process import (
     OURS,
@@ -47,6 +48,42 @@ for line in sys.stdin:
     answer = {"prefill_s": SECONDS, "decode_step_s": SECONDS / 2, "first_tokens": [7] * work["batch"]}
     print(json.dumps(answer), flush=True)
 """
+
+
+class FakeEngine:
+    """It makes one more token of every running sequence in a step, and lets one sequence in at a time."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, int]] = []
+        self.running: dict[str, int] = {}
+        self.begun: set[str] = set()
+
+    def add(self, work: Work, new_tokens: int) -> list[str]:
+        names = [f"{new_tokens} {number}" for number in range(work.batch)]
+        self.waiting += [(name, new_tokens) for name in names]
+        return names
+
+    def step(self) -> None:
+        if self.waiting:
+            name, tokens = self.waiting.pop(0)
+            self.running[name] = tokens
+        self.begun |= set(self.running)
+        self.running = {name: left - 1 for name, left in self.running.items() if left > 1}
+
+
+def test_steps_of_an_engine_are_counted_once_every_sequence_has_begun() -> None:
+    engine = FakeEngine()
+    stepped = Stepped(
+        engine.add,
+        engine.step,
+        lambda: bool(engine.waiting or engine.running),
+        lambda names: [name for name in names if name not in engine.begun],
+        lambda name: int(name.partition(" ")[2]) + 40,
+    )
+    found = stepped.run(WORK)
+    assert found.first_tokens == [40, 41]
+    assert len(found.steps_s) == WORK.new_tokens
+    assert found.prefill_s > 0
 
 
 def start(tmp_path: Path, program: str) -> PeerProcess:

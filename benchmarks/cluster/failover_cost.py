@@ -4,7 +4,7 @@ confirming what has landed of long pulls, as shares of what the decode worker's 
     .venv/bin/python -m baton.benchmarks.cluster.failover_cost [--model FOLDER] [--requests 96] [--answer-tokens 128]
                                                [--json FILE]
 
-Redis, a router, 1P+1D, each a process of its own that meters itself (metered_process.py). Prompts share
+Redis, a router, 1P+1D, each a process of its own that meters itself (wrapped_process.py). Prompts share
 nothing, and several run at once. Attributed, not a difference of two runs. What Redis spends is not in it, nor what the
 router's event loop spends on reading Redis' answers.
 """
@@ -51,7 +51,7 @@ def programs(folder: Path, model: Path, redis_url: str, cluster: Cluster, share:
     registry = ("--redis-url", redis_url, "--log-level", "warning")
 
     def program(name: str, role: str, *flags: object) -> Program:
-        metered = ("baton.benchmarks.cluster.metered_process", role, folder / f"{name}.json")
+        metered = ("baton.benchmarks.wrapped_process", "meter", role, folder / f"{name}.json")
         return our_program(name, folder, *metered, *flags, *registry)
 
     of_worker = ("--model", model, "--kv-memory", "128MiB", "--checksum-share", share)

@@ -18,14 +18,13 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from baton.benchmarks.report.result import DEMO, read_arguments, write_result
+from baton.benchmarks.wrapped_process import Meter
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.block_table import BlockTable
 from baton.engine.offline.core import OfflineEngine
@@ -35,7 +34,6 @@ from baton.engine.offline.prompts import Prompt
 from baton.engine.plan import Chunk, Plan, Sample
 from baton.engine.sampling.params import SamplingParams as EngineSampling
 from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
-from baton.generation.block_hash import HashChain
 from models.tableqa.train_data import people, table
 
 ROWS = 72  # of a table: about 1 000 tokens
@@ -148,48 +146,18 @@ def shared_prefix(model: str, repetitions: int) -> Shared:
 
 
 def cost_without_hits(model: str, repetitions: int) -> Cost:
+    """The last measurement: what it wraps stays wrapped."""
     engine = _engine(model)
     draw = random.Random(3)
-    spent = _Spent()
-    with spent.on((HashChain, "first"), (BlockPool, "lookup"), (BlockTable, "publish"), (ScheduledSequence, "publish")):
-        began = time.thread_time_ns()
-        for _ in range(repetitions):
-            _run(engine, [_random_tokens(engine, draw, 512) for _ in range(8)], max_tokens=64)
-        total = time.thread_time_ns() - began
-    return Cost(total / 1e6, spent.nanoseconds / 1e6, spent.nanoseconds / total)
-
-
-class _Spent:
-    """CPU time inside some methods of this thread, nested calls counted once."""
-
-    def __init__(self) -> None:
-        self.nanoseconds = 0
-        self._inside = False
-
-    @contextmanager
-    def on(self, *methods: tuple[type, str]) -> Iterator[None]:
-        patches = [mock.patch.object(owner, name, self._timed(getattr(owner, name))) for owner, name in methods]
-        for patch in patches:
-            patch.start()
-        try:
-            yield
-        finally:
-            for patch in patches:
-                patch.stop()
-
-    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            if self._inside:
-                return method(*arguments)
-            self._inside = True
-            began = time.thread_time_ns()
-            try:
-                return method(*arguments)
-            finally:
-                self.nanoseconds += time.thread_time_ns() - began
-                self._inside = False
-
-        return timed
+    meter = Meter()
+    for owner, name in ((ScheduledSequence, "reusable_hashes"), (BlockPool, "lookup"), (ScheduledSequence, "publish")):
+        meter.wrap("cache", owner, name)
+    began = time.thread_time_ns()
+    for _ in range(repetitions):
+        _run(engine, [_random_tokens(engine, draw, 512) for _ in range(8)], max_tokens=64)
+    total = time.thread_time_ns() - began
+    spent = meter.nanoseconds["cache"]
+    return Cost(total / 1e6, spent / 1e6, spent / total)
 
 
 def _engine(model: str) -> OfflineEngine:

@@ -1,16 +1,6 @@
-"""Single workers without a router: processes, sessions with them, and requests that this process deals out.
-
-    .venv/bin/python -m baton.benchmarks.transfer.worker_pair prefill|decode MARKS [flags of the worker ...]
-
-That is a worker as it is, but for a file that says when each stage of a hand-over began and ended: one JSON line per
-stage, its name, begin and end in seconds of time.monotonic, which on Linux all processes of a machine share. The stages
-are methods, wrapped from outside: the workers themselves know nothing of it.
-"""
+"""Single workers without a router: processes, sessions with them, and requests that this process deals out."""
 
 import asyncio
-import functools
-import inspect
-import json
 import os
 import secrets
 import subprocess
@@ -22,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import grpc
 
@@ -52,7 +42,7 @@ def worker_process(
 ) -> Iterator[Started]:
     """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic."""
     port = free_port()
-    module = (f"baton.{role}_worker",) if marks is None else ("baton.benchmarks.transfer.worker_pair", role, marks)
+    module = (f"baton.{role}_worker",) if marks is None else ("baton.benchmarks.wrapped_process", "marks", role, marks)
     fixed = ("--worker-id", f"{role}-{port}", "--port", port, "--model", model, "--block-size", BLOCK_TOKENS)
     command = [sys.executable, "-P", "-m", *map(str, (*module, *fixed, "--log-level", "warning", *flags))]
     environment = {**os.environ, "PYTHONPATH": str(IMPORT_PATH)}
@@ -208,68 +198,3 @@ class Workers:
             if on_token is not None:
                 on_token()
         return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Of one worker, in order: (name, begin, end)."""
-
-    path: Path
-
-    def since(self, moment: float) -> list[tuple[str, float, float]]:
-        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [(name, begin, end) for name, begin, end in lines if begin >= moment]
-
-
-def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
-    def note(began: float, result: object) -> None:
-        if result is not False:  # a step that had nothing to do
-            marks.write(json.dumps([name, began, time.monotonic()]) + "\n")
-
-    @functools.wraps(method)
-    def plain(*arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        result = method(*arguments, **named)
-        note(began, result)
-        return result
-
-    @functools.wraps(method)
-    async def coroutine(*arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        result = await method(*arguments, **named)
-        note(began, result)
-        return result
-
-    return coroutine if inspect.iscoroutinefunction(method) else plain
-
-
-def main() -> int:
-    from baton.engine.runner.thread import EngineThread
-    from baton.service.config import read_config_or_exit
-    from baton.worker.decode.config import DecodeConfig
-    from baton.worker.decode.loop import DecodeLoop
-    from baton.worker.decode.role import main as decode_main
-    from baton.worker.prefill.config import PrefillConfig
-    from baton.worker.prefill.role import main as prefill_main
-    from baton.worker.transfer.reader import TransferReader
-    from baton.worker.transfer.source import TransferSource
-
-    stages: dict[str, tuple[Any, str]] = {
-        "step": (EngineThread, "_step"),
-        "advance": (TransferSource, "advance"),
-        "copy": (TransferReader, "_copy_new"),
-        "confirm": (TransferReader, "_confirm"),
-        "activate": (DecodeLoop, "activate"),
-    }
-    _, role, marks_path, *flags = sys.argv
-    marks = Path(marks_path).open("a", buffering=1)  # noqa: SIM115 -- open until the process ends
-    for name, (owner, method) in stages.items():
-        setattr(owner, method, marked(name, getattr(owner, method), marks))
-    sys.argv = [f"{role}_worker", *flags]
-    if role == "prefill":
-        return prefill_main(read_config_or_exit(PrefillConfig, "prefill_worker"))
-    return decode_main(read_config_or_exit(DecodeConfig, "decode_worker"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

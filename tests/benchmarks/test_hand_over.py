@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.benchmarks.transfer.hand_over import stages_of
-from baton.benchmarks.transfer.worker_pair import Marks
+from baton.benchmarks.wrapped_process import Marks
 
 PREFILL = [("step", 1.0, 1.5), ("advance", 1.501, 1.502), ("step", 1.6, 2.0), ("advance", 2.001, 2.002)]
 DECODE = [

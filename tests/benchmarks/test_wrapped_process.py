@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.benchmarks.cluster.metered_process import Meter
+from baton.benchmarks.wrapped_process import Meter
 
 
 class Worked:

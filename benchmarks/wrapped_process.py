@@ -1,10 +1,13 @@
-"""A worker or a router as it is, that writes down at its end how much CPU time some of its functions took.
+"""A worker or a router as it is, but for some functions, which are wrapped from outside: it knows nothing of it.
 
-    .venv/bin/python -m baton.benchmarks.cluster.metered_process prefill|decode|router FILE [flags of the process ...]
+    .venv/bin/python -m baton.benchmarks.wrapped_process meter|marks prefill|decode|router FILE [its flags ...]
 
-By the clock of the thread, less the clock's own time; what is wrapped must not call each other. Of a coroutine
-only what it computes is counted, not what others do while it waits. Wrapped from outside: the processes know nothing
-of it.
+`meter` writes at the process's end how much CPU time these functions took: by the clock of the thread, less the clock's
+own time; what is wrapped must not call each other. Of a coroutine only what it computes is counted, not what others do
+while it waits.
+
+`marks` writes when each stage of a hand-over began and ended: one JSON line per stage, its name, begin and end in
+seconds of time.monotonic, which on Linux all processes of a machine share.
 """
 
 import atexit
@@ -17,11 +20,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from baton.service.config import read_config_or_exit
+from typing import Any, TextIO
 
 CALIBRATION_READS = 2001
 TRIALS = 20_000
@@ -126,15 +128,19 @@ def keep_tokens(count: int) -> None:
         kept.add(0, token, None)
 
 
-def run_worker(role: str, meter: Meter) -> int:
+def meter_process(role: str, file: Path) -> None:
+    meter = Meter()
+    atexit.register(meter.write, file)
+    if role == "router":
+        from baton.router.request.journal import Entry, Journal
+
+        for owner, name in ((Journal, "open"), (Journal, "write"), (Entry, "placed"), (Entry, "left"), (Entry, "end")):
+            meter.wrap("journal", owner, name)
+        return
     from baton.engine.runner.thread import EngineThread
     from baton.kvtransfer.checksum import Checksums
-    from baton.worker.decode.config import DecodeConfig
     from baton.worker.decode.request_table import RequestTable
     from baton.worker.decode.retained import RetainedOutputs
-    from baton.worker.decode.role import main as decode_main
-    from baton.worker.prefill.config import PrefillConfig
-    from baton.worker.prefill.role import main as prefill_main
     from baton.worker.transfer import reader as transfer_reader
     from baton.worker.transfer.source import TransferSource
 
@@ -144,27 +150,66 @@ def run_worker(role: str, meter: Meter) -> int:
     meter.wrap("confirmations", transfer_reader, "keep_confirming")
     meter.wrap("confirmations", TransferSource, "Confirm")
     meter.wrap("steps", EngineThread, "_step")
-    if role == "prefill":
-        return prefill_main(read_config_or_exit(PrefillConfig, "prefill_worker"))
-    return decode_main(read_config_or_exit(DecodeConfig, "decode_worker"))
 
 
-def run_router(meter: Meter) -> int:
-    from baton.router.request.journal import Entry, Journal
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Of one worker, in order: (name, begin, end)."""
 
-    for owner, name in ((Journal, "open"), (Journal, "write"), (Entry, "placed"), (Entry, "left"), (Entry, "end")):
-        meter.wrap("journal", owner, name)
-    runpy.run_module("baton.router", run_name="__main__")
-    return 0
+    path: Path
+
+    def since(self, moment: float) -> list[tuple[str, float, float]]:
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [(name, begin, end) for name, begin, end in lines if begin >= moment]
 
 
-def main() -> int:
-    _, role, file, *flags = sys.argv
-    meter = Meter()
-    atexit.register(meter.write, Path(file))
-    sys.argv = [role if role == "router" else f"{role}_worker", *flags]
-    return run_router(meter) if role == "router" else run_worker(role, meter)
+def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
+    def note(began: float, result: object) -> None:
+        if result is not False:  # a step that had nothing to do
+            marks.write(json.dumps([name, began, time.monotonic()]) + "\n")
+
+    @functools.wraps(method)
+    def plain(*arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        result = method(*arguments, **named)
+        note(began, result)
+        return result
+
+    @functools.wraps(method)
+    async def coroutine(*arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        result = await method(*arguments, **named)
+        note(began, result)
+        return result
+
+    return coroutine if inspect.iscoroutinefunction(method) else plain
+
+
+def mark_stages(_: str, file: Path) -> None:
+    from baton.engine.runner.thread import EngineThread
+    from baton.worker.decode.loop import DecodeLoop
+    from baton.worker.transfer.reader import TransferReader
+    from baton.worker.transfer.source import TransferSource
+
+    stages: dict[str, tuple[Any, str]] = {
+        "step": (EngineThread, "_step"),
+        "advance": (TransferSource, "advance"),
+        "copy": (TransferReader, "_copy_new"),
+        "confirm": (TransferReader, "_confirm"),
+        "activate": (DecodeLoop, "activate"),
+    }
+    marks = file.open("a", buffering=1)  # open until the process ends
+    for name, (owner, method) in stages.items():
+        setattr(owner, method, marked(name, getattr(owner, method), marks))
+
+
+def main() -> None:
+    _, what, role, file, *flags = sys.argv
+    {"meter": meter_process, "marks": mark_stages}[what](role, Path(file))
+    module = role if role == "router" else f"{role}_worker"
+    sys.argv = [module, *flags]
+    runpy.run_module(f"baton.{module}", run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

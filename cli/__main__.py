@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import ask, bench, chaos, completion, develop, inspect, keys, offline, serve, simulate
+from baton.cli.commands import ask, bench, chaos, develop, inspect, keys, offline, simulate, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch.errors import CommandFailed
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Each of its flags can be given as a variable, as those of the processes that it starts can.
-app.command(context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(serve.up)
+app.command(context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
 for command in (
     ask.generate,
     ask.chat,
@@ -40,8 +40,8 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(chaos.app, name="chaos")
 app.command()(keys.certs)
 app.command(context_settings=PASS_ON)(develop.test)
-app.command()(inspect.version)
-app.command()(completion.completion)
+app.command()(develop.version)
+app.command()(develop.completion)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic_core import from_json
 
+from baton.cli.commands.offline import BatchOptions
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
@@ -149,23 +150,6 @@ def error_line(request: BatchRequest, refused: LineRefused) -> dict[str, Any]:
     return {"id": request.custom_id, "custom_id": request.custom_id, "response": None, "error": error}
 
 
-"""Fields that the server's request and the engine's parameters call the same; None is a field left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    source: Path
-    target: Path
-    model: str | None
-    device: str
-    dtype: str
-    max_model_len: int | None
-    kv_memory_bytes: int | None
-    kv_cache_dtype: str = "auto"
-    quantize: str = "none"
-    adapters: tuple[str, ...] = ()  # each NAME=FOLDER; a line chooses one by its `model`
-
-
 def run_batch(options: BatchOptions) -> int:
     """0 where every request was answered, 1 where some were refused. Raises: CommandFailed."""
     requests = read_requests(options.source)
@@ -227,7 +211,7 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
 
     with tempfile.TemporaryDirectory(prefix="baton-batch-") as scratch:
         model = find_model(options.model, ROOT, Path(scratch))
-        adapters = find_adapters(options.adapters, model.name)
+        adapters = find_adapters(options.adapter or (), model.name)
         loras = {each.name: LoRARequest(each.name, n, str(each.folder)) for n, each in enumerate(adapters, start=1)}
         try:
             llm = LLM(
@@ -235,7 +219,7 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
                 device=options.device,
                 dtype=options.dtype,
                 max_model_len=options.max_model_len,
-                kv_cache_memory_bytes=options.kv_memory_bytes,
+                kv_cache_memory_bytes=options.kv_memory,
                 kv_cache_dtype=options.kv_cache_dtype,
                 quantization=None if options.quantize == "none" else options.quantize,
                 enable_lora=bool(adapters),

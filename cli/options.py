@@ -1,18 +1,17 @@
-"""Amounts of memory as people write them: `512MiB`, `1.5GiB`, `200000`."""
+"""What several commands need for their flags: how values are read, flags that they share, and one for each field."""
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import wraps
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
-from baton.launch.process_plan import COLOCATED_TBT_SLO_MS
-
-if TYPE_CHECKING:
-    from baton.client import GenerateOptions
-
+Value = TypeVar("Value")
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 
@@ -63,18 +62,33 @@ def read_sizes(text: str, flag: str) -> tuple[int, ...]:
     return sizes
 
 
-def _token_ids(text: str) -> TokenIdList:
-    try:
-        return read_token_ids(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+def checked(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """A reader of a flag, whose ValueError becomes typer's."""
+
+    def parser(text: str) -> Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parser
 
 
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
+    """A command whose one parameter is a dataclass, with a flag for each field: declared once, there."""
+    options = next(iter(get_type_hints(command).values()))
+    hints = get_type_hints(options, include_extras=True)
+
+    @wraps(command)
+    def with_flags(**flags: Any) -> None:
+        command(options(**flags))
+
+    parameters = []
+    for each in fields(options):
+        default = Parameter.empty if each.default is MISSING else each.default
+        parameters.append(Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name]))
+    with_flags.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return with_flags
 
 
 Target = Annotated[
@@ -93,67 +107,8 @@ TlsCa = Annotated[
         envvar="BATON_TLS_CA", exists=True, dir_okay=False, help="CA certificate (PEM) of the server; turns TLS on."
     ),
 ]
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens."
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
-Model = Annotated[str | None, typer.Option(help="Name of the model or of an adapter; default: the model.")]
-System = Annotated[str | None, typer.Option(help="System message before the conversation.")]
-TokenIds = Annotated[
-    TokenIdList | None,
-    typer.Option(parser=_token_ids, metavar="5,17,...", help="Token ids in place of a text."),
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate per choice.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this; in (0, 1].")]
-TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
-MinP = Annotated[float | None, typer.Option(help="Keep tokens at least this fraction as likely as the likeliest.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")]
-StopTokenIds = Annotated[
-    TokenIdList | None,
-    typer.Option(parser=_token_ids, metavar="2,7,...", help="Token ids that end the answer."),
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")]
-Choices = Annotated[int | None, typer.Option("--n", help="Number of choices.")]
-TypicalP = Annotated[float | None, typer.Option(help="Keep the most typical tokens that add up to this; in (0, 1].")]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Penalty on tokens of prompt and answer, in (0, 10]; above 1 makes them rarer.")
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option(help="Penalty on tokens that the answer has already, in [-2, 2].")
-]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="Penalty per occurrence in the answer, in [-2, 2].")]
-MinTokens = Annotated[int | None, typer.Option(help="Least tokens of a choice before anything stops it.")]
-Logprobs = Annotated[
-    int | None,
-    typer.Option(help="With --json: log-probabilities of each token and of the N likeliest, N from 0 to 20."),
-]
-PromptLogprobs = Annotated[int | None, typer.Option(help="With --json: the same for the prompt; from 0 to 20.")]
-Echo = Annotated[bool, typer.Option("--echo", help="Begin the answer with the prompt; --logprobs then covers both.")]
-BestOf = Annotated[int | None, typer.Option(help="Generate N choices and show the --n likeliest per token at the end.")]
-BeamWidth = Annotated[
-    int | None,
-    typer.Option(help="Beam search with N beams; shows the --n best sequences at the end."),
-]
-LengthPenalty = Annotated[
-    float | None, typer.Option(help="Length penalty of the beam search; above 0 favours long answers.")
-]
-JsonSchema = Annotated[
-    Path | None,
-    typer.Option(exists=True, dir_okay=False, help="File with a JSON schema; the answer is JSON that meets it."),
-]
-JsonObject = Annotated[bool | None, typer.Option("--json-object", help="The answer is a JSON object.")]
-Regex = Annotated[str | None, typer.Option(help="All of the answer matches this regular expression.")]
-Grammar = Annotated[
-    Path | None,
-    typer.Option(exists=True, dir_okay=False, help="File with a grammar in Lark; the answer is what `start` makes."),
-]
-Choice = Annotated[list[str] | None, typer.Option(help="The answer is one of these texts; may be repeated.")]
-TimeoutS = Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")]
+ModelFolder = Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")]
 Quantize = Annotated[
     Literal["none", "int8", "int4", "fp8"],
     typer.Option(
@@ -174,36 +129,11 @@ Adapters = Annotated[
         help="LoRA adapter in PEFT's format; requests choose it by NAME as their model. May be repeated.",
     ),
 ]
-SwapMemory = Annotated[
-    int | None,
-    typer.Option(
-        parser=_bytes,
-        metavar="256MiB",
-        help="Host memory of each decode worker for KV of preempted answers, allocated when first needed. 0: the KV is "
-        "recomputed. Default: 256MiB.",
-    ),
-]
-TbtSloMs = Annotated[
-    float | None,
-    typer.Option(
-        min=1,
-        help="Longest step of a decode worker with prompts in it, in milliseconds: how long running answers may wait "
-        "for a token. Higher values give earlier first tokens and more throughput, lower ones smoother answers. "
-        f"Default: {COLOCATED_TBT_SLO_MS:g} with --colocated; otherwise prompts make a step at most a tenth longer.",
-    ),
-]
-TensorParallel = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        max=64,
-        help="Ranks of each worker, each with its share of heads, weights and KV: one GPU per rank, or on CPU a share "
-        "of the worker's cores.",
-    ),
-]
 KvMemory = Annotated[
     int | None,
-    typer.Option(parser=_bytes, metavar="512MiB", help="KV pool of each worker; default: a share of the memory."),
+    typer.Option(
+        parser=checked(parse_bytes), metavar="512MiB", help="KV pool of each worker; default: a share of the memory."
+    ),
 ]
 
 
@@ -216,30 +146,6 @@ def admin_target_of(target: str) -> str:
             raise typer.BadParameter(f"{each!r} is not host:port; --admin names the admin port", param_hint="--target")
         admins.append(f"{host}:{int(port) + 1}")
     return ",".join(admins)
-
-
-def sampling_options(flags: Mapping[str, Any]) -> "GenerateOptions":
-    """Of a command's flags by name, those for the server, and only given ones: the model decides the rest."""
-    from baton.client.requests import GenerateOptions
-
-    given: dict[str, Any] = {}
-    for name in flags.keys() & GenerateOptions.__annotations__.keys():
-        value = flags[name]
-        if isinstance(value, Path):
-            given[name] = value.read_text(encoding="utf-8")
-        elif isinstance(value, list | tuple) and not isinstance(value, TokenIdList):  # of a flag that may be repeated
-            given |= {name: list(value)} if value else {}
-        elif value is not None and value is not False:
-            given[name] = value
-    if flags["timeout"] is not None:
-        given["timeout_s"] = flags["timeout"]
-    return cast(GenerateOptions, given)
-
-
-def check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -> None:
-    """Raises: typer.BadParameter where they would not be shown."""
-    if logprobs is not None and not json:
-        raise typer.BadParameter("needs --json, which shows them", param_hint=flag)
 
 
 def read_prompt(text: str) -> str:

@@ -5,24 +5,13 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.cli.commands.offline import PlanOptions
 from baton.cli.options import format_bytes
 from baton.engine.kv_cache.sizing import KV_FORMATS, KvSizing
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_folder
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of weights
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    model: str
-    dtype: str  # auto, or a key of DTYPE_BYTES
-    block_tokens: int
-    max_model_len: int | None  # tokens; None: the model's positions
-    kv_memory_bytes: int | None
-    batch: int | None  # requests at their longest
-    kv_cache_dtype: str = "auto"  # auto, or a key of KV_FORMATS
-    quantize: str = "none"  # or int8, int4, fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +28,10 @@ class MemoryPlan:
     needed_bytes: int
 
 
-def run_plan(options: PlanOptions, as_json: bool) -> int:
+def run_plan(options: PlanOptions) -> int:
     """Prints the plan. Raises: CommandFailed."""
     plan = make_plan(options)
-    print(json.dumps(as_dict(plan)) if as_json else describe(plan))
+    print(json.dumps(as_dict(plan)) if options.json else describe(plan))
     return 0
 
 
@@ -74,10 +63,10 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     except ModelError as error:
         raise CommandFailed(str(error)) from error
     batch = options.batch or 1
-    least = KvSizing(token_bytes, options.block_tokens, 0, tokens)
+    least = KvSizing(token_bytes, options.block_size, 0, tokens)
     needed_blocks = batch * least.request_blocks
-    kv_bytes = options.kv_memory_bytes or needed_blocks * least.block_bytes
-    sizing = KvSizing(token_bytes, options.block_tokens, kv_bytes, tokens)
+    kv_bytes = options.kv_memory or needed_blocks * least.block_bytes
+    sizing = KvSizing(token_bytes, options.block_size, kv_bytes, tokens)
     return MemoryPlan(
         dtype,
         kv_dtype,

@@ -11,22 +11,22 @@ import shutil
 import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from baton.cli.commands.up import UpOptions
 from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
 from baton.cli.trace import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.launch.core_plan import plan_cores
-from baton.launch.devices import DeviceChoice, Machine, inspect_machine
+from baton.launch.devices import Machine, inspect_machine
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
 from baton.launch.process_plan import (
     LOOPBACK,
-    Exposure,
     UpSettings,
     choose_http_ports,
     is_free,
@@ -106,14 +106,6 @@ def refuse_overridden(
                 )
 
 
-def separated(given: Sequence[str], name: str, environment: Mapping[str, str]) -> Sequence[str]:
-    """Values of an option that may be given several times. A variable has commas between them, as processes read it;
-    it comes split at white space.
-    """
-    text = environment.get(variable_of(name), "")
-    return text.split(",") if text and list(given) == text.split() else given
-
-
 def variable_of(flag: str) -> str:
     """Of a flag, or of an option's name."""
     return f"{VARIABLES_PREFIX}_{flag.removeprefix('--').replace('-', '_').upper()}"
@@ -129,40 +121,12 @@ def given_flags(spec: ProcessSpec) -> Iterator[tuple[str, str | None]]:
 
 
 STATUS_TIMEOUT_S = 1.0
+OWN_OPTIONS = frozenset(each.name for each in fields(UpOptions))
+"""Of `up`, each of which has read the variable of its name too."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpOptions:
-    """The flags of `baton up`, as given. None: found out here."""
-
-    model: str | None
-    prefill: int
-    decode: int
-    host: str
-    port: int
-    admin_port: int | None
-    http_port: int | None
-    routers: int
-    placement: str
-    planner: str
-    device: DeviceChoice
-    dtype: str
-    adapters: tuple[str, ...]  # each NAME=FOLDER
-    kv_cache_dtype: str
-    quantize: str
-    block_size: int
-    max_model_len: int | None
-    kv_memory_bytes: int | None
-    swap_memory_bytes: int | None
-    tbt_slo_ms: float | None
-    transport: str
-    tensor_parallel: int
-    log_format: str
-    namespace: str | None
-    trace_file: Path | None
-    exposure: Exposure
-    startup_timeout_s: float
-    own_options: frozenset[str]  # by name, each of which has read the variable of that name too
+_PASSED_ON = {each.name for each in fields(UpSettings)} & {each.name for each in fields(UpOptions)}
+"""Options that are settings of the same name; the others are found out first."""
 
 
 def run_up(options: UpOptions) -> int:
@@ -183,43 +147,35 @@ def run_up(options: UpOptions) -> int:
     for number in http_ports:
         require_free(options.host, number)
     collector = chosen_collector(options.trace_file)
-    cores = plan_cores(machine.cores, options.prefill, options.decode)
+    cores = plan_cores(machine.cores, options.prefill_workers, options.decode)
     redis = choose_redis(os.environ.get("REDIS_URL"), cores.router)
-    workers = options.prefill + options.decode
+    prefill, decode = options.prefill_workers, options.decode
+    kv_memory_bytes = options.kv_memory or _kv_bytes(machine, prefill + decode, options.tensor_parallel)
+    passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
+    found = {
+        "prefill": prefill,
+        "port": port,
+        "admin_port": admin_port,
+        "namespace": options.namespace or f"baton-{port}",
+        "trace_file": options.trace_file or begin_trace_file(RUNTIME, port, collector),
+    }
     settings = UpSettings(
+        **passed_on | found,
         model_folder=source.folder,
         model_name=source.name,
         machine=machine,
-        prefill=options.prefill,
-        decode=options.decode,
-        host=options.host,
-        port=port,
-        admin_port=admin_port,
         more_ports=more_ports,
         http_ports=http_ports,
-        dtype=options.dtype,
-        adapters=find_adapters(options.adapters, source.name),
-        kv_cache_dtype=options.kv_cache_dtype,
-        quantize=options.quantize,
-        block_size=options.block_size,
-        max_model_len=options.max_model_len,
-        kv_memory_bytes=options.kv_memory_bytes or _kv_bytes(machine, workers, options.tensor_parallel),
-        swap_memory_bytes=options.swap_memory_bytes,
-        tbt_slo_ms=options.tbt_slo_ms,
-        transport=options.transport,
-        tensor_parallel=options.tensor_parallel,
-        placement=options.placement,
-        planner=options.planner,
-        log_format=options.log_format,
+        adapters=find_adapters(options.adapter or (), source.name),
+        kv_memory_bytes=kv_memory_bytes,
+        swap_memory_bytes=options.swap_memory,
         redis_url=redis.url,
-        namespace=options.namespace or f"baton-{port}",
-        trace_file=options.trace_file or begin_trace_file(RUNTIME, port, collector),
         collector=collector,
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
     )
-    refuse_overridden(plan_processes(settings), os.environ, options.own_options)
-    return asyncio.run(_Up(settings, source, redis, options.startup_timeout_s).run())
+    refuse_overridden(plan_processes(settings), os.environ, OWN_OPTIONS)
+    return asyncio.run(_Up(settings, source, redis, options.startup_timeout).run())
 
 
 def _refuse_too_open(options: UpOptions) -> None:

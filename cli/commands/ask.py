@@ -1,103 +1,147 @@
 """`baton generate` and `baton chat`: their flags."""
 
-from typing import Annotated
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from baton.cli import options
-from baton.cli.options import DEFAULT_TARGET
+from baton.cli.options import DEFAULT_TARGET, Json, Target, TokenIdList, checked, flags_of, read_prompt, read_token_ids
+
+if TYPE_CHECKING:
+    from baton.client import GenerateOptions
 
 
-def generate(
-    context: typer.Context,
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
-    token_ids: options.TokenIds = None,
-    system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    typical_p: options.TypicalP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    min_tokens: options.MinTokens = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = False,
-    n: options.Choices = None,
-    logprobs: options.Logprobs = None,
-    best_of: options.BestOf = None,
-    beam_width: options.BeamWidth = None,
-    length_penalty: options.LengthPenalty = None,
-    json_schema: options.JsonSchema = None,
-    json_object: options.JsonObject = None,
-    regex: options.Regex = None,
-    grammar: options.Grammar = None,
-    choice: options.Choice = None,
-    echo: options.Echo = False,
-    prompt_logprobs: options.PromptLogprobs = None,
-    model: options.Model = None,
-    timeout: options.TimeoutS = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-    target: options.Target = DEFAULT_TARGET,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Flags for the server, by the names of the client's options."""
+
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate per choice.")] = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this; in (0, 1].")] = (
+        None
+    )
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep tokens at least this fraction as likely as the likeliest.")
+    ] = None
+    typical_p: Annotated[
+        float | None, typer.Option(help="Keep the most typical tokens that add up to this; in (0, 1].")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Penalty on tokens of prompt and answer, in (0, 10]; above 1 makes them rarer."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Penalty on tokens that the answer has already, in [-2, 2].")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Penalty per occurrence in the answer, in [-2, 2].")
+    ] = None
+    min_tokens: Annotated[int | None, typer.Option(help="Least tokens of a choice before anything stops it.")] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None
+    stop_token_ids: Annotated[
+        TokenIdList | None,
+        typer.Option(parser=checked(read_token_ids), metavar="2,7,...", help="Token ids that end the answer."),
+    ] = None
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")] = False
+    n: Annotated[int | None, typer.Option("--n", help="Number of choices.")] = None
+    logprobs: Annotated[
+        int | None,
+        typer.Option(help="With --json: log-probabilities of each token and of the N likeliest, N from 0 to 20."),
+    ] = None
+    best_of: Annotated[
+        int | None, typer.Option(help="Generate N choices and show the --n likeliest per token at the end.")
+    ] = None
+    beam_width: Annotated[
+        int | None, typer.Option(help="Beam search with N beams; shows the --n best sequences at the end.")
+    ] = None
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Length penalty of the beam search; above 0 favours long answers.")
+    ] = None
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with a JSON schema; the answer is JSON that meets it."),
+    ] = None
+    json_object: Annotated[bool | None, typer.Option("--json-object", help="The answer is a JSON object.")] = None
+    regex: Annotated[str | None, typer.Option(help="All of the answer matches this regular expression.")] = None
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="File with a grammar in Lark; the answer is what `start` makes."
+        ),
+    ] = None
+    choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these texts; may be repeated.")] = None
+    model: Annotated[str | None, typer.Option(help="Name of the model or of an adapter; default: the model.")] = None
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoedSampling(Sampling):
+    """Those of a text that is continued as it stands."""
+
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Begin the answer with the prompt; --logprobs then covers both.")
+    ] = False
+    prompt_logprobs: Annotated[int | None, typer.Option(help="With --json: the same for the prompt; from 0 to 20.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """How a question is asked and its answer shown."""
+
+    system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None
+    json: Json = False
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens."
+        ),
+    ] = False
+    target: Target = DEFAULT_TARGET
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateFlags(Shown, EchoedSampling):
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None
+    token_ids: Annotated[
+        TokenIdList | None,
+        typer.Option(parser=checked(read_token_ids), metavar="5,17,...", help="Token ids in place of a text."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFlags(Shown, Sampling):
+    message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None
+
+
+@flags_of
+def generate(flags: GenerateFlags) -> None:
     """Continue a text as it stands, streaming. A chat model wants `chat` instead.
 
     With --system the prompt goes through the model's chat template too.
     """
     from baton.cli.ask import generate as run_generate
 
+    prompt, token_ids, system = flags.prompt, flags.token_ids, flags.system
     if (prompt is None) == (token_ids is None):
         raise typer.BadParameter("give either a text or --token-ids", param_hint="prompt")
     if token_ids is not None and system is not None:
         raise typer.BadParameter("a system message needs a prompt as text, not --token-ids", param_hint="--system")
-    options.check_logprobs(logprobs, json)
-    options.check_logprobs(prompt_logprobs, json, "--prompt-logprobs")
-    if echo and system is not None:
+    _check_logprobs(flags.logprobs, flags.json)
+    _check_logprobs(flags.prompt_logprobs, flags.json, "--prompt-logprobs")
+    if flags.echo and system is not None:
         raise typer.BadParameter("a chat has no text to echo", param_hint="--echo")
-    given = options.sampling_options(context.params)
-    asked = token_ids if prompt is None else options.read_prompt(prompt)
-    raise typer.Exit(run_generate(target, asked if asked is not None else (), system, given, json, verbose))
+    asked = token_ids or () if prompt is None else read_prompt(prompt)
+    given = _given(flags, EchoedSampling)
+    raise typer.Exit(run_generate(flags.target, asked, system, given, flags.json, flags.verbose))
 
 
-def chat(
-    context: typer.Context,
-    message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None,
-    system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    typical_p: options.TypicalP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    min_tokens: options.MinTokens = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = False,
-    n: options.Choices = None,
-    logprobs: options.Logprobs = None,
-    best_of: options.BestOf = None,
-    beam_width: options.BeamWidth = None,
-    length_penalty: options.LengthPenalty = None,
-    json_schema: options.JsonSchema = None,
-    json_object: options.JsonObject = None,
-    regex: options.Regex = None,
-    grammar: options.Grammar = None,
-    choice: options.Choice = None,
-    model: options.Model = None,
-    timeout: options.TimeoutS = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-    target: options.Target = DEFAULT_TARGET,
-) -> None:
+@flags_of
+def chat(flags: ChatFlags) -> None:
     """Ask the model through its chat template: one message, or without one a conversation.
 
     In a conversation Ctrl-C cancels the answer, Ctrl-D ends, /help lists the commands. Each line of standard input is a
@@ -105,10 +149,29 @@ def chat(
     """
     from baton.cli.ask import chat_loop, chat_once
 
-    options.check_logprobs(logprobs, json)
-    given = options.sampling_options(context.params)
-    if message is not None:
-        raise typer.Exit(chat_once(target, options.read_prompt(message), system, given, json, verbose))
-    if json or n is not None:
+    _check_logprobs(flags.logprobs, flags.json)
+    target, system, given = flags.target, flags.system, _given(flags, Sampling)
+    if flags.message is not None:
+        message = read_prompt(flags.message)
+        raise typer.Exit(chat_once(target, message, system, given, flags.json, flags.verbose))
+    if flags.json or flags.n is not None:
         raise typer.BadParameter("--json and --n need a message", param_hint="message")
-    raise typer.Exit(chat_loop(target, system, given, verbose))
+    raise typer.Exit(chat_loop(target, system, given, flags.verbose))
+
+
+def _given(flags: Sampling, names: type[Sampling]) -> "GenerateOptions":
+    """For the server, and only what was given: the model decides the rest."""
+    given: dict[str, Any] = {}
+    for name in (each.name for each in fields(names)):
+        value = getattr(flags, name)
+        if isinstance(value, Path):
+            given[name] = value.read_text(encoding="utf-8")
+        elif value is not None and value is not False and value != []:
+            given[name] = value
+    return cast("GenerateOptions", given)
+
+
+def _check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -> None:
+    """Raises: typer.BadParameter where they would not be shown."""
+    if logprobs is not None and not json:
+        raise typer.BadParameter("needs --json, which shows them", param_hint=flag)

@@ -15,7 +15,14 @@ from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, read_sizes
 if TYPE_CHECKING:
     from baton.benchmarks.engine.attention import HeadShape
 
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")]
+Dtype = Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")]
+Batch = Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")]
 KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def attention(
@@ -28,9 +35,7 @@ def attention(
     batch: Annotated[str, typer.Option(help="Sequences of a decode step; several sizes: 1,16.")] = "1,16",
     context: Annotated[str, typer.Option(help="Tokens of each sequence; several sizes: 512,4096.")] = "512,4096",
     chunk: Annotated[int, typer.Option(min=0, help="Tokens of a prompt's chunk; 0: decode alone.")] = 512,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
-    ] = None,
+    threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
     """Paged attention of decode and prefill on this CPU, beside the machine's limits and PyTorch's own attention."""
@@ -42,7 +47,7 @@ def attention(
         batches=options.read_sizes(batch, "--batch"),
         contexts=options.read_sizes(context, "--context"),
         chunk_tokens=chunk,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores(),
     )
     raise typer.Exit(run_attention_bench(asked, json))
 
@@ -72,9 +77,7 @@ SHAPES = "960x576,3072x576,576x1536,49152x576,4096x1024,6144x1024,16384x2048,204
 def linear(
     shapes: Annotated[str, typer.Option(help="Outputs x inputs; several with commas.")] = SHAPES,
     rows: Annotated[str, typer.Option(help="Tokens at once; several sizes: 1,16,512.")] = "1,16,512",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
-    ] = None,
+    threads: Threads = None,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of inputs and outputs.")] = "float32",
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
@@ -84,7 +87,7 @@ def linear(
     asked = LinearBenchOptions(
         shapes=tuple(_projection(part) for part in shapes.split(",")),
         rows=options.read_sizes(rows, "--rows"),
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores(),
         dtype=dtype,
     )
     raise typer.Exit(run_linear_bench(asked, json))
@@ -99,7 +102,7 @@ def _projection(text: str) -> tuple[int, int]:
 
 
 def curves(
-    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    model: options.ModelFolder = None,
     batch: Annotated[str, typer.Option(help="Sequences at once, of --batch-context tokens.")] = "1,2,4,8,12,16,24,32",
     batch_context: Annotated[int, typer.Option(min=1, help="Tokens of context, where the batch grows.")] = 512,
     lengths: Annotated[
@@ -108,12 +111,8 @@ def curves(
     ] = "64,128,256,512,1024,2048,4096,8192",
     steps: Annotated[int, typer.Option(min=1, help="Decode steps for each point.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions; the median counts.")] = 3,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
-    ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
-    ] = "auto",
+    threads: Threads = None,
+    dtype: Dtype = "auto",
     quantize: options.Quantize = "none",
     folder: Annotated[Path | None, typer.Option(help="Also write curves.json and three pictures (SVG) there.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
@@ -128,7 +127,7 @@ def curves(
         lengths=options.read_sizes(lengths, "--lengths"),
         steps=steps,
         rounds=rounds,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores(),
         dtype=dtype,
         quantize=quantize,
     )
@@ -139,13 +138,11 @@ DEFAULT_FOLDER = Path("~/.cache/baton/peers")
 
 
 def peers(
-    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    model: options.ModelFolder = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=4, help="Decode steps of each round.")] = 48,
-    batch: Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")] = "1,16",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
-    ] = None,
+    batch: Batch = "1,16",
+    threads: Threads = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the engines take turns in each.")] = 7,
     precision: Annotated[
         Literal["bf16", "int8", "int4", "all"], typer.Option(help="Precision of weights and products.")
@@ -174,7 +171,7 @@ def peers(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         batches=read_sizes(batch, "--batch"),
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores(),
         rounds=rounds,
         precisions=tuple(Precision) if precision == "all" else (Precision(precision),),
         folder=peers_folder.expanduser().absolute(),
@@ -267,7 +264,7 @@ def serve(
 
 
 def isolation(
-    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    model: options.ModelFolder = None,
     quantize: options.Quantize = "none",
     variants: Annotated[
         str, typer.Option(help="Any of 1p1d, colocated, vllm; measured in this order.")
@@ -388,10 +385,7 @@ def gateway(
     """Cost of HTTP beside gRPC: CPU time of a streamed token, TTFT. The workers compute nothing."""
     from baton.benchmarks.router.cost import GatewayBenchOptions, run_gateway_bench
 
-    asked = GatewayBenchOptions(
-        streams=streams, interval_ms=interval_ms, seconds=seconds, rounds=rounds, requests=requests
-    )
-    raise typer.Exit(run_gateway_bench(asked, json))
+    raise typer.Exit(run_gateway_bench(GatewayBenchOptions(streams, interval_ms, seconds, rounds, requests), json))
 
 
 def router(
@@ -408,16 +402,7 @@ def router(
     """Cost of the router itself: a decision, a streamed token, added delay. Its workers compute nothing."""
     from baton.benchmarks.router.cost import RouterBenchOptions, run_router_bench
 
-    asked = RouterBenchOptions(
-        streams=streams,
-        interval_ms=interval_ms,
-        flood_ms=flood_ms,
-        seconds=seconds,
-        workers=workers,
-        prompt_tokens=prompt_tokens,
-        decisions=decisions,
-        delays=delays,
-    )
+    asked = RouterBenchOptions(streams, interval_ms, flood_ms, seconds, workers, prompt_tokens, decisions, delays)
     raise typer.Exit(run_router_bench(asked, json))
 
 
@@ -437,16 +422,12 @@ app.command()(router)
 
 @app.command()
 def engine(
-    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
+    model: options.ModelFolder = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps that are measured.")] = 48,
-    batch: Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")] = "1,16",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")
-    ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
-    ] = "auto",
+    batch: Batch = "1,16",
+    threads: Threads = None,
+    dtype: Dtype = "auto",
     quantize: options.Quantize = "none",
     kv_cache_dtype: options.KvCacheDtype = "auto",
     step_tokens: Annotated[int, typer.Option(min=1, help="Most prompt tokens of one step.")] = 512,
@@ -460,7 +441,7 @@ def engine(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         batches=options.read_sizes(batch, "--batch"),
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores(),
         dtype=dtype,
         quantize=quantize,
         kv_cache_dtype=kv_cache_dtype,

@@ -1,7 +1,5 @@
-"""`baton status`, `health`, `explain`, `role`, `trace` and `version`: their flags."""
+"""`baton status`, `health`, `explain`, `role` and `trace`: their flags."""
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import Annotated, Literal
 
 import typer
@@ -91,14 +89,3 @@ def trace(
     from baton.cli.trace import show_traces
 
     raise typer.Exit(show_traces(file, last, json))
-
-
-def version() -> None:
-    """Versions of Baton and of the libraries it computes with."""
-    for package in ("baton-serve", "torch", "transformers", "grpcio"):
-        try:
-            found = installed_version(package)
-        except PackageNotFoundError:
-            # A checkout that runs without an installation, or an image that leaves out what it does not need.
-            found = "(not installed)"
-        print(f"{package} {found}")

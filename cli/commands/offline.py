@@ -1,63 +1,59 @@
 """`baton plan` and `baton batch`, which need no server: their flags."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from baton.cli import options
+from baton.cli.options import Adapters, Json, KvCacheDtype, KvMemory, ModelFolder, Quantize, flags_of
 
 
-def plan(
-    model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")],
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")]
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
-    ] = None,
-    kv_memory: options.KvMemory = None,
+    ] = None
+    kv_memory: KvMemory = None
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"],
         typer.Option(help="Type of the weights; auto: the checkpoint's."),
-    ] = "auto",
-    kv_cache_dtype: options.KvCacheDtype = "auto",
-    quantize: options.Quantize = "none",
-    batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None,
-    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32,
-    json: options.Json = False,
-) -> None:
+    ] = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
+    quantize: Quantize = "none"
+    batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None
+    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32
+    json: Json = False
+
+
+@flags_of
+def plan(options: PlanOptions) -> None:
     """How much memory a model needs and how many requests fit, without loading it."""
-    from baton.cli.plan import PlanOptions, run_plan
+    from baton.cli.plan import run_plan
 
-    asked = PlanOptions(model, dtype, block_size, max_model_len, kv_memory, batch, kv_cache_dtype, quantize)
-    raise typer.Exit(run_plan(asked, json))
+    raise typer.Exit(run_plan(options))
 
 
-def batch(
-    source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")],
-    target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")],
-    model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")
-    ] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None,
-    kv_memory: options.KvMemory = None,
-    kv_cache_dtype: options.KvCacheDtype = "auto",
-    quantize: options.Quantize = "none",
-    adapter: options.Adapters = None,
-) -> None:
-    """Answer a file of requests without a server. An interrupted run continues when it is started again."""
-    from baton.cli.batch import BatchOptions, run_batch
-
-    asked = BatchOptions(
-        source,
-        target,
-        model,
-        device,
-        dtype,
-        max_model_len,
-        kv_memory,
-        kv_cache_dtype,
-        quantize,
-        adapters=tuple(adapter or ()),
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")]
+    target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")]
+    model: ModelFolder = None
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")] = (
+        "auto"
     )
-    raise typer.Exit(run_batch(asked))
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None
+    kv_memory: KvMemory = None
+    kv_cache_dtype: KvCacheDtype = "auto"
+    quantize: Quantize = "none"
+    adapter: Adapters = None
+
+
+@flags_of
+def batch(options: BatchOptions) -> None:
+    """Answer a file of requests without a server. An interrupted run continues when it is started again."""
+    from baton.cli.batch import run_batch
+
+    raise typer.Exit(run_batch(options))

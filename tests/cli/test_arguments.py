@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import baton.cli.ask
 import baton.cli.checks
-import baton.cli.commands.inspect
+import baton.cli.commands.develop
 import baton.cli.explain
 import baton.cli.status
 import baton.cli.up
@@ -227,7 +227,7 @@ def test_version_of_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
     def nowhere(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(baton.cli.commands.inspect, "installed_version", nowhere)
+    monkeypatch.setattr(baton.cli.commands.develop, "installed_version", nowhere)
     result = run("version")
     assert result.exit_code == 0
     assert result.output.splitlines()[0] == "baton-serve (not installed)"
@@ -244,8 +244,8 @@ def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up").exit_code == 0
     ((options,),) = recorder.calls
-    assert (options.prefill, options.decode, options.port, options.host) == (1, 1, 50051, "127.0.0.1")
-    assert (options.device, options.kv_memory_bytes, options.model) == (DeviceChoice.AUTO, None, None)
+    assert (options.prefill_workers, options.decode, options.port, options.host) == (1, 1, 50051, "127.0.0.1")
+    assert (options.device, options.kv_memory, options.model) == (DeviceChoice.AUTO, None, None)
 
 
 @pytest.mark.parametrize("flags", [["--colocated"], ["--prefill", "0"], ["--colocated", "--prefill", "0"]])
@@ -253,14 +253,14 @@ def test_up_colocated_has_no_prefill_workers(monkeypatch: pytest.MonkeyPatch, fl
     recorder = Recorder()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up", *flags).exit_code == 0
-    assert (recorder.calls[0][0].prefill, recorder.calls[0][0].decode) == (0, 1)
+    assert (recorder.calls[0][0].prefill_workers, recorder.calls[0][0].decode) == (0, 1)
 
 
 def test_up_reads_amounts_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     run("up", "--kv-memory", "512MiB")
-    assert recorder.calls[0][0].kv_memory_bytes == 512 * 2**20
+    assert recorder.calls[0][0].kv_memory == 512 * 2**20
 
 
 def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:

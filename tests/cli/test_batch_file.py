@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from baton.cli.batch import BatchOptions, read_lines, run_batch
+from baton.cli.batch import read_lines, run_batch
 from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, seed_of
+from baton.cli.commands.offline import BatchOptions
 from baton.launch.errors import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
@@ -37,7 +38,15 @@ def write_requests(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def options(source: Path, target: Path, model: Path) -> BatchOptions:
-    return BatchOptions(source, target, str(model), "cpu", "float32", 512, 4 << 20)
+    return BatchOptions(
+        source=source,
+        target=target,
+        model=str(model),
+        device="cpu",
+        dtype="float32",
+        max_model_len=512,
+        kv_memory=4 << 20,
+    )
 
 
 def answers(path: Path) -> dict[str, Any]:
@@ -97,7 +106,7 @@ def test_a_line_chooses_an_adapter_by_its_model(tiny: Path, tmp_path: Path) -> N
         for name in ("sql", "tiny", str(tiny), "gpt-anything")
     ]
     asked = options(write_requests(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", tiny)
-    assert run_batch(replace(asked, adapters=(f"sql={adapter}",))) == 1
+    assert run_batch(replace(asked, adapter=[f"sql={adapter}"])) == 1
     found = answers(asked.target)
     error = found.pop("gpt-anything")["error"]
     assert error["param"] == "model" and error["message"].startswith("model: 'gpt-anything' is not here, but tiny, ")

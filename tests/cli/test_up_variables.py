@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 import baton.cli.up
 from baton.cli.__main__ import app
-from baton.cli.up import UpOptions, given_flags, refuse_overridden, variable_of
+from baton.cli.commands.up import UpOptions
+from baton.cli.up import OWN_OPTIONS, given_flags, refuse_overridden, variable_of
 from baton.launch.errors import CommandFailed
 from baton.launch.process_plan import Exposure, UpSettings, plan_processes
 from baton.launch.processes import ProcessSpec
@@ -22,7 +23,7 @@ VARIANTS = (
     replace(SETTINGS, exposure=Exposure(Path("/keys"), True, Path("/cert"), Path("/key"))),
 )
 OPTIONS: Mapping[str, tuple[str, str, object]] = {
-    "--adapter": ("sql=/a/sql, chat=/b c", "adapters", ("sql=/a/sql", " chat=/b c")),
+    "--adapter": ("sql=/a/sql, chat=/b c", "adapter", ["sql=/a/sql", " chat=/b c"]),
     "--admin-port": ("7001", "admin_port", 7001),
     "--block-size": ("16", "block_size", 16),
     "--device": ("cpu", "device", "cpu"),
@@ -30,7 +31,7 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--host": ("::1", "host", "::1"),
     "--http-port": ("7002", "http_port", 7002),
     "--kv-cache-dtype": ("int8", "kv_cache_dtype", "int8"),
-    "--kv-memory": ("1MiB", "kv_memory_bytes", 2**20),
+    "--kv-memory": ("1MiB", "kv_memory", 2**20),
     "--log-format": ("json", "log_format", "json"),
     "--max-model-len": ("99", "max_model_len", 99),
     "--model": ("mine", "model", "mine"),
@@ -39,7 +40,7 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--planner": ("act", "planner", "act"),
     "--port": ("7000", "port", 7000),
     "--quantize": ("int8", "quantize", "int8"),
-    "--swap-memory": ("1MiB", "swap_memory_bytes", 2**20),
+    "--swap-memory": ("1MiB", "swap_memory", 2**20),
     "--tbt-slo-ms": ("70", "tbt_slo_ms", 70.0),
     "--tensor-parallel": ("2", "tensor_parallel", 2),
     "--trace-file": ("t.jsonl", "trace_file", Path("t.jsonl")),
@@ -69,7 +70,7 @@ def up(monkeypatch: pytest.MonkeyPatch, *arguments: str, **environment: str) -> 
 def test_every_flag_that_up_passes_holds_as_a_variable_or_is_refused(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variable, own_options = variable_of(flag), up(monkeypatch).own_options
+    variable, own_options = variable_of(flag), OWN_OPTIONS
     text, name, value = OPTIONS.get(flag, ("by hand", "", None))
     if name:
         options = up(monkeypatch, **{variable: text})
@@ -84,7 +85,7 @@ def test_every_flag_that_up_passes_holds_as_a_variable_or_is_refused(
 
 def test_a_flag_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert up(monkeypatch, "--placement", "round_robin", BATON_PLACEMENT="least_tokens").placement == "round_robin"
-    assert up(monkeypatch, "--adapter", "a=/b", BATON_ADAPTER="c=/d").adapters == ("a=/b",)
+    assert up(monkeypatch, "--adapter", "a=/b", BATON_ADAPTER="c=/d").adapter == ["a=/b"]
 
 
 def test_a_variable_that_says_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

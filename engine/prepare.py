@@ -16,17 +16,16 @@ from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelEr
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from baton.engine.kv_cache.sizing import size_pool
+from baton.engine.load import check_gpus, check_parallel, load_model
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
-from baton.engine.models.packed import packs
+from baton.engine.models.linear import packs
 from baton.engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
-from baton.engine.parallel.load import check_gpus, check_parallel
 from baton.engine.parallel.orders import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.runner import Runner
 from baton.engine.weights.files import model_fingerprint
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
-from baton.engine.weights.load import load_model
 from baton.engine.weights.sizes import loaded_bytes
 from baton.kernels.types import QUANTISED
 

@@ -15,9 +15,8 @@ import torch
 from baton.benchmarks.report.limits import Limits, measure_limits
 from baton.benchmarks.report.result import Columns, show
 from baton.engine.models.batch import AdapterRows
-from baton.engine.models.linear import DenseLinear, Linear
-from baton.engine.models.packed import PackedLinear, packed, packs
-from baton.engine.weights.quantised import GROUP_INPUTS, int4_linear, quantise_int4, quantise_int8
+from baton.engine.models.linear import DenseLinear, Linear, MatmulBackend, PackedLinear, packs
+from baton.engine.weights.weight import GROUP_INPUTS, PlainWeight, quantise_int4, quantise_int8
 
 PRIMITIVES = ("torch", "onednn", "native", "native_bf16", "native_int8", "native_int4")
 COLD_BYTES = 96 << 20  # of copies of one weight
@@ -115,12 +114,13 @@ def candidates(outputs: int, inputs: int, dtype: torch.dtype) -> Iterator[Candid
     if OnednnLinear.is_there(dtype):
         makers["onednn"] = lambda: OnednnLinear.of(weight)
     if packs(weight.device):
+        native = MatmulBackend(weight.device, dtype, packed=True)
         # With one small number added the weight has to be kept in float32.
-        makers["native"] = lambda: packed(DenseLinear(wide + 1e-7))
-        makers["native_bf16"] = lambda: packed(DenseLinear(weight))
-        makers["native_int8"] = lambda: packed(quantise_int8(wide, None))
+        makers["native"] = lambda: native.linear(PlainWeight(wide + 1e-7))
+        makers["native_bf16"] = lambda: native.linear(PlainWeight(weight))
+        makers["native_int8"] = lambda: native.linear(quantise_int8(wide))
         if inputs % GROUP_INPUTS == 0:
-            makers["native_int4"] = lambda: packed(int4_linear(quantise_int4(wide), None, torch.float32))
+            makers["native_int4"] = lambda: native.linear(quantise_int4(wide))
     for primitive, make in makers.items():
         first = make()
         size = _weight_bytes(first)

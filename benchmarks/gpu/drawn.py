@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig
-from baton.engine.models.checkpoint import build_decoder
+from baton.engine.load import DecoderParts
 from baton.engine.models.decoder import DecoderModel
-from baton.engine.models.linear import DenseLinear, Linear
+from baton.engine.models.linear import MatmulBackend
+from baton.engine.weights.weight import PlainWeight, Weight
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama8b": {
@@ -51,20 +52,20 @@ STATED = {"eos_token_id": None, "bos_token_id": None, "hidden_act": "silu", "tor
 
 
 class DrawnTensors:
-    """A TensorSource: projections from a normal distribution that keeps activations in range, norms of ones."""
+    """A WeightSource: projections from a normal distribution that keeps activations in range, norms of ones."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(std=shape[-1] ** -0.5)
 
-    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
-        weight = self.take(names[0], sum(sizes), inputs)
-        return DenseLinear(weight, self.take(f"{names[0]}.bias", sum(sizes)) if bias else None)
+    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+        numbers = self.tensor(names[0], sum(sizes), inputs)
+        return PlainWeight(numbers, self.tensor(f"{names[0]}.bias", sum(sizes)) if bias else None)
 
 
 class KeptTensors(DrawnTensors):
@@ -74,13 +75,13 @@ class KeptTensors(DrawnTensors):
         super().__init__(dtype, device)
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        self.tensors[name] = super().take(name, *shape)
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        self.tensors[name] = super().tensor(name, *shape)
         return self.tensors[name]
 
-    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
-        parts = [self.take(f"{name}.weight", size, inputs) for name, size in zip(names, sizes, strict=True)]
-        return DenseLinear(parts[0])  # of a model that nobody runs
+    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+        parts = [self.tensor(f"{name}.weight", size, inputs) for name, size in zip(names, sizes, strict=True)]
+        return PlainWeight(parts[0])  # of a model that is never run
 
 
 def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderConfig:
@@ -95,14 +96,18 @@ def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderC
 def drawn_model(folder: Path, shape: str, device: torch.device, dry: bool, **others: int) -> DecoderModel:
     """In bf16. Leaves the configuration in `folder`."""
     torch.manual_seed(0)
-    return build_decoder(write_config(folder, shape, dry, **others), DrawnTensors(torch.bfloat16, device), device)
+    return _drawn(DrawnTensors(torch.bfloat16, device), write_config(folder, shape, dry, **others), device)
+
+
+def _drawn(source: DrawnTensors, config: DecoderConfig, device: torch.device) -> DecoderModel:
+    return DecoderParts(source, MatmulBackend(device, torch.bfloat16)).decoder(config)
 
 
 def write_checkpoint(folder: Path, shape: str, device: torch.device, dry: bool) -> Path:
     """A checkpoint folder that any worker loads, and transformers."""
     torch.manual_seed(0)
     drawn = KeptTensors(torch.bfloat16, device)
-    build_decoder(write_config(folder, shape, dry), drawn, device)
+    _drawn(drawn, write_config(folder, shape, dry), device)
     save_file(
         {name: tensor.cpu() for name, tensor in drawn.tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from baton.benchmarks.report.result import read_arguments
+from baton.engine.load import load_model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import Gated
 from baton.engine.prepare import ModelOptions, resolve_dtype
-from baton.engine.weights.load import load_model
 from baton.service.affinity import lower_priority
 
 

@@ -40,7 +40,7 @@ def baton(load: Load) -> Driven:
     import torch
 
     from baton.benchmarks.engine.speed import EngineRun, EngineSetup, load_engine
-    from baton.engine.models.packed import packs
+    from baton.engine.models.linear import packs
 
     torch.set_num_threads(load.threads)
     quantize = "none" if load.precision == "bf16" else load.precision

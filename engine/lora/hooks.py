@@ -6,7 +6,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from baton.engine.config.model_config import ModelConfig
-from baton.engine.lora.linear import StackedFactors
+from baton.engine.lora.adapters import StackedFactors
 from baton.engine.models.batch import AdapterRows, Batch, Model
 from baton.kernels.types import KvPages
 

@@ -107,7 +107,7 @@ class DecoderModel:
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.device
+        return self.norm.weight.device
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
         """Residual stream after the last layer, `[tokens, hidden]`; writes the KV of these tokens into the pool `kv`.

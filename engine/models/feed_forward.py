@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.engine.models.batch import AdapterRows
-from baton.engine.models.linear import DenseLinear, Linear
-from baton.engine.weights.on_kernels import KernelLinear
+from baton.engine.models.linear import DenseLinear, KernelLinear, Linear
 from baton.kernels.linear import expert_linear
 from baton.kernels.norms import silu_mul
 from baton.kernels.types import ExpertWeight, QuantisedWeight, sorted_pairs

@@ -1,21 +1,41 @@
-"""Projections and embeddings of a model: the decoder's interface to them, however the weights are stored."""
+"""How a projection is multiplied with: one table, from device and stored format to a `Linear`. And embeddings.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+On a CPU the native kernels read weights laid out for them once; on a GPU Triton's kernels read quantised weights as
+they are, for few rows. Whatever those do not take is computed by PyTorch, tile by tile out of the stored numbers.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from baton.engine.models.batch import AdapterRows
-from baton.kernels.linear import gather_rows
-from baton.kernels.packed_weight import PackedWeight
+from baton.engine.weights.gguf_file import PLAIN_TYPES, dequantise
+from baton.engine.weights.weight import (
+    LARGEST_CODE,
+    Fp8Weight,
+    GgufWeight,
+    Int4Weight,
+    Int8Weight,
+    PlainWeight,
+    StackedWeight,
+    Weight,
+)
+from baton.kernels.huge_pages import HugePages
+from baton.kernels.linear import dequantise_weight, gather_rows, packed_linear, quantised_linear
+from baton.kernels.native.library import native_library
+from baton.kernels.on_triton import triton_kernels
+from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
+from baton.kernels.types import QuantisedWeight
 
 
 class Linear(Protocol):
     """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`.
 
-    `adapters` names the rows that have an adapter; only the wrapper of engine/lora/linear.py acts on it.
+    `adapters` names the rows that have an adapter; only the wrapper of engine/lora/adapters.py acts on it.
     """
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor: ...
@@ -30,20 +50,306 @@ class DenseLinear:
         return F.linear(x, self.weight, self.bias)
 
 
-class LinearSource(Protocol):
-    """Where a model's projections come from."""
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    parts: tuple[Linear, ...]
 
-    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
-        """Projections of the same input stacked into one: `names[i]` (a module, without `.weight`) has `sizes[i]` rows.
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
 
-        Raises ModelError if a tensor is absent or misshapen.
-        """
+
+# Numbers of one tile. On a CPU a tile stays in the second-level cache; on a GPU it is launches that count.
+CPU_TILE_NUMBERS = 1 << 19
+CUDA_TILE_NUMBERS = 1 << 25
+ROW_MULTIPLE = 32  # products of narrower tiles are slow
+
+
+def tiled_linear(
+    x: torch.Tensor, outputs: int, rows: Callable[[slice], torch.Tensor], bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`[tokens, in]` to `[tokens, outputs]`; `rows` gives some rows of the weight, `[rows, in]`, in x's dtype."""
+    numbers = CPU_TILE_NUMBERS if x.device.type == "cpu" else CUDA_TILE_NUMBERS
+    height = max(numbers // x.shape[-1] // ROW_MULTIPLE, 1) * ROW_MULTIPLE
+    if height >= outputs:
+        return F.linear(x, rows(slice(0, outputs)), bias)
+    out = x.new_empty(len(x), outputs)
+    for start in range(0, outputs, height):
+        tile = slice(start, min(start + height, outputs))
+        out[:, tile] = F.linear(x, rows(tile), None if bias is None else bias[tile])
+    return out
+
+
+# The exponents of E4M3 and float16 are biased by 7 and 15.
+FLOAT16_RATIO = 256.0
+WITHOUT_SECOND_SIGN = -16385  # 0xBFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    weight: Fp8Weight
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """Numbers of 4 significant bits are exact in every dtype, so that the scale can wait for the product."""
+        numbers, bias = self.weight.numbers, self.weight.bias
+        out = tiled_linear(x, len(numbers), lambda tile: reduced(numbers[tile], x.dtype), None)
+        out = (out * (self.weight.scales * FLOAT16_RATIO)).to(x.dtype)
+        return out if bias is None else out + bias
+
+
+def reduced(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """2**-8 of finite float8_e4m3fn, exactly, in a wider dtype: their bits, moved to where float16 has its own.
+
+    Through integers and float32, because torch converts float8, and float16 to bfloat16, number by number on a CPU.
+    """
+    bits = weight.view(torch.int8).to(torch.int16)  # extends the sign: it is in bits 15 to 7
+    halves = ((bits << 7) & WITHOUT_SECOND_SIGN).view(torch.float16)
+    return halves.float().to(dtype)
+
+
+# Rows up to which torch's CPU kernel, which reads the integers themselves, is faster than spelling out tiles.
+INT8_KERNEL_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    weight: Int8Weight
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        numbers, scales, bias = self.weight.numbers, self.weight.scales, self.weight.bias
+        if x.dtype == torch.bfloat16 and x.device.type == "cpu" and len(x) <= INT8_KERNEL_ROWS:
+            out = torch._weight_int8pack_mm(x.contiguous(), numbers, scales.to(x.dtype))
+        else:
+            # Integers up to 127 are exact in every dtype, so that the scale can wait for the product.
+            out = tiled_linear(x, len(numbers), lambda tile: numbers[tile].to(x.dtype), None)
+            out = (out * scales).to(x.dtype)
+        return out if bias is None else out + bias
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Linear:
+    """On any device, in any dtype. A byte holds a column and, in its high half, the one half a row further."""
+
+    packed: torch.Tensor  # uint8 [out, in / 2]
+    scales: torch.Tensor  # this and the rest as in Int4Weight
+    zeros: torch.Tensor
+    column_order: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        ordered = x if self.column_order is None else x[:, self.column_order]
+        return tiled_linear(ordered, len(self.packed), lambda tile: self._rows(tile, x.dtype), self.bias)
+
+    def _rows(self, tile: slice, dtype: torch.dtype) -> torch.Tensor:
+        packed = self.packed[tile]
+        half = packed.shape[1]
+        codes = torch.empty(len(packed), 2 * half, dtype=dtype, device=packed.device)
+        codes[:, :half] = packed & LARGEST_CODE
+        codes[:, half:] = packed >> 4
+        groups = codes.view(*self.scales[tile].shape, -1)
+        groups.sub_(self.zeros[tile, :, None]).mul_(self.scales[tile, :, None])
+        return codes
+
+
+@dataclass(frozen=True, slots=True)
+class Int4KernelLinear:
+    """In bfloat16 on a CPU: torch's kernel, which reads packed weights. Several times faster for a few rows; with many
+    rows it falls behind a product of plain weights where the CPU multiplies bfloat16 natively."""
+
+    packed: torch.Tensor  # uint8 [out, in / 2], as _convert_weight_to_int4pack_for_cpu orders it
+    scales_and_zeros: torch.Tensor  # bfloat16 [groups, out, 2]: weight = (code - 8) * scale + zero
+    group_inputs: int
+    column_order: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        ordered = x.contiguous() if self.column_order is None else x[:, self.column_order]
+        out: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            ordered, self.packed, self.group_inputs, self.scales_and_zeros
+        )
+        return out if self.bias is None else out + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class GgufLinear:
+    weight: GgufWeight
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        rows, kind = self.weight.rows, self.weight.type
+        return tiled_linear(x, len(rows), lambda tile: dequantise(rows[tile], kind).to(x.dtype), self.weight.bias)
+
+
+KERNEL_ROWS = 64  # with more, products count and no longer bytes: a plain weight, made for the moment, is faster
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLinear:
+    """On a GPU: few rows by a kernel that reads the bytes themselves, many with the weight spelled out."""
+
+    weight: QuantisedWeight
+    column_order: torch.Tensor | None  # int64 [in]: which input each column takes; None where that is its own
+    bias: torch.Tensor | None  # [out]
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        ordered = x if self.column_order is None else x[:, self.column_order]
+        if len(x) <= KERNEL_ROWS:
+            return quantised_linear(ordered, self.weight, self.bias)
+        return tiled_linear(ordered, self.weight.outputs, lambda tile: self._spelled(tile, x.dtype), self.bias)
+
+    def _spelled(self, tile: slice, dtype: torch.dtype) -> torch.Tensor:
+        weight, zeros = self.weight, self.weight.zeros
+        part = QuantisedWeight(weight.data[tile], weight.scales[tile], None if zeros is None else zeros[tile])
+        return dequantise_weight(part, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """By the CPU's native kernels."""
+
+    weight: PackedWeight
+    wants_largest: bool = False
+    """Whether one input more, whose weights are 0, is to be the largest of a whole row, of which this has a part: it
+    decides the scale by which the row is rounded."""
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        return packed_linear(x.float(), self.weight).to(x.dtype)
+
+
+class Kernels(enum.Enum):
+    """That multiply."""
+
+    TORCH = enum.auto()
+    TRITON = enum.auto()  # tensors of a GPU
+    NATIVE = enum.auto()  # of a CPU
+
+
+def packs(device: torch.device) -> bool:
+    """Whether packed projections are faster here than PyTorch's."""
+    return device.type == "cpu" and native_library() is not None
+
+
+class MatmulBackend:
+    """Makes the projections of one model."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, packed: bool = False) -> None:
+        """`dtype`: of activations. `packed`: for the CPU's native kernels, where those are there."""
+        self.device = device
+        self.dtype = dtype
+        self.kernels = Kernels.TORCH
+        if packed and packs(device):
+            self.kernels = Kernels.NATIVE
+        elif triton_kernels(torch.empty(0, device=device)) is not None:
+            self.kernels = Kernels.TRITON
+        self._pages = HugePages()
+
+    @property
+    def is_native(self) -> bool:
+        return self.kernels is Kernels.NATIVE
+
+    def linear(self, weight: Weight) -> Linear:
+        make = MAKERS.get((self.kernels, type(weight))) or MAKERS[Kernels.TORCH, type(weight)]
+        return make(weight, self)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Natively in large pages: a view of a file would keep all of the file in memory."""
+        return self._pages.copy(tensor) if self.is_native else tensor
+
+    def packed(self, weight: PackedWeight, wants_largest: bool = False) -> PackedLinear:
+        """All of it, small tensors too: they would hold memory in place that is freed while a model is read."""
+        rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
+        bias, scales, sums, zeros = (None if part is None else self.keep(part) for part in rest)
+        data = self.keep(weight.data)
+        return PackedLinear(
+            replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros), wants_largest
+        )
+
+
+AT_ONCE_ROWS = 4096  # of a weight that is looked through
+
+
+def is_bfloat16(tensor: torch.Tensor) -> bool:
+    """Whether a float32 tensor holds nothing but numbers of bfloat16."""
+    return all(torch.equal(part, part.bfloat16().float()) for part in tensor.split(AT_ONCE_ROWS))
+
+
+def _packed_plain(weight: PlainWeight, backend: MatmulBackend) -> Linear:
+    """Nothing of a float32 weight is lost."""
+    if weight.numbers.dtype == torch.bfloat16:
+        stored = Stored.ROUNDING
+    else:
+        stored = Stored.BFLOAT16 if is_bfloat16(weight.numbers) else Stored.FLOAT32
+    return backend.packed(pack(weight.numbers, stored, weight.bias))
+
+
+def _packed_int8(weight: Int8Weight, backend: MatmulBackend) -> Linear:
+    numbers = F.pad(weight.numbers, (0, 1)) if weight.is_part else weight.numbers
+    return backend.packed(pack_int8(numbers, weight.scales, weight.bias), weight.is_part)
+
+
+def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
+    """Left to PyTorch where its inputs are in another order, its groups are odd, or its scales are no float16."""
+    scales, inputs = weight.scales.half(), weight.codes.shape[1]
+    fits = weight.column_order is None and takes_groups(inputs, scales.shape[1])
+    if not fits or not torch.equal(scales.to(weight.scales.dtype), weight.scales):
+        return _two_codes_a_byte(weight)
+    return backend.packed(pack_int4(weight.codes, scales, weight.zeros, weight.bias))
+
+
+def _two_codes_a_byte(weight: Int4Weight) -> Int4Linear:
+    half = weight.codes.shape[1] // 2
+    packed = weight.codes[:, :half] | (weight.codes[:, half:] << 4)
+    return Int4Linear(packed, weight.scales, weight.zeros, weight.column_order, weight.bias)
+
+
+INT4_KERNEL_GROUPS = (32, 64, 128, 256)
+INT4_KERNEL_OUTPUT_MULTIPLE = 16
+INT4_KERNEL_MIDDLE = 8  # torch's kernel counts codes from here
+
+
+def _torch_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
+    outputs, inputs = weight.codes.shape
+    group_inputs = inputs // weight.scales.shape[1]
+    fits = outputs % INT4_KERNEL_OUTPUT_MULTIPLE == 0 and group_inputs in INT4_KERNEL_GROUPS
+    if backend.dtype != torch.bfloat16 or weight.codes.device.type != "cpu" or not fits:
+        return _two_codes_a_byte(weight)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
+    scales = weight.scales.float()
+    offsets = (INT4_KERNEL_MIDDLE - weight.zeros.float()) * scales
+    pairs = torch.stack([scales, offsets], dim=2).transpose(0, 1).to(backend.dtype).contiguous()
+    return Int4KernelLinear(packed, pairs, group_inputs, weight.column_order, weight.bias)
+
+
+def _triton_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
+    made = _two_codes_a_byte(weight)
+    return KernelLinear(QuantisedWeight(made.packed, made.scales, made.zeros), made.column_order, made.bias)
+
+
+def _triton_8_bits(weight: Int8Weight | Fp8Weight, backend: MatmulBackend) -> Linear:
+    return KernelLinear(QuantisedWeight(weight.numbers, weight.scales), None, weight.bias)
+
+
+def _gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
+    if weight.type in PLAIN_TYPES:
+        return backend.linear(PlainWeight(dequantise(weight.rows, weight.type).to(backend.dtype), weight.bias))
+    return GgufLinear(weight)
+
+
+MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear]] = {
+    (Kernels.TORCH, PlainWeight): lambda weight, backend: DenseLinear(weight.numbers, weight.bias),
+    (Kernels.TORCH, Fp8Weight): lambda weight, backend: Fp8Linear(weight),
+    (Kernels.TORCH, Int8Weight): lambda weight, backend: Int8Linear(weight),
+    (Kernels.TORCH, Int4Weight): _torch_int4,
+    (Kernels.TORCH, GgufWeight): _gguf,
+    (Kernels.TORCH, StackedWeight): lambda weight, backend: StackedLinear(tuple(map(backend.linear, weight.parts))),
+    (Kernels.TRITON, Fp8Weight): _triton_8_bits,
+    (Kernels.TRITON, Int8Weight): _triton_8_bits,
+    (Kernels.TRITON, Int4Weight): _triton_int4,
+    (Kernels.NATIVE, PlainWeight): _packed_plain,
+    (Kernels.NATIVE, Int8Weight): _packed_int8,
+    (Kernels.NATIVE, Int4Weight): _packed_int4,
+}
 
 
 class Embedding(Protocol):
-    @property
-    def device(self) -> torch.device: ...
-
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """`[tokens, hidden]`, a new tensor of floating point, of ids below the size of the vocabulary."""
 
@@ -51,10 +357,6 @@ class Embedding(Protocol):
 @dataclass(frozen=True, slots=True)
 class DenseEmbedding:
     weight: torch.Tensor  # [vocab, hidden]
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(token_ids, self.weight)
@@ -65,10 +367,6 @@ class PackedEmbedding:
     """Rows of the head that it is tied to, so that they are in memory once."""
 
     weight: PackedWeight  # of plain numbers, see kernels/linear.py
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.data.device
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         return gather_rows(token_ids, self.weight)

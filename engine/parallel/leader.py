@@ -9,8 +9,8 @@ import torch
 
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.load import load_part
 from baton.engine.parallel.collectives import Collectives
-from baton.engine.parallel.load import load_part
 from baton.engine.parallel.model import ParallelModel
 from baton.engine.parallel.orders import RankOptions, RankPool, RankStart
 from baton.engine.parallel.other_ranks import OtherRanks

@@ -9,8 +9,7 @@ from baton.engine.config.model_config import DecoderConfig
 from baton.engine.models.batch import AdapterRows, Batch
 from baton.engine.models.decoder import DecoderModel, Layer
 from baton.engine.models.feed_forward import Experts, FeedForward, Gated
-from baton.engine.models.linear import Linear
-from baton.engine.models.packed import PackedLinear
+from baton.engine.models.linear import Linear, PackedLinear
 from baton.engine.parallel.collectives import Collectives
 from baton.kernels.types import KvPages
 

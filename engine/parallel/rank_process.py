@@ -21,9 +21,9 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KV_DTYPES, kv_layout
 from baton.engine.kv_cache.memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
+from baton.engine.load import load_part
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives, RankLost
-from baton.engine.parallel.load import load_part
 from baton.engine.parallel.model import ParallelModel
 from baton.engine.parallel.orders import RankPool, RankStart, StepToMeasure
 from baton.engine.parallel.other_ranks import cores_of, threads_of

@@ -19,6 +19,9 @@ class Shard:
         return range(self.rank * size // self.degree, (self.rank + 1) * size // self.degree)
 
 
+ALONE = Shard(0, 1)
+
+
 def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
     """The configuration of one rank; the vocabulary stays whole. Raises: ModelError where it cannot be cut so."""
     if not isinstance(config, DecoderConfig):

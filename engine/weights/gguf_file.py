@@ -40,6 +40,9 @@ class TensorType(IntEnum):
     BF16 = 30
 
 
+PLAIN_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockShape:
     """`numbers` consecutive numbers of a row take `size_bytes`."""

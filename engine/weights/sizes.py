@@ -11,8 +11,7 @@ from baton.engine.config.model_config import ModelError, read_json
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WeightFormat, weight_format
 from baton.engine.weights.gguf_file import GgufTensor, read_header
-from baton.engine.weights.quantised import GROUP_INPUTS
-from baton.engine.weights.sources import is_quantisable
+from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
 
 CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # a scale and a zero point

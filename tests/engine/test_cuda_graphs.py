@@ -8,6 +8,7 @@ import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.load import load_model
 from baton.engine.request import Request
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
 from baton.engine.runner.engine import Engine, OverlappedEngine
@@ -15,7 +16,6 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
-from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import CPU, PagedModel, random_prompt

@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError
 from baton.engine.kv_cache.sizing import KV_FORMATS
+from baton.engine.load import load_model
 from baton.engine.models.transformers_model import TransformersModel
 from baton.engine.plan import Chunk
 from baton.engine.prepare import ModelOptions, prepare_model
-from baton.engine.weights.load import load_model
 from baton.engine.weights.model_shape import read_model_shape
 from tests.fixtures.checkpoints import DECODERS, OTHERS, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from baton.engine.config.model_config import ModelError
+from baton.engine.load import load_model
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.gguf_file import TensorType, dequantise, gguf_name, read_header
-from baton.engine.weights.load import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.lora.files import LowRank
-from baton.engine.lora.linear import AdaptedLinear
 from baton.engine.models.batch import adapter_rows, batch_order
 from baton.engine.models.linear import DenseLinear
 

@@ -12,8 +12,7 @@ import torch
 from baton.engine.models.batch import Batch
 from baton.engine.models.decoder import AllLayers, DecoderModel, Rotation
 from baton.engine.models.feed_forward import Gated
-from baton.engine.models.linear import DenseEmbedding, PackedEmbedding
-from baton.engine.models.packed import PackedLinear
+from baton.engine.models.linear import DenseEmbedding, PackedEmbedding, PackedLinear
 from baton.engine.plan import Chunk
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.kernels import reference
@@ -65,7 +64,7 @@ def test_all_layers_at_once_are_bit_for_bit_the_layers_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = mixed_step(PagedModel(folder, packed=True))
-    monkeypatch.setattr("baton.engine.models.packed.runs_natively", lambda decoder, kv: False)
+    monkeypatch.setattr("baton.engine.models.native.runs_natively", lambda decoder, kv: False)
     assert largest_difference(together, mixed_step(PagedModel(folder, packed=True))) == 0.0
 
 
@@ -177,8 +176,8 @@ def test_int4_layers_are_those_of_the_reference_with_inputs_of_8_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = mixed_step(PagedModel(folder, quantize="int4", packed=True))
-    monkeypatch.setattr("baton.engine.models.packed.runs_natively", lambda decoder, kv: False)
-    monkeypatch.setattr("baton.engine.models.packed.packed_linear", reference.packed_linear)
+    monkeypatch.setattr("baton.engine.models.native.runs_natively", lambda decoder, kv: False)
+    monkeypatch.setattr("baton.engine.models.linear.packed_linear", reference.packed_linear)
     expected = mixed_step(PagedModel(folder, quantize="int4", packed=True))
     assert largest_difference(expected, native) < 0.01 * expected[0].abs().max().item()
 

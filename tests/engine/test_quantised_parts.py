@@ -1,21 +1,18 @@
 """Quantised projections that two ranks share: together they compute what one does, but for the rounding of the sums."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from baton.engine.config.model_config import ModelError
-from baton.engine.models.linear import DenseLinear, Linear
-from baton.engine.models.packed import PackedLinear, PackingTensors
+from baton.engine.models.linear import DenseLinear, Linear, MatmulBackend, PackedLinear
 from baton.engine.parallel.collectives import Collectives
-from baton.engine.parallel.load import ShardedTensors
 from baton.engine.parallel.model import ScaledLinear, SummedLinear, _scaled
 from baton.engine.parallel.shard import Shard
 from baton.engine.weights.formats import WeightFormat
-from baton.engine.weights.sources import QuantisingTensors, Rows
+from baton.engine.weights.read import CheckpointWeights
 from tests.fixtures.paged import CPU
 
 OUTPUTS, INPUTS, ROWS = 70, 192, 5
@@ -37,33 +34,16 @@ class Stored:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.weight.shape)
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        raise AssertionError(name)
-
-    def take_stored(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        raise AssertionError(name)
-
-    def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
-        return DenseLinear(*self.take_parts(names, sizes, inputs, bias, torch.float32))
-
-    def take_parts(
-        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        assert (*sizes, inputs) == tuple(self.weight.shape)
-        return self.weight.to(dtype), self.bias if bias else None
-
-    def take_rows(
-        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool, dtype: torch.dtype
-    ) -> Rows:
-        weight, own_bias = self.take_parts(names, sizes, inputs, bias, dtype)
-        return Rows(weight, None, own_bias)
+    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        stored = self.bias if name.endswith("bias") else self.weight
+        assert shape == tuple(stored.shape)
+        return stored
 
 
 def read(format: WeightFormat, packed: bool, rank: int = 0, ranks: int = 1, inputs: int = INPUTS) -> Linear:
-    cut = ShardedTensors(Stored(inputs), Shard(rank, ranks), torch.float32)
-    source = QuantisingTensors(cut, format, torch.float32)
-    made = PackingTensors(source) if packed else source
-    return made.linear([NAME], (OUTPUTS,), inputs // ranks, bias=True)
+    source = CheckpointWeights(Stored(inputs), format, None, torch.float32, Shard(rank, ranks))
+    backend = MatmulBackend(CPU, torch.float32, packed)
+    return backend.linear(source.weight([NAME], (OUTPUTS,), inputs, bias=True))
 
 
 def inputs_of(rows: int = ROWS) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.config.model_config import ModelError
+from baton.engine.load import load_model
+from baton.engine.models.linear import Int4KernelLinear, Int4Linear, StackedLinear
 from baton.engine.plan import Chunk
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.engine.weights.files import model_fingerprint
-from baton.engine.weights.load import load_model
-from baton.engine.weights.quantised import Int4KernelLinear, Int4Linear, StackedLinear
 from tests.fixtures.paged import CPU, PagedModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"

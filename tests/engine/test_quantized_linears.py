@@ -1,6 +1,7 @@
 """Weights quantised while loading: how far numbers move, and that every way to compute computes the same."""
 
 import itertools
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,17 @@ from hypothesis import strategies as st
 
 from baton.engine import LLM, SamplingParams
 from baton.engine.config.model_config import ModelError
-from baton.engine.models.linear import DenseLinear
+from baton.engine.load import load_model
+from baton.engine.models import linear as tiled
+from baton.engine.models.linear import FLOAT16_RATIO, DenseLinear, Int4KernelLinear, Linear, MatmulBackend, reduced
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
-from baton.engine.weights import quantised as tiled
 from baton.engine.weights.formats import WeightFormat
-from baton.engine.weights.load import load_model
-from baton.engine.weights.quantised import (
-    FLOAT16_RATIO,
-    GROUP_INPUTS,
-    Int4KernelLinear,
-    int4_linear,
-    quantise_fp8,
-    quantise_int4,
-    quantise_int8,
-    reduced,
-)
 from baton.engine.weights.sizes import checkpoint_bytes
-from baton.engine.weights.sources import quantiser
+from baton.engine.weights.weight import GROUP_INPUTS, QUANTISERS, quantise_fp8, quantise_int4, quantise_int8
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
+LEAVES = (type(None), bool, int)
 MADE = ("int8", "int4", "fp8")
 seeds = st.integers(0, 2**32)
 spreads = st.sampled_from([1e-4, 0.02, 1.0, 300.0])
@@ -47,9 +39,13 @@ def weights(seed: int, spread: float, outputs: int = 48, inputs: int = 96) -> to
     return drawn
 
 
+def made(format: str, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype = torch.float32) -> Linear:
+    return MatmulBackend(CPU, dtype).linear(QUANTISERS[WeightFormat(format)](weight, bias, slice(None)))
+
+
 def dequantised(format: str, weight: torch.Tensor) -> torch.Tensor:
     """What a linear of this format multiplies with, read off its products with unit vectors."""
-    linear = quantiser(WeightFormat(format), torch.float32)(weight, None)
+    linear = made(format, weight, None)
     return linear(torch.eye(weight.shape[1])).T
 
 
@@ -98,7 +94,7 @@ def test_every_finite_fp8_is_reduced_exactly() -> None:
 )
 def test_products_are_those_of_the_dequantised_weight(format: str, rows: int, dtype: torch.dtype) -> None:
     weight, bias = weights(1, 0.05), torch.randn(48).to(dtype)
-    linear = quantiser(WeightFormat(format), dtype)(weight, bias)
+    linear = made(format, weight, bias, dtype)
     x = torch.randn(rows, 96).to(dtype)
     expected = F.linear(x.float(), dequantised(format, weight), bias.float())
     found = linear(x)
@@ -110,7 +106,7 @@ def test_products_are_those_of_the_dequantised_weight(format: str, rows: int, dt
 @pytest.mark.parametrize("format", MADE)
 def test_tiles_are_put_together_in_order(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, bias = weights(2, 0.05, outputs=200), torch.randn(200)
-    linear = quantiser(WeightFormat(format), torch.float32)(weight, bias)
+    linear = made(format, weight, bias)
     x = torch.randn(3, 96)
     whole = linear(x)
     monkeypatch.setattr(tiled, "CPU_TILE_NUMBERS", 96 * 64)
@@ -118,8 +114,8 @@ def test_tiles_are_put_together_in_order(format: str, monkeypatch: pytest.Monkey
 
 
 def test_the_int4_kernel_agrees_with_the_plain_computation() -> None:
-    made = quantise_int4(weights(3, 0.05))
-    kernel, plain = int4_linear(made, None, torch.bfloat16), int4_linear(made, None, torch.float32)
+    weight = weights(3, 0.05)
+    kernel, plain = made("int4", weight, None, torch.bfloat16), made("int4", weight, None)
     assert isinstance(kernel, Int4KernelLinear)
     x = torch.randn(7, 96).bfloat16()
     torch.testing.assert_close(kernel(x).float(), plain(x.float()), atol=0.02, rtol=0.02)
@@ -128,8 +124,8 @@ def test_the_int4_kernel_agrees_with_the_plain_computation() -> None:
 @pytest.mark.parametrize(("format", "most"), [("int8", 0.27), ("fp8", 0.27), ("int4", 0.16)])
 def test_memory_really_shrinks(format: str, most: float) -> None:
     weight = torch.randn(256, 512)
-    linear = quantiser(WeightFormat(format), torch.float32)(weight, None)
-    assert sum(tensor.nbytes for tensor in linear.stored) < most * weight.nbytes
+    linear = made(format, weight, None)
+    assert held(linear) < most * weight.nbytes
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +160,11 @@ def test_the_head_and_the_embedding_keep_the_models_dtype(folder: Path) -> None:
 
 
 def held(linear: Any) -> int:
-    tensors = (linear.weight,) if isinstance(linear, DenseLinear) else linear.stored
-    return sum(tensor.nbytes for tensor in tensors)
+    """Bytes of all its tensors, or of its weight's."""
+    own = [getattr(linear, field.name) for field in fields(linear)]
+    return sum(
+        each.nbytes if isinstance(each, torch.Tensor) else held(each) for each in own if not isinstance(each, LEAVES)
+    )
 
 
 def prepared(folder: Path, quantize: str) -> PreparedModel:

@@ -13,11 +13,11 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES
+from baton.engine.load import load_model, load_part
 from baton.engine.models.decoder import DecoderModel
-from baton.engine.models.packed import PackedLinear
+from baton.engine.models.linear import PackedLinear
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives
-from baton.engine.parallel.load import load_part
 from baton.engine.parallel.model import ParallelModel, SummedLinear
 from baton.engine.parallel.orders import RankOptions, RankStart
 from baton.engine.parallel.rank_process import carry_out
@@ -27,7 +27,6 @@ from baton.engine.prepare import ModelOptions
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.metered_rank import ToldMeter

@@ -105,7 +105,10 @@ def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp
     assert made == transformers_answers(folder)
 
 
-@pytest.mark.parametrize(("family", "quantize"), [("llama", "int4"), ("llama", "int8"), ("mixtral", "int8")])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [("llama", "int4"), ("llama", "int8"), ("llama", "fp8"), ("qwen3", "int4"), ("mixtral", "int8"), ("mixtral", "fp8")],
+)
 def test_two_ranks_of_quantised_weights_answer_as_one(tmp_path: Path, family: str, quantize: str) -> None:
     """How far a sum in two parts is from the whole one: tests/engine/test_quantised_parts.py."""
     folder = make_checkpoint(tmp_path, family, intermediate_size=128)  # halves of whole groups

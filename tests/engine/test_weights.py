@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.config.model_config import ModelError
+from baton.engine.load import load_model
 from baton.engine.weights.files import model_fingerprint
 from baton.engine.weights.formats import INDEX_FILE, SINGLE_FILE
-from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.load import load_model
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams as OfflineParams
 from baton.engine.plan import BlockSwap, Chunk, Computed, Plan, Sample
@@ -22,7 +23,6 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, TokenMade
-from baton.engine.weights.load import load_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 from tests.gpu.device import CUDA, needs_gpu

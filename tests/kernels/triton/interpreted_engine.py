@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from baton.engine.models import linear
 from baton.engine.models.batch import make_batch
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack
+from baton.engine.models.linear import KernelLinear
 from baton.engine.plan import Chunk
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
-from baton.engine.weights import on_kernels
-from baton.engine.weights.on_kernels import KernelLinear
 from baton.kernels.on_triton import on_the_interpreter
 from baton.kernels.triton.call import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
@@ -41,7 +41,7 @@ def test_a_quantised_model_answers_as_with_its_weights_spelled_out(
 ) -> None:
     folder = make_checkpoint(tmp_path, "llama", attention_bias=True, **SMALL)
     _, expected = answer(folder, quantize)
-    monkeypatch.setattr(on_kernels, "KERNEL_ROWS", 4)  # the prompts have more
+    monkeypatch.setattr(linear, "KERNEL_ROWS", 4)  # the prompts have more
     with on_the_interpreter():
         paged, found = answer(folder, quantize)
     assert isinstance(paged.model, DecoderModel)

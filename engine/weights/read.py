@@ -1,0 +1,344 @@
+"""Weights of a checkpoint's files, as stored or quantised while they are read; of all of them, or one rank's part.
+
+Files are mapped, never unpickled. Only projections are quantised. The embedding, norms and biases have the model's
+dtype, as in vLLM, and so have the routers of experts, which are small and count most, and the head, unless the
+checkpoint itself stores it quantised.
+AWQ: https://arxiv.org/abs/2306.00978, its "gemm" packing. GPTQ: https://arxiv.org/abs/2210.17323.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
+
+from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError, read_json
+from baton.engine.parallel.shard import Shard
+from baton.engine.weights.files import weight_files
+from baton.engine.weights.formats import PackedFormat, WeightFormat, packed_format
+from baton.engine.weights.gguf_file import (
+    ARCHITECTURES,
+    UNUSED,
+    GgufTensor,
+    dequantise,
+    gguf_name,
+    halves_again,
+    is_interleaved,
+    map_file,
+    read_header,
+)
+from baton.engine.weights.weight import (
+    GROUP_INPUTS,
+    QUANTISERS,
+    GgufWeight,
+    Int4Weight,
+    PlainWeight,
+    StackedWeight,
+    Weight,
+    is_quantisable,
+    stack_int4,
+    stacked,
+)
+
+STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PER_WORD = 8
+# The nibble of an AWQ word, lowest first, that holds each of its eight columns.
+AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+ONE_IN_EACH_NIBBLE = 0x11111111
+
+
+class WeightSource(Protocol):
+    """A checkpoint. Each of its tensors is taken at most once; ModelError if one is absent or misshapen."""
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """In the dtype and on the device to compute with."""
+
+    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+        """Of projections of the same input, stacked into one: `names[i]`, a module, has `sizes[i]` rows.
+
+        Sizes are those of the checkpoint; of several ranks, the weight is this one's part.
+        """
+
+
+class StoredTensors(Protocol):
+    """Tensors of safetensors files by name, in any dtype."""
+
+    def has(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises: ModelError if absent."""
+
+    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        """As stored, on the device to compute on; raises ModelError if absent, misshapen or of another dtype."""
+
+
+@contextmanager
+def open_weights(
+    folder: Path,
+    config: DecoderConfig,
+    format: WeightFormat,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
+    progress: bool,
+) -> Iterator[WeightSource]:
+    """At the end every tensor must have been taken, but for a head beside a tied one. Raises: ModelError.
+
+    A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
+    """
+    files, ignored = weight_files(folder), {"lm_head.weight"} if config.tie_word_embeddings else set()
+    total = sum(file.stat().st_size for file in files)
+    with ExitStack() as stack:
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=False if progress else None)
+        stack.enter_context(bar)
+        if format is WeightFormat.GGUF:
+            gguf = GgufWeights(files[0], config, dtype, device)
+            yield gguf
+            left = gguf.left - {gguf_name(name) for name in ignored}
+        else:
+            stored = CheckpointTensors(files, stack, device, bar)
+            packed = packed_format(read_json(folder / "config.json"))
+            yield CheckpointWeights(stored, format, packed, dtype, shard)
+            left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
+        bar.update(total - bar.n)  # headers
+        if left:  # another architecture: refused rather than computed as something else
+            where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
+            raise ModelError(f"the {where} has {len(left)} tensors this model does not use, among them {min(left)}")
+
+
+class CheckpointTensors:
+    """Of open safetensors files, which stay open as long as `stack`."""
+
+    def __init__(self, files: tuple[Path, ...], stack: ExitStack, device: torch.device, bar: "tqdm[Any]") -> None:
+        self._device = device
+        self._bar = bar
+        self._files: dict[str, Any] = {}  # tensor name -> its open file; a name is removed when taken
+        for file in files:
+            try:
+                opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{file}: {error}") from error
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+
+    @property
+    def left(self) -> set[str]:
+        return set(self._files)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._open(name).get_slice(name).get_shape())
+
+    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        stored: torch.Tensor = self._open(name).get_tensor(name)
+        if stored.shape != shape:
+            raise ModelError(f"tensor {name} is {list(stored.shape)}, config.json implies {list(shape)}")
+        if stored.dtype not in dtypes:
+            raise ModelError(f"tensor {name} is {stored.dtype}; supported: {', '.join(map(str, dtypes))}")
+        del self._files[name]
+        self._bar.update(stored.nbytes)
+        return stored.to(self._device)
+
+    def _open(self, name: str) -> Any:
+        file = self._files.get(name)
+        if file is None:
+            raise ModelError(f"the checkpoint has no tensor {name}")
+        return file
+
+
+class Cut(Enum):
+    OUTPUTS = "outputs"  # of queries, keys, values, gates and ups: every rank computes some of them
+    INPUTS = "inputs"  # of the layers after those: every rank computes a summand of all outputs
+    VOCABULARY = "vocabulary"
+
+
+CUTS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"), Cut.OUTPUTS),
+    **dict.fromkeys(("o_proj", "down_proj", "w2"), Cut.INPUTS),
+    "lm_head": Cut.VOCABULARY,
+}
+
+
+class CheckpointWeights:
+    """A `WeightSource`. Each rank reads all of a tensor and keeps its part: some forms have a scale for a whole row."""
+
+    def __init__(
+        self,
+        tensors: StoredTensors,
+        format: WeightFormat,
+        packed: PackedFormat | None,
+        dtype: torch.dtype,
+        shard: Shard,
+    ) -> None:
+        """`format`: to be kept in. `packed`: of an AWQ or GPTQ checkpoint, which is read on one rank."""
+        self._tensors = tensors
+        self._quantise = QUANTISERS.get(format)
+        self._group_inputs = GROUP_INPUTS if format is WeightFormat.INT4 else 1
+        self._packed = packed
+        self._dtype = dtype
+        self._shard = shard
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        return self._tensors.take(name, STORED_DTYPES, *shape).to(self._dtype)
+
+    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+        """Where the checkpoint's inputs are no multiple of a group, a projection is not quantised."""
+        if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
+            return stack_int4(
+                [self._read_packed(name, size, inputs, bias) for name, size in zip(names, sizes, strict=True)]
+            )
+        cut = CUTS.get(names[0].rpartition(".")[2]) if self._shard.degree > 1 else None
+        is_quantised = (
+            self._quantise is not None and inputs % self._group_inputs == 0 and all(map(is_quantisable, names))
+        )
+        dtype = torch.float32 if is_quantised else self._dtype
+        weights, biases = [], []
+        for name, size in zip(names, sizes, strict=True):
+            rows = self._rows(size, cut)
+            weights.append(_part(self._tensors.take(f"{name}.weight", STORED_DTYPES, size, inputs).to(dtype), rows))
+            biases.append(_part(self.tensor(f"{name}.bias", size), rows) if bias else None)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        columns = self._columns(names[0], inputs, cut, is_quantised)
+        # A summand's bias is added once.
+        own_bias = None if cut is Cut.INPUTS and self._shard.rank else stacked(biases)
+        if self._quantise is not None and is_quantised:
+            return self._quantise(weight, own_bias, columns)
+        return PlainWeight(weight if cut is not Cut.INPUTS else weight[:, columns].clone(), own_bias)
+
+    def _rows(self, size: int, cut: Cut | None) -> slice:
+        if cut is Cut.VOCABULARY:
+            part = self._shard.vocabulary(size)
+            return slice(part.start, part.stop)
+        return self._equal_part(size) if cut is Cut.OUTPUTS else slice(None)
+
+    def _columns(self, name: str, inputs: int, cut: Cut | None, is_quantised: bool) -> slice:
+        if cut is not Cut.INPUTS:
+            return slice(None)
+        columns = self._equal_part(inputs)
+        own = columns.stop - columns.start
+        if is_quantised and own % self._group_inputs:
+            raise ModelError(
+                f"{name} has {own} inputs on each rank, and int4 needs a multiple of {self._group_inputs}: "
+                "take fewer ranks (tensor-parallel) or another form (quantize)"
+            )
+        return columns
+
+    def _equal_part(self, size: int) -> slice:
+        part = size // self._shard.degree
+        return slice(self._shard.rank * part, (self._shard.rank + 1) * part)
+
+    def _read_packed(self, module: str, outputs: int, inputs: int, bias: bool) -> Int4Weight:
+        """Its qweight, qzeros, scales and, for GPTQ, g_idx. Raises: ModelError."""
+        tensors = self._tensors
+        groups = tensors.shape(f"{module}.scales")[0]
+        if inputs % PER_WORD or outputs % PER_WORD or not groups or inputs % groups:
+            raise ModelError(f"{module} of {outputs} x {inputs} in {groups} groups cannot be read as 4-bit weights")
+        own_bias = self._packed_bias(f"{module}.bias", outputs, bias)
+        scales = tensors.take(f"{module}.scales", STORED_DTYPES, groups, outputs).T.contiguous()
+        qzeros = tensors.take(f"{module}.qzeros", (torch.int32,), groups, outputs // PER_WORD)
+        if self._packed is not None and self._packed.format is WeightFormat.AWQ:
+            qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs, outputs // PER_WORD)
+            codes, zeros = (_nibbles(words)[..., AWQ_NIBBLES].flatten(1) for words in (qweight, qzeros))
+            return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
+        qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
+        if self._packed is not None and self._packed.zeros_less_one:
+            # Whole words, as GPTQModel does: where a zero point was 0, the subtraction had borrowed from its neighbour.
+            qzeros = qzeros + ONE_IN_EACH_NIBBLE
+        codes = _nibbles(qweight.T).flatten(1)  # [out, in]
+        zeros = _nibbles(qzeros).flatten(1).T.contiguous()
+        order = self._column_order(module, inputs, groups)
+        return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
+
+    def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
+        """Some quantisers write zeros where the model has no bias. Raises: ModelError for other numbers."""
+        if not wanted and not self._tensors.has(name):
+            return None
+        bias = self.tensor(name, size)
+        if not wanted and bias.any():
+            raise ModelError(f"the checkpoint has {name}, which this model does not use")
+        return bias if wanted else None
+
+    def _column_order(self, module: str, inputs: int, groups: int) -> torch.Tensor | None:
+        """The inputs sorted by their group; None where they are already."""
+        groups_of_inputs = self._tensors.take(f"{module}.g_idx", (torch.int32,), inputs).long()
+        order = groups_of_inputs.argsort(stable=True)
+        expected = torch.arange(inputs, device=order.device) // (inputs // groups)
+        if not torch.equal(groups_of_inputs[order], expected):
+            raise ModelError(f"{module}.g_idx does not put {inputs // groups} inputs into each of {groups} groups")
+        return None if torch.equal(groups_of_inputs, expected) else order
+
+
+def _part(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
+    """A copy, so that nothing keeps the whole tensor alive."""
+    return tensor if rows == slice(None) else tensor[rows].clone()
+
+
+def _nibbles(words: torch.Tensor) -> torch.Tensor:
+    """int32 [...] to uint8 [..., 8], lowest bits first."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & 15).to(torch.uint8)
+
+
+class GgufWeights:
+    """A `WeightSource` of a GGUF file's tensors by Hugging Face's names.
+
+    Projections stay as stored. The embedding is spelled out, since rows of it are looked up; so is a head tied to it.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises: ModelError where the file is of another architecture than config.json."""
+        header = read_header(path)
+        if header.architecture not in ARCHITECTURES.get(config.family, ()):
+            raise ModelError(
+                f"{path}: architecture {header.architecture!r} is not read for config.json's {config.family!r}; read "
+                f"are files of llama, mistral, qwen2 and qwen3"
+            )
+        self._architecture = header.architecture
+        self._left = dict(header.tensors)
+        self._file = map_file(path)
+        self._head_dim = config.head_dim
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def left(self) -> set[str]:
+        return self._left.keys() - UNUSED
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._find(name, shape)
+        return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(self._dtype)
+
+    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+        """Parts of the same type become one."""
+        parts = []
+        for name, size in zip(names, sizes, strict=True):
+            tensor = self._find(f"{name}.weight", (size, inputs))
+            own_bias = self.tensor(f"{name}.bias", size) if bias else None
+            parts.append(GgufWeight(self._stored(tensor, f"{name}.weight"), tensor.type, own_bias))
+        if len({part.type for part in parts}) > 1:
+            return StackedWeight(tuple(parts))
+        rows = torch.cat([part.rows for part in parts])
+        return GgufWeight(rows, parts[0].type, stacked([part.bias for part in parts]))
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
+        known = gguf_name(name)
+        tensor = self._left.pop(known, None) if known else None
+        if tensor is None:
+            raise ModelError(f"the GGUF file has no tensor {known or name}")
+        if tensor.shape != shape:
+            raise ModelError(f"tensor {known} is {list(tensor.shape)}, config.json implies {list(shape)}")
+        return tensor
+
+    def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
+        """A copy of its rows, uint8 [rows, bytes of a row], in the order of Hugging Face's checkpoints."""
+        stored = self._file[tensor.start : tensor.start + tensor.stored_bytes].view(-1, tensor.row_bytes)
+        if is_interleaved(self._architecture, name):
+            # A bias is one row; its numbers move instead.
+            moved = stored.view(tensor.shape[0], -1)
+            stored = halves_again(moved, self._head_dim).view(stored.shape)
+        return stored.to(self._device, copy=True)

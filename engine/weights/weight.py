@@ -1,0 +1,133 @@
+"""A projection's weight: numbers as a checkpoint stores them, or as they are quantised here to fp8 (E4M3), int8, int4.
+
+engine/models/linear.py knows how each is multiplied with. AWQ and GPTQ checkpoints hold int4 in other places: read.py.
+Inputs are `columns` of a weight where a rank computes some of them; the scales are those of whole rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.weights.formats import WeightFormat
+from baton.engine.weights.gguf_file import TensorType
+
+FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
+INT8_LARGEST = 127
+LARGEST_CODE = 15
+GROUP_INPUTS = 32
+KEPT_MODULES = ("lm_head", ".gate", ".router")
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    numbers: torch.Tensor  # [out, in]
+    bias: torch.Tensor | None = None  # [out], here and below
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    numbers: torch.Tensor  # float8_e4m3fn [out, in]
+    scales: torch.Tensor  # float32 [out]
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    numbers: torch.Tensor  # int8 [out, in]
+    scales: torch.Tensor  # float32 [out]
+    bias: torch.Tensor | None = None
+    is_part: bool = False  # of the inputs, by which `scales` are not decided alone; another rank has the others
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """Its columns are in the order in which groups are consecutive."""
+
+    codes: torch.Tensor  # uint8 [out, in], at most 15
+    scales: torch.Tensor  # [out, groups], any float
+    zeros: torch.Tensor  # uint8 [out, groups]
+    column_order: torch.Tensor | None = None  # int64 [in]: which input each column takes; None where that is its own
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWeight:
+    rows: torch.Tensor  # uint8 [out, bytes of a row]
+    type: TensorType
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """Of several projections of the same input, stored in ways that do not make one."""
+
+    parts: tuple["Weight", ...]
+
+
+Weight = PlainWeight | Fp8Weight | Int8Weight | Int4Weight | GgufWeight | StackedWeight
+
+
+def is_quantisable(module: str) -> bool:
+    return not module.endswith(KEPT_MODULES)
+
+
+def quantise_fp8(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Fp8Weight:
+    """`weight` is float32 [out, in]; an element changes by at most 1/16 of itself, or 2**-10 of its row's scale."""
+    scales = (weight.abs().amax(1) / FP8_LARGEST).clamp_min(SMALLEST_SCALE)
+    floats = (weight[:, columns] / scales[:, None]).clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
+    return Fp8Weight(floats, scales, bias)
+
+
+def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int8Weight:
+    """`weight` is float32 [out, in]; an element changes by at most half the scale of its row."""
+    scales = (weight.abs().amax(1) / INT8_LARGEST).clamp_min(SMALLEST_SCALE)
+    integers = (weight[:, columns] / scales[:, None]).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
+    return Int8Weight(integers.to(torch.int8), scales, bias, is_part=columns != slice(None))
+
+
+def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int4Weight:
+    """`weight` is float32 [out, in], `columns` whole groups of 32, each with a scale of its own.
+
+    An element changes by about half its group's scale at most. The range of a group always includes zero, so that zero
+    stays zero.
+    """
+    kept = weight[:, columns].contiguous()
+    groups = kept.view(len(kept), -1, GROUP_INPUTS)
+    low, high = groups.amin(2).clamp_max(0), groups.amax(2).clamp_min(0)
+    scales = ((high - low) / LARGEST_CODE).clamp_min(torch.finfo(torch.float16).tiny).half()
+    zeros = (-low / scales).round_().clamp_(0, LARGEST_CODE)
+    codes = (groups / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, LARGEST_CODE)
+    return Int4Weight(codes.view_as(kept).to(torch.uint8), scales, zeros.to(torch.uint8), bias=bias)
+
+
+Quantiser = Callable[[torch.Tensor, torch.Tensor | None, slice], Fp8Weight | Int8Weight | Int4Weight]
+QUANTISERS: dict[WeightFormat, Quantiser] = {
+    WeightFormat.INT8: quantise_int8,
+    WeightFormat.INT4: quantise_int4,
+    WeightFormat.FP8: quantise_fp8,
+}
+
+
+def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
+    """One matrix of several with the same input, unless their columns or groups differ."""
+    first = weights[0]
+    for weight in weights[1:]:
+        if weight.scales.shape[1] != first.scales.shape[1] or not _same_order(weight.column_order, first.column_order):
+            return StackedWeight(tuple(weights))
+    codes, scales, zeros = (
+        torch.cat([getattr(weight, name) for weight in weights]) for name in ("codes", "scales", "zeros")
+    )
+    return Int4Weight(codes, scales, zeros, first.column_order, stacked([weight.bias for weight in weights]))
+
+
+def stacked(biases: list[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [each for each in biases if each is not None]
+    return torch.cat(given) if given else None
+
+
+def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)

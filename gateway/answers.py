@@ -1,10 +1,12 @@
 """Answers as OpenAI's routes write them: collected whole, or as chunks whose common part is written once."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from baton.gateway.http.exchange import DONE
 from baton.gateway.http.problem import Problem, Renamed, problem_of
@@ -201,12 +203,8 @@ def _finite(logprob: float) -> float:
     return max(_LEAST, logprob)
 
 
-encode_text = json.encoder.encode_basestring
+_encode_text = json.encoder.encode_basestring
 """A text as JSON, in quotes: the function that `json.dumps` calls, without its overhead."""
-
-
-def event(content: Any) -> bytes:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
 
 
 @dataclass(slots=True)
@@ -249,49 +247,98 @@ class UsageSoFar:
         return sum(usage.cached_tokens for usage in self.final.values())
 
 
-class ChunkWriter:
-    """Makes the chunks of one stream."""
+class Numbered(NamedTuple):
+    """An event of the `place`-th request."""
 
-    def __init__(self, stream_id: str, kind: str, created: int, model: str, usage: UsageSoFar) -> None:
-        named = {"id": stream_id, "object": kind, "created": created, "model": model}
-        self._head = json.dumps(named, ensure_ascii=False)[:-1]
-        self._usage = usage
-        self._tail = ',"usage":null}\n\n' if usage.in_the_end else "}\n\n"
-        self._begin = f'data: {self._head},"choices":['
-        self._end = f"]{self._tail}"
+    place: int
+    event: ResponseEvent
 
-    def choice(self, choice: str, extra: str = "") -> bytes:
-        """`choice` is JSON already; `extra` begins with a comma, and stands beside the choices."""
-        if self._usage.each_time:
-            tail = f',"usage":{json.dumps(self._usage.now)}}}\n\n'
-            return f"{self._begin}{choice}]{extra}{tail}".encode()
-        return f"{self._begin}{choice}]{extra}{self._tail}".encode()
 
-    def plain(self, before: str, text: str, after: str) -> bytes:
+class ChunkStream(ABC):
+    """The chunks of one answer, to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
+
+    kind: ClassVar[str]
+    renamed: ClassVar[Renamed]
+    plain: ClassVar[tuple[str, str]]
+    """JSON of a choice that has only its text: what stands before that, with a place for the index, and after it."""
+
+    def __init__(self, stream_id: str, n: int | None, options: StreamOptions | None, detailed: bool) -> None:
+        """`detailed`: choices have more than their text."""
+        self.n = n or 1
+        self._id = stream_id
+        self._detailed = detailed
+        self._usage = UsageSoFar.of(options)
+        self._head = self._begin = ""
+        self._tail = ',"usage":null}\n\n' if self._usage.in_the_end else "}\n\n"
+        self._plain_heads: dict[int, str] = {}
+        self._plain_end = f"{self.plain[1]}]{self._tail}"
+
+    @abstractmethod
+    def _started(self, place: int, started: Started) -> Iterable[bytes]: ...
+
+    @abstractmethod
+    def _part(self, place: int, part: PromptPart) -> Iterable[bytes]: ...
+
+    @abstractmethod
+    def _delta(self, place: int, delta: Delta) -> Iterable[bytes]:
+        """Called only where choices are detailed."""
+
+    @abstractmethod
+    def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
+
+    async def chunks(self, events: AsyncGenerator[Numbered, None]) -> AsyncGenerator[bytes, None]:
+        """An error that comes after the first of them is a chunk. Raises: BatonError, Problem before that."""
+        begun = False
+        async with aclosing(events):
+            try:
+                async for place, event in events:
+                    if chunk := self._take(place, event):
+                        begun = True
+                        yield chunk
+            except (BatonError, Problem) as error:
+                if not begun:
+                    raise
+                problem = error if isinstance(error, Problem) else problem_of(error, self.renamed)
+                yield f"data: {json.dumps(problem.content, ensure_ascii=False)}\n\n".encode()
+                yield DONE
+                return
+        if self._begin and self._usage.in_the_end:
+            yield f'data: {self._head},"choices":[],"usage":{json.dumps(self._usage.total)}}}\n\n'.encode()
+        yield DONE
+
+    def _take(self, place: int, event: ResponseEvent) -> bytes:
+        """Its chunks, perhaps none."""
+        if isinstance(event, Delta):
+            self._usage.completion_tokens += len(event.token_ids)
+            if self._detailed:
+                return b"".join(self._delta(place, event))
+            return self._text_chunk(place * self.n + event.index, event.text) if event.text else b""
+        if isinstance(event, Started):
+            self._usage.prompt_tokens[place] = event.prompt_tokens
+            if not self._begin:
+                named = {"id": self._id, "object": self.kind, "created": int(time.time()), "model": event.model}
+                self._head = json.dumps(named, ensure_ascii=False)[:-1]
+                self._begin = f'data: {self._head},"choices":['
+            return b"".join(self._started(place, event))
+        if isinstance(event, PromptPart):
+            return b"".join(self._part(place, event))
+        if event.summary is not None:
+            self._usage.final[place] = event.summary.usage
+        return b"".join(self._finished(place, event))
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
         """The way of nearly all chunks: a text between two parts that stay the same."""
+        if not self._begin:
+            raise RuntimeError("a stream begins with Started")
+        head = self._plain_heads.get(index) or self._plain_heads.setdefault(index, self.plain[0] % index)
         if self._usage.each_time:
-            return self.choice(f"{before}{encode_text(text)}{after}")
-        return f"{self._begin}{before}{encode_text(text)}{after}{self._end}".encode()
+            return self._encoded(f"{head}{_encode_text(text)}{self.plain[1]}")
+        return f"{self._begin}{head}{_encode_text(text)}{self._plain_end}".encode()
 
-    def usage(self) -> bytes:
-        return f'data: {self._head},"choices":[],"usage":{json.dumps(self._usage.total)}}}\n\n'.encode()
+    def choice(self, choice: Mapping[str, Any], extra: str = "") -> bytes:
+        """`extra` is JSON that begins with a comma, and stands beside the choices."""
+        return self._encoded(json.dumps(choice, ensure_ascii=False), extra)
 
-
-async def with_problem_event(chunks: AsyncGenerator[bytes, None], renamed: Renamed) -> AsyncGenerator[bytes, None]:
-    """The same chunks, with an error that comes after the first of them as a chunk. Raises: BatonError before that."""
-    begun = False
-    async with aclosing(chunks):
-        try:
-            async for chunk in chunks:
-                begun = True
-                yield chunk
-        except BatonError as error:
-            if not begun:
-                raise
-            yield event(problem_of(error, renamed).content)
-            yield DONE
-        except Problem as problem:
-            if not begun:
-                raise
-            yield event(problem.content)
-            yield DONE
+    def _encoded(self, choice: str, extra: str = "") -> bytes:
+        tail = f',"usage":{json.dumps(self._usage.now)}}}\n\n' if self._usage.each_time else self._tail
+        return f"{self._begin}{choice}]{extra}{tail}".encode()

@@ -30,12 +30,12 @@ from baton.gateway.page.state import PATH as STATE_PATH
 from baton.gateway.page.state import PageState
 from baton.gateway.requests import Call
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
-from baton.gateway.routes.chat import Chat
+from baton.gateway.routes.chat import answer_chat
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
-from baton.gateway.routes.completions import Completions
+from baton.gateway.routes.completions import answer_completion
 from baton.gateway.routes.responses import RENAMED as RESPONSE_NAMES
-from baton.gateway.routes.responses import Responses
-from baton.gateway.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, Simple
+from baton.gateway.routes.responses import answer_response
+from baton.gateway.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, detokenize, generate, tokenize
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.served_model import ChosenModel
 from baton.router.readiness import Readiness
@@ -233,22 +233,20 @@ def make_app(
 
 
 def _posts(dispatcher: Dispatcher, transport: Transport) -> dict[str, Endpoint[Any]]:
-    simple, generate, chat = Simple(dispatcher), Operation.GENERATE, Operation.CHAT
-
     def endpoint(
         message: type[Any],
-        answer: Callable[[Any, Call], Awaitable[Reply]],
+        answer: Callable[[Dispatcher, Any, Call], Awaitable[Reply]],
         names: Renamed,
         operation: Operation | None = None,
     ) -> Endpoint[Any]:
         refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
-        return Endpoint(message, answer, transport, names, refuse)
+        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse)
 
     return {
-        "/v1/completions": endpoint(CompletionRequest, Completions(dispatcher).answer, COMPLETION_NAMES, generate),
-        "/v1/chat/completions": endpoint(ChatRequest, Chat(dispatcher).answer, CHAT_NAMES, chat),
-        "/v1/responses": endpoint(ResponseRequest, Responses(dispatcher).answer, RESPONSE_NAMES, chat),
-        "/generate": endpoint(GenerateRequest, simple.generate, GENERATE_NAMES, generate),
-        "/tokenize": endpoint(TokenizeRequest, simple.tokenize, TOKENIZER_NAMES),
-        "/detokenize": endpoint(DetokenizeRequest, simple.detokenize, TOKENIZER_NAMES),
+        "/v1/completions": endpoint(CompletionRequest, answer_completion, COMPLETION_NAMES, Operation.GENERATE),
+        "/v1/chat/completions": endpoint(ChatRequest, answer_chat, CHAT_NAMES, Operation.CHAT),
+        "/v1/responses": endpoint(ResponseRequest, answer_response, RESPONSE_NAMES, Operation.CHAT),
+        "/generate": endpoint(GenerateRequest, generate, GENERATE_NAMES, Operation.GENERATE),
+        "/tokenize": endpoint(TokenizeRequest, tokenize, TOKENIZER_NAMES),
+        "/detokenize": endpoint(DetokenizeRequest, detokenize, TOKENIZER_NAMES),
     }

@@ -2,87 +2,58 @@
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from baton.gateway.answers import (
     REASONS,
     Choice,
-    ChunkWriter,
+    ChunkStream,
     TokenTexts,
-    UsageSoFar,
     collect,
     stop_reason,
     usage_json,
-    with_problem_event,
 )
-from baton.gateway.http.exchange import DONE, Reply, Streamed, json_reply
+from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.http.problem import Renamed
 from baton.gateway.messages import ChatRequest
 from baton.gateway.requests import Call, ToolUse, chat_request, tool_use
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.gateway.routes.completions import merged
 from baton.gateway.tool_calls import CallBegins, CallGoesOn, Piece, ToolParser
 from baton.router.dispatcher import Dispatcher
-from baton.router.types.response import AnswerId, Delta, Finished, ResponseEvent, Started
+from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 
-_KIND = "chat.completion.chunk"
-_PLAIN_END = '},"logprobs":null,"finish_reason":null}'
+RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
 
 
-class ChatStream:
+class ChatStream(ChunkStream):
     """One request's chunks, of all its choices."""
 
+    kind, renamed = "chat.completion.chunk", RENAMED
+    plain = ('{"index":%d,"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
+
     def __init__(self, message: ChatRequest, stream_id: str, texts: TokenTexts, tools: ToolUse) -> None:
-        self._message = message
-        self._id = stream_id
-        self._texts = texts
-        self._n = message.n or 1
-        self._usage = UsageSoFar.of(message.stream_options)
         parser = tools.parser
-        self._parsers: dict[int, ToolParser] = {i: parser() for i in range(self._n)} if parser is not None else {}
-        self._detailed = bool(message.logprobs or message.return_token_ids)
+        detailed = bool(message.logprobs or message.return_token_ids or parser is not None)
+        super().__init__(stream_id, message.n, message.stream_options, detailed)
+        self._message = message
+        self._texts = texts
+        self._parsers: dict[int, ToolParser] = {i: parser() for i in range(self.n)} if parser is not None else {}
 
-    async def chunks(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
-        """Raises: BatonError."""
-        writer: ChunkWriter | None = None
-        usage = self._usage
-        plain = not self._detailed and not self._parsers
-        heads = [f'{{"index":{index},"delta":{{"content":' for index in range(self._n)]
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Started):
-                    usage.prompt_tokens[0] = event.prompt_tokens
-                    writer = ChunkWriter(self._id, _KIND, int(time.time()), event.model, usage)
-                    yield b"".join(self._roles(writer, event))
-                    continue
-                if writer is None:
-                    raise RuntimeError("a stream begins with Started")
-                if isinstance(event, Delta):
-                    usage.completion_tokens += len(event.token_ids)
-                    if plain:
-                        if event.text:
-                            yield writer.plain(heads[event.index], event.text, _PLAIN_END)
-                    elif chunks := b"".join(self._parts(writer, event)):
-                        yield chunks
-                elif isinstance(event, Finished):
-                    if event.summary is not None:
-                        usage.final[0] = event.summary.usage
-                    yield b"".join(self._finish(writer, event))
-        if writer is not None and usage.in_the_end:
-            yield writer.usage()
-        yield DONE
-
-    def _roles(self, writer: ChunkWriter, started: Started) -> Iterator[bytes]:
+    def _started(self, place: int, started: Started) -> Iterator[bytes]:
         extra = ""
         if self._message.return_token_ids:
             extra = f',"prompt_token_ids":{json.dumps(started.prompt_token_ids)}'
-        for index in range(self._n):
-            yield writer.choice(
-                f'{{"index":{index},"delta":{{"role":"assistant","content":""{_PLAIN_END}', "" if index else extra
-            )
+        for index in range(self.n):
+            yield self._chunk(index, {"role": "assistant", "content": ""}, {}, "" if index else extra)
 
-    def _parts(self, writer: ChunkWriter, delta: Delta) -> Iterator[bytes]:
+    def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
+        """Prompts are not repeated."""
+        yield from ()
+
+    def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
         """Log-probabilities and token ids go with the first part, or by themselves where there is none."""
         details: dict[str, Any] = {}
         if self._message.logprobs:
@@ -94,23 +65,22 @@ class ChatStream:
         if not pieces and details and delta.token_ids:
             pieces = [""]
         for piece in pieces:
-            yield self._part(writer, delta.index, _delta(piece), details)
+            yield self._chunk(delta.index, _delta(piece), details)
             details = {}
 
-    def _finish(self, writer: ChunkWriter, finished: Finished) -> Iterator[bytes]:
+    def _finished(self, place: int, finished: Finished) -> Iterator[bytes]:
         end = finished.choice
         parser = self._parsers.get(end.index)
         for piece in parser.finish() if parser is not None else ():
-            yield self._part(writer, end.index, _delta(piece), {})
+            yield self._chunk(end.index, _delta(piece), {})
         reason = REASONS[end.reason]
         called = parser is not None and parser.calls > 0 and reason == "stop"
         stopped_by = stop_reason(end, self._message.stop_token_ids)
         ends = {"finish_reason": "tool_calls" if called else reason, "stop_reason": stopped_by}
-        yield self._part(writer, end.index, {}, ends)
+        yield self._chunk(end.index, {}, ends)
 
-    def _part(self, writer: ChunkWriter, index: int, delta: dict[str, Any], details: dict[str, Any]) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **details}
-        return writer.choice(json.dumps(choice, ensure_ascii=False))
+    def _chunk(self, index: int, delta: Mapping[str, Any], details: Mapping[str, Any], extra: str = "") -> bytes:
+        return self.choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **details}, extra)
 
 
 def _delta(piece: Piece) -> dict[str, Any]:
@@ -124,38 +94,31 @@ def _delta(piece: Piece) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
-RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
-
-
-class Chat:
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def answer(self, message: ChatRequest, call: Call) -> Reply:
-        """Raises: Problem, BatonError."""
-        tokenizer = (await self._dispatcher.choose(message.model or "")).served.tokenizer
-        tools = tool_use(message, tokenizer.chat_template)
-        request = chat_request(message, call, tools)
-        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
-        stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
-        if message.stream:
-            return Streamed(with_problem_event(ChatStream(message, stream_id, texts, tools).chunks(events), RENAMED))
-        whole = await collect(events)
-        response = {
-            "id": stream_id,
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": whole.model,
-            "choices": [
-                {"index": index, **_choice(message, choice, texts, tools)} for index, choice in enumerate(whole.choices)
-            ],
-            "usage": usage_json(whole.usage),
-        }
-        if message.return_token_ids:
-            response["prompt_token_ids"] = list(whole.prompt_token_ids)
-        if message.prompt_logprobs is not None:
-            response["prompt_logprobs"] = texts.prompt(whole.prompt)
-        return json_reply(response)
+async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
+    tools = tool_use(message, tokenizer.chat_template)
+    request = chat_request(message, call, tools)
+    answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
+    stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
+    if message.stream:
+        return Streamed(ChatStream(message, stream_id, texts, tools).chunks(merged([request], answer, call.reader)))
+    whole = await collect(answer(request))
+    response = {
+        "id": stream_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": whole.model,
+        "choices": [
+            {"index": index, **_choice(message, choice, texts, tools)} for index, choice in enumerate(whole.choices)
+        ],
+        "usage": usage_json(whole.usage),
+    }
+    if message.return_token_ids:
+        response["prompt_token_ids"] = list(whole.prompt_token_ids)
+    if message.prompt_logprobs is not None:
+        response["prompt_logprobs"] = texts.prompt(whole.prompt)
+    return json_reply(response)
 
 
 def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, tools: ToolUse) -> dict[str, Any]:

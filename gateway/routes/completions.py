@@ -1,25 +1,24 @@
 """POST /v1/completions. Several prompts are several requests answered as one."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from baton.gateway.answers import (
     REASONS,
     Choice,
-    ChunkWriter,
+    ChunkStream,
     Collected,
+    Numbered,
     TokenTexts,
-    UsageSoFar,
     collect,
     stop_reason,
     usage_json,
-    with_problem_event,
 )
-from baton.gateway.http.exchange import DONE, Reply, Streamed, json_reply
+from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.http.problem import Renamed
 from baton.gateway.messages import CompletionRequest
 from baton.gateway.requests import Call, completion_requests
@@ -31,13 +30,6 @@ from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, R
 _AHEAD = 64  # events that wait for a client; more of them wait in the router, which has a bound of its own
 
 Answer = Callable[[GenerationRequest], AsyncGenerator[ResponseEvent, None]]
-
-
-class Numbered(NamedTuple):
-    """An event of the `place`-th request."""
-
-    place: int
-    event: ResponseEvent
 
 
 async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: Reader) -> list[Collected]:
@@ -98,24 +90,16 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
 RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "session": "session_id"}
 
 
-class Completions:
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def answer(self, message: CompletionRequest, call: Call) -> Reply:
-        """Raises: Problem, BatonError."""
-        requests = completion_requests(message, call)
-        texts = TokenTexts((await self._dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
-        stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
-
-        def answer(request: GenerationRequest) -> AsyncGenerator[ResponseEvent, None]:
-            return self._dispatcher.answer(request, None, call.trace, reader=call.reader)
-
-        if message.stream:
-            stream = _Stream(message, stream_id, texts)
-            return Streamed(with_problem_event(stream.chunks(merged(requests, answer, call.reader)), RENAMED))
-        whole = await collect_all(requests, answer, call.reader)
-        return json_reply(_response(message, stream_id, whole, texts))
+async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    requests = completion_requests(message, call)
+    texts = TokenTexts((await dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
+    stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
+    answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
+    if message.stream:
+        return Streamed(CompletionStream(message, stream_id, texts).chunks(merged(requests, answer, call.reader)))
+    whole = await collect_all(requests, answer, call.reader)
+    return json_reply(_response(message, stream_id, whole, texts))
 
 
 def _response(message: CompletionRequest, stream_id: str, whole: list[Collected], texts: TokenTexts) -> dict[str, Any]:
@@ -156,53 +140,24 @@ def _choice(message: CompletionRequest, whole: Collected, choice: Choice, texts:
     return content
 
 
-class _Stream:
-    """The chunks of one answer, to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
+class CompletionStream(ChunkStream):
+    kind, renamed = "text_completion", RENAMED
+    plain = ('{"index":%d,"text":', ',"logprobs":null,"finish_reason":null}')
 
     def __init__(self, message: CompletionRequest, stream_id: str, texts: TokenTexts) -> None:
+        detailed = message.logprobs is not None or bool(message.return_token_ids)
+        super().__init__(stream_id, message.n, message.stream_options, detailed)
         self._message = message
-        self._id = stream_id
         self._texts = texts
-        self._n = message.n or 1
-        self._usage = UsageSoFar.of(message.stream_options)
         self._sent_characters: dict[int, int] = {}  # by choice, where log-probabilities need offsets
         self._prompts: dict[int, tuple[int, ...]] = {}
-        self._detailed = message.logprobs is not None or bool(message.return_token_ids)
 
-    async def chunks(self, events: AsyncGenerator[Numbered, None]) -> AsyncGenerator[bytes, None]:
-        """Raises: BatonError."""
-        writer: ChunkWriter | None = None
-        heads: dict[int, str] = {}
-        usage = self._usage
-        async with aclosing(events):
-            async for place, event in events:
-                if isinstance(event, Started):
-                    usage.prompt_tokens[place] = event.prompt_tokens
-                    self._prompts[place] = event.prompt_token_ids
-                    writer = writer or ChunkWriter(self._id, "text_completion", int(time.time()), event.model, usage)
-                    continue
-                if writer is None:
-                    raise RuntimeError("a stream begins with Started")
-                if isinstance(event, Delta):
-                    index = place * self._n + event.index
-                    usage.completion_tokens += len(event.token_ids)
-                    if self._detailed:
-                        yield writer.choice(json.dumps(self._delta(place, index, event), ensure_ascii=False))
-                    elif event.text:
-                        head = heads.get(index) or heads.setdefault(index, f'{{"index":{index},"text":')
-                        yield writer.plain(head, event.text, ',"logprobs":null,"finish_reason":null}')
-                elif isinstance(event, Finished):
-                    if event.summary is not None:
-                        usage.final[place] = event.summary.usage
-                    yield writer.choice(json.dumps(self._finish(place, event)))
-                else:
-                    for choice in self._echo(place, event):
-                        yield writer.choice(json.dumps(choice, ensure_ascii=False))
-        if writer is not None and usage.in_the_end:
-            yield writer.usage()
-        yield DONE
+    def _started(self, place: int, started: Started) -> Iterator[bytes]:
+        self._prompts[place] = started.prompt_token_ids
+        yield from ()
 
-    def _delta(self, place: int, index: int, delta: Delta) -> Mapping[str, Any]:
+    def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
+        index = place * self.n + delta.index
         choice: dict[str, Any] = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": None}
         if self._message.logprobs is not None:
             choice["logprobs"] = self._logprobs(index, delta.token_ids, list(delta.logprobs))
@@ -210,31 +165,31 @@ class _Stream:
             choice["token_ids"] = list(delta.token_ids)
             if delta.offset == 0:
                 choice["prompt_token_ids"] = list(self._prompts[place])
-        return choice
+        yield self.choice(choice)
 
-    def _echo(self, place: int, part: PromptPart) -> list[dict[str, Any]]:
+    def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
         """The prompt stands before every choice."""
-        choices = []
-        for index in range(place * self._n, (place + 1) * self._n):
-            scores = part.logprobs or [None] * len(part.token_ids)
+        for index in range(place * self.n, (place + 1) * self.n):
             logprobs = None
             if self._message.logprobs is not None:
+                scores = part.logprobs or [None] * len(part.token_ids)
                 logprobs = self._logprobs(index, part.token_ids, list(scores))
             if part.text or logprobs is not None:
-                choices.append({"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": None})
-        return choices
+                yield self.choice({"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": None})
+
+    def _finished(self, place: int, finished: Finished) -> Iterator[bytes]:
+        end = finished.choice
+        yield self.choice(
+            {
+                "index": place * self.n + end.index,
+                "text": "",
+                "logprobs": None,
+                "finish_reason": REASONS[end.reason],
+                "stop_reason": stop_reason(end, self._message.stop_token_ids),
+            }
+        )
 
     def _logprobs(self, index: int, token_ids: tuple[int, ...], scores: list[Any]) -> dict[str, Any]:
         logprobs = self._texts.completion(token_ids, scores, self._sent_characters.get(index, 0))
         self._sent_characters[index] = self._sent_characters.get(index, 0) + sum(map(len, logprobs["tokens"]))
         return logprobs
-
-    def _finish(self, place: int, finished: Finished) -> dict[str, Any]:
-        end = finished.choice
-        return {
-            "index": place * self._n + end.index,
-            "text": "",
-            "logprobs": None,
-            "finish_reason": REASONS[end.reason],
-            "stop_reason": stop_reason(end, self._message.stop_token_ids),
-        }

@@ -22,23 +22,19 @@ RENAMED: Renamed = {
 }
 
 
-class Responses:
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def answer(self, message: ResponseRequest, call: Call) -> Reply:
-        """Raises: Problem, BatonError."""
-        request = response_request(message, call)
-        response = _Response(message, request.request_id)
-        events = self._dispatcher.answer(request, None, call.trace, reader=call.reader)
-        if message.stream:
-            return Streamed(_events(response, events))
-        whole = await collect(events)
-        response.model = whole.model
-        choice = whole.choices[0]
-        response.text = choice.text
-        cut = choice.end is not None and choice.end.reason is FinishReason.LENGTH
-        return json_reply(response.finished(cut, whole.usage))
+async def answer_response(dispatcher: Dispatcher, message: ResponseRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    request = response_request(message, call)
+    response = _Response(message, request.request_id)
+    events = dispatcher.answer(request, None, call.trace, reader=call.reader)
+    if message.stream:
+        return Streamed(_events(response, events))
+    whole = await collect(events)
+    response.model = whole.model
+    choice = whole.choices[0]
+    response.text = choice.text
+    cut = choice.end is not None and choice.end.reason is FinishReason.LENGTH
+    return json_reply(response.finished(cut, whole.usage))
 
 
 class _Response:

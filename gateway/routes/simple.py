@@ -23,44 +23,40 @@ DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts
 
 
-class Simple:
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: Call) -> Reply:
+    """`{"text": [prompt + output]}`; a stream repeats all of it each time. Raises: Problem, BatonError."""
+    events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
+    if message.stream:
+        return Streamed(_cumulative(message, events), "application/octet-stream")
+    whole = await collect(events)
+    return json_reply({"text": [message.prompt + choice.text for choice in whole.choices]})
 
-    async def generate(self, message: GenerateRequest, call: Call) -> Reply:
-        """`{"text": [prompt + output]}`; a stream repeats all of it each time. Raises: Problem, BatonError."""
-        events = self._dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
-        if message.stream:
-            return Streamed(_cumulative(message, events), "application/octet-stream")
-        whole = await collect(events)
-        return json_reply({"text": [message.prompt + choice.text for choice in whole.choices]})
 
-    async def tokenize(self, message: TokenizeRequest, call: Call) -> Reply:
-        """Raises: Problem, BatonError."""
-        served = (await self._dispatcher.choose(message.model or "")).served
-        _check_tokenize(message)
-        if message.prompt is not None:
-            token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False)
-        else:
-            if message.tools:
-                check_shown(served.tokenizer.chat_template)
-            messages = [chat_message(each) for each in message.messages or ()]
-            options = message.chat_template_kwargs or {}
-            prompt = ChatPrompt(
-                messages, shown_tools(message.tools), options, message.add_generation_prompt is not False
-            )
-            token_ids = await served.tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES))
-        texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
-        # There may be a hundred thousand of them.
-        return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
+async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    served = (await dispatcher.choose(message.model or "")).served
+    _check_tokenize(message)
+    if message.prompt is not None:
+        token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False)
+    else:
+        if message.tools:
+            check_shown(served.tokenizer.chat_template)
+        messages = [chat_message(each) for each in message.messages or ()]
+        options = message.chat_template_kwargs or {}
+        prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)
+        token_ids = await served.tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES))
+    texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
+    # There may be a hundred thousand of them.
+    return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
 
-    async def detokenize(self, message: DetokenizeRequest, call: Call) -> Reply:
-        """Raises: BatonError."""
-        served = (await self._dispatcher.choose(message.model or "")).served
-        if len(message.tokens) > MAX_DETOKENIZE_TOKENS:
-            raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.tokens)}")
-        token_ids = await served.tokenizer.checked("token_ids", message.tokens, served.vocab_size)
-        return json_reply({"prompt": await served.tokenizer.decode(token_ids, False)})
+
+async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: Call) -> Reply:
+    """Raises: BatonError."""
+    served = (await dispatcher.choose(message.model or "")).served
+    if len(message.tokens) > MAX_DETOKENIZE_TOKENS:
+        raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.tokens)}")
+    token_ids = await served.tokenizer.checked("token_ids", message.tokens, served.vocab_size)
+    return json_reply({"prompt": await served.tokenizer.decode(token_ids, False)})
 
 
 def _check_tokenize(message: TokenizeRequest) -> None:

@@ -1,21 +1,126 @@
-"""The asyncio client. Its twin is sync_client.py."""
+"""The asyncio client, and its calls with deadline, retries and typed errors. Its twin, line by line: sync_client.py."""
 
+import asyncio
+import random
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
+
+import grpc
 
 from baton.client import requests, responses
 from baton.client.answer import completion_from
-from baton.client.async_connection import AsyncConnection
-from baton.client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
-from baton.client.cluster import ClusterStatus, RequestExplanation, Role, explanation_from, role_number
+from baton.client.channel import (
+    CHANNEL_OPTIONS,
+    DEFAULT_ADMIN_TARGET,
+    DEFAULT_TARGET,
+    OPEN,
+    Connection,
+    Metadata,
+    Security,
+)
+from baton.client.cluster import ClusterStatus, RequestExplanation, Role
+from baton.client.errors import BatonClientError, Cancelled, error_from_status
 from baton.client.requests import GenerateOptions
-from baton.client.retry import Recovery, RetryPolicy
+from baton.client.retry import Attempts, Recovery, RetryPolicy
 from baton.client.types import Completion, Event, Message, Model
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+
+
+class _Way(NamedTuple):
+    channel: grpc.aio.Channel
+    stub: Any
+
+
+class AsyncConnection(Connection):
+    """Belongs to the event loop of its first call: channels are opened there, so that it may be made anywhere."""
+
+    def __init__(
+        self,
+        make_stub: Callable[[grpc.aio.Channel], Any],
+        target: str | Sequence[str],
+        retry: RetryPolicy,
+        timeout_s: float | None,
+        security: Security = OPEN,
+    ) -> None:
+        """`make_stub`: of the one service that this connection is for. Raises: as Connection."""
+        super().__init__(target, retry, timeout_s, security)
+        self._make_stub = make_stub
+        self._ways: dict[int, _Way] = {}
+
+    async def close(self) -> None:
+        """Ends the calls that are under way; their readers get Cancelled."""
+        self.closed = True
+        for way in self._ways.values():
+            await way.channel.close()
+
+    async def unary(self, method: str, request: object, timeout_s: float | None) -> Any:
+        attempts = Attempts(self.retry, self.timeout_s(timeout_s), time.monotonic())
+        metadata = self.security.metadata()
+        while True:
+            current = self.current
+            call = getattr(self._way(current).stub, method)
+            try:
+                return await call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
+            except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
+                error = _error_from(failure)
+                wait_s = attempts.wait_s(error, time.monotonic(), random.random())
+                if wait_s is None or self.closed:
+                    raise error from failure
+            self.leave(current, error)
+            await asyncio.sleep(wait_s)
+
+    async def stream(self, recovery: Recovery, metadata: Metadata) -> AsyncGenerator[Event, None]:
+        """The events of one answer, over as many streams as it takes.
+
+        Closing the generator, or cancelling its reader, cancels the call.
+        """
+        while True:
+            current = self.current
+            method = getattr(self._way(current).stub, recovery.method)
+            call = method(recovery.message, timeout=recovery.remaining_s(time.monotonic()), metadata=metadata)
+            try:
+                async for response in call:
+                    event = recovery.take(response)
+                    if event is not None:
+                        yield event
+                recovery.end()
+                return
+            except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
+                error = _error_from(failure)
+                if recovery.is_whole:
+                    return
+                wait_s = recovery.wait_s(error, time.monotonic(), random.random())
+                if wait_s is None or self.closed:
+                    raise error from failure
+            finally:
+                call.cancel()
+            self.leave(current, error)
+            await asyncio.sleep(wait_s)
+
+    def _way(self, number: int) -> _Way:
+        if number not in self._ways:
+            target = self.targets[number]
+            channel = (
+                grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+                if self.credentials is None
+                else grpc.aio.secure_channel(target, self.credentials, CHANNEL_OPTIONS)
+            )
+            self._ways[number] = _Way(channel, self._make_stub(channel))
+        return self._ways[number]
+
+
+def _error_from(failure: grpc.aio.AioRpcError | asyncio.CancelledError) -> BatonClientError:
+    """grpc raises CancelledError also where no one cancelled the task, but the channel was closed."""
+    if isinstance(failure, grpc.aio.AioRpcError):
+        return error_from_status(failure.code(), failure.details(), failure.trailing_metadata())
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise failure
+    return Cancelled("the client was closed")
 
 
 class _AsyncClient:
@@ -54,7 +159,7 @@ class AsyncBatonClient(_AsyncClient):
     ) -> None:
         security = Security(api_key, tls)
         super().__init__(
-            AsyncConnection(target, baton_pb2_grpc.BatonServiceStub, retry or RetryPolicy(), timeout_s, security)
+            AsyncConnection(baton_pb2_grpc.BatonServiceStub, target, retry or RetryPolicy(), timeout_s, security)
         )
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
@@ -127,7 +232,7 @@ class AsyncAdminClient(_AsyncClient):
     def __init__(
         self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
     ) -> None:
-        super().__init__(AsyncConnection(target, admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy(), timeout_s))
+        super().__init__(AsyncConnection(admin_pb2_grpc.AdminServiceStub, target, retry or RetryPolicy(), timeout_s))
 
     async def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
         """Workers, pages and load as that router sees them."""
@@ -137,9 +242,9 @@ class AsyncAdminClient(_AsyncClient):
     async def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
         """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
-        return explanation_from(await self._connection.unary("Explain", message, timeout_s))
+        return responses.explanation_from(await self._connection.unary("Explain", message, timeout_s))
 
     async def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
         """Has a worker drain and then serve in another role; `status` shows when it does."""
-        message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=role_number(role))
+        message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=responses.role_number(role))
         await self._connection.unary("ChangeRole", message, timeout_s)

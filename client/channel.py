@@ -1,12 +1,15 @@
-"""How a client's channel is set up, sync and async alike."""
+"""How a client's channels are set up, and which of several routers its calls go to: sync and async alike."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
+from baton.client.errors import BatonClientError, Cancelled, Unavailable
 from baton.client.requests import GenerateOptions
+from baton.client.retry import RetryPolicy
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
@@ -27,6 +30,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
@@ -55,7 +61,7 @@ class Security:
             return None
         return grpc.ssl_channel_credentials(None if self.tls is True else Path(self.tls).read_bytes())
 
-    def metadata(self, options: GenerateOptions | None = None) -> tuple[tuple[str, str], ...]:
+    def metadata(self, options: GenerateOptions | None = None) -> Metadata:
         """Of one call; its options take precedence."""
         given = options or {}
         traceparent, api_key = given.get("traceparent"), given.get("api_key", self.api_key)
@@ -64,3 +70,29 @@ class Security:
 
 
 OPEN = Security()
+
+
+class Connection:
+    """Stays with one router until that one is unavailable, then takes the next."""
+
+    def __init__(
+        self, target: str | Sequence[str], retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN
+    ) -> None:
+        """Raises: ValueError without a target, OSError."""
+        self.targets = targets_of(target)
+        self.retry = retry.among(len(self.targets))
+        self.security = security
+        self.credentials = security.credentials()
+        self.current = 0  # of the targets
+        self.closed = False
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+
+    def timeout_s(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    def leave(self, current: int, error: BatonClientError) -> None:
+        """The first call that finds a router gone moves all calls to the next."""
+        with self._lock:
+            if isinstance(error, Unavailable | Cancelled) and self.current == current:
+                self.current = (current + 1) % len(self.targets)

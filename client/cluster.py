@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from baton.client.types import Model
-from baton.protos import admin_pb2, session_pb2
 
 Role: TypeAlias = Literal["prefill", "decode", "unknown"]
 
@@ -162,9 +161,6 @@ class ClusterStatus:
     requests: RequestTotals = RequestTotals()
 
 
-ROLES: Mapping[int, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_DECODE: "decode"}
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One worker that was considered; `terms` are the known and weighed values, by name.
@@ -205,48 +201,3 @@ class RequestExplanation:
     total_ms: float
     tbt_p50_ms: float
     tbt_p99_ms: float
-
-
-def explanation_from(response: admin_pb2.ExplainResponse) -> RequestExplanation:
-    return RequestExplanation(
-        response.request_id,
-        response.age_s,
-        response.prompt_tokens,
-        response.status,
-        tuple(_attempt_from(attempt) for attempt in response.attempts),
-        response.ttft_ms,
-        response.total_ms,
-        response.tbt_p50_ms,
-        response.tbt_p99_ms,
-    )
-
-
-def _attempt_from(attempt: admin_pb2.ExplainedAttempt) -> ExplainedAttempt:
-    return ExplainedAttempt(
-        tuple(_candidate_from(candidate) for candidate in attempt.candidates),
-        attempt.policy,
-        attempt.reason,
-        attempt.queue_ms,
-        dict(sorted(attempt.predicted.items())),
-        dict(sorted(attempt.actual.items())),
-        attempt.transport,
-        attempt.failure,
-        attempt.failed_endpoint,
-    )
-
-
-def _candidate_from(candidate: admin_pb2.ExplainedCandidate) -> Candidate:
-    return Candidate(
-        candidate.worker_id,
-        candidate.endpoint,
-        ROLES.get(candidate.role, "unknown"),
-        candidate.chosen,
-        candidate.excluded,
-        dict(sorted(candidate.terms.items())),  # a map of protobuf comes in any order
-        tuple(candidate.cost_terms),
-    )
-
-
-def role_number(role: Role) -> "session_pb2.Role":
-    numbers = {"prefill": session_pb2.ROLE_PREFILL, "decode": session_pb2.ROLE_DECODE}
-    return numbers.get(role, session_pb2.ROLE_UNSPECIFIED)

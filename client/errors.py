@@ -13,7 +13,7 @@ BatonClientError
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -157,28 +157,28 @@ def read_details(trailing: Metadata) -> ErrorDetails:
 
 def _read_detail(name: str, value: bytes) -> dict[str, Any]:
     """Fields of ErrorDetails that one google.rpc message fills."""
-    match name:
-        case "google.rpc.BadRequest":
-            bad = error_details_pb2.BadRequest()
-            if _parses(bad, value) and bad.field_violations:
-                return {"field": bad.field_violations[0].field}
-        case "google.rpc.ResourceInfo":
-            resource = error_details_pb2.ResourceInfo()
-            if _parses(resource, value):
-                return {"resource": resource.resource_name}
-        case "google.rpc.RetryInfo":
-            retry = error_details_pb2.RetryInfo()
-            if _parses(retry, value):
-                return {"retry_after_s": retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9}
-        case "google.rpc.ErrorInfo":
-            info = error_details_pb2.ErrorInfo()
-            if _parses(info, value):
-                return {"reason": info.reason, "metadata": dict(info.metadata)}
-        case "google.rpc.RequestInfo":
-            request = error_details_pb2.RequestInfo()
-            if _parses(request, value):
-                return {"request_id": request.request_id}
-    return {}
+    kind, read = _DETAILS.get(name, (None, None))
+    message = kind() if kind is not None else None
+    return read(message) if read is not None and message is not None and _parses(message, value) else {}
+
+
+def _violated(bad: Any) -> dict[str, Any]:
+    return {"field": bad.field_violations[0].field} if bad.field_violations else {}
+
+
+_DETAILS: dict[str, tuple[type[Message], Callable[[Any], dict[str, Any]]]] = {
+    "google.rpc.BadRequest": (error_details_pb2.BadRequest, _violated),
+    "google.rpc.ResourceInfo": (error_details_pb2.ResourceInfo, lambda found: {"resource": found.resource_name}),
+    "google.rpc.RetryInfo": (
+        error_details_pb2.RetryInfo,
+        lambda found: {"retry_after_s": found.retry_delay.seconds + found.retry_delay.nanos / 1e9},
+    ),
+    "google.rpc.ErrorInfo": (
+        error_details_pb2.ErrorInfo,
+        lambda found: {"reason": found.reason, "metadata": dict(found.metadata)},
+    ),
+    "google.rpc.RequestInfo": (error_details_pb2.RequestInfo, lambda found: {"request_id": found.request_id}),
+}
 
 
 def _parses(message: Message, data: bytes) -> bool:

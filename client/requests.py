@@ -4,7 +4,8 @@ name; the server judges everything else.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypedDict
 
 from baton.client.errors import ErrorDetails, InvalidRequest
@@ -128,7 +129,8 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
         elif name in SAMPLING_TOKEN_IDS:
             _extend(getattr(sampling, name), value, f"sampling.{name}")
         elif name == "logit_bias":
-            _update(sampling.logit_bias, value, "sampling.logit_bias")
+            with _naming("sampling.logit_bias"):
+                sampling.logit_bias.update(options["logit_bias"])
         elif name == "bad_words":
             _add_bad_words(sampling, options["bad_words"])
         elif name in STRUCTURED:
@@ -183,12 +185,8 @@ def _message(given: Mapping[str, str], position: int) -> Message:
 
 
 def _set(message: Any, name: str, value: object, path: str | None = None) -> None:
-    """ValueError covers numbers out of range and text that is not valid Unicode."""
-    path = path or name
-    try:
+    with _naming(path or name):
         setattr(message, name, value)
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error
 
 
 class _Repeated(Protocol):
@@ -196,14 +194,14 @@ class _Repeated(Protocol):
 
 
 def _extend(repeated: _Repeated, values: object, path: str) -> None:
-    try:
+    with _naming(path):
         repeated.extend(values)
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error
 
 
-def _update(biases: Any, values: object, path: str) -> None:
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """ValueError covers numbers out of range and text that is not valid Unicode."""
     try:
-        biases.update(values)
+        yield
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"{path}: {error}", ErrorDetails(field=path)) from error

@@ -1,21 +1,112 @@
-"""The blocking client. Its twin is async_client.py."""
+"""The blocking client, its calls with deadline, retries and typed errors. Its twin, line by line: async_client.py."""
 
+import random
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
+
+import grpc
 
 from baton.client import requests, responses
 from baton.client.answer import completion_from
-from baton.client.channel import DEFAULT_ADMIN_TARGET, DEFAULT_TARGET, Security
-from baton.client.cluster import ClusterStatus, RequestExplanation, Role, explanation_from, role_number
+from baton.client.channel import (
+    CHANNEL_OPTIONS,
+    DEFAULT_ADMIN_TARGET,
+    DEFAULT_TARGET,
+    OPEN,
+    Connection,
+    Metadata,
+    Security,
+)
+from baton.client.cluster import ClusterStatus, RequestExplanation, Role
+from baton.client.errors import BatonClientError, Unavailable, error_from_status
 from baton.client.requests import GenerateOptions
-from baton.client.retry import Recovery, RetryPolicy
-from baton.client.sync_connection import SyncConnection
+from baton.client.retry import Attempts, Recovery, RetryPolicy
 from baton.client.types import Completion, Event, Message, Model
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+
+
+class _Way(NamedTuple):
+    channel: grpc.Channel
+    stub: Any
+
+
+class SyncConnection(Connection):
+    """Safe to share between threads."""
+
+    def __init__(
+        self,
+        make_stub: Callable[[grpc.Channel], Any],
+        target: str | Sequence[str],
+        retry: RetryPolicy,
+        timeout_s: float | None,
+        security: Security = OPEN,
+    ) -> None:
+        """`make_stub`: of the one service that this connection is for. Raises: as Connection."""
+        super().__init__(target, retry, timeout_s, security)
+        channels = [
+            grpc.insecure_channel(each, CHANNEL_OPTIONS)
+            if self.credentials is None
+            else grpc.secure_channel(each, self.credentials, CHANNEL_OPTIONS)
+            for each in self.targets
+        ]
+        self._ways = [_Way(channel, make_stub(channel)) for channel in channels]
+
+    def close(self) -> None:
+        """Ends the calls that are under way; their readers get Cancelled."""
+        self.closed = True
+        for way in self._ways:
+            way.channel.close()
+
+    def unary(self, method: str, request: object, timeout_s: float | None) -> Any:
+        attempts = Attempts(self.retry, self.timeout_s(timeout_s), time.monotonic())
+        metadata = self.security.metadata()
+        while True:
+            current = self.current
+            call = getattr(self._ways[current].stub, method)
+            try:
+                return call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
+            except grpc.RpcError as failure:
+                error = _error_from(failure)
+                wait_s = attempts.wait_s(error, time.monotonic(), random.random())
+                if wait_s is None or self.closed:
+                    raise error from failure
+            self.leave(current, error)
+            time.sleep(wait_s)
+
+    def stream(self, recovery: Recovery, metadata: Metadata) -> Generator[Event, None, None]:
+        """The events of one answer, over as many streams as it takes. Closing the generator cancels the call."""
+        while True:
+            current = self.current
+            method = getattr(self._ways[current].stub, recovery.method)
+            call = method(recovery.message, timeout=recovery.remaining_s(time.monotonic()), metadata=metadata)
+            try:
+                for response in call:
+                    event = recovery.take(response)
+                    if event is not None:
+                        yield event
+                recovery.end()
+                return
+            except grpc.RpcError as failure:
+                error = _error_from(failure)
+                if recovery.is_whole:
+                    return
+                wait_s = recovery.wait_s(error, time.monotonic(), random.random())
+                if wait_s is None or self.closed:
+                    raise error from failure
+            finally:
+                call.cancel()
+            self.leave(current, error)
+            time.sleep(wait_s)
+
+
+def _error_from(failure: grpc.RpcError) -> BatonClientError:
+    if isinstance(failure, grpc.Call):
+        return error_from_status(failure.code(), failure.details(), failure.trailing_metadata() or ())
+    return Unavailable(str(failure))
 
 
 class _Client:
@@ -54,7 +145,7 @@ class BatonClient(_Client):
     ) -> None:
         security = Security(api_key, tls)
         super().__init__(
-            SyncConnection(target, baton_pb2_grpc.BatonServiceStub, retry or RetryPolicy(), timeout_s, security)
+            SyncConnection(baton_pb2_grpc.BatonServiceStub, target, retry or RetryPolicy(), timeout_s, security)
         )
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event, None, None]:
@@ -119,7 +210,7 @@ class AdminClient(_Client):
     def __init__(
         self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
     ) -> None:
-        super().__init__(SyncConnection(target, admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy(), timeout_s))
+        super().__init__(SyncConnection(admin_pb2_grpc.AdminServiceStub, target, retry or RetryPolicy(), timeout_s))
 
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
         """Workers, pages and load as that router sees them."""
@@ -129,9 +220,9 @@ class AdminClient(_Client):
     def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
         """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
-        return explanation_from(self._connection.unary("Explain", message, timeout_s))
+        return responses.explanation_from(self._connection.unary("Explain", message, timeout_s))
 
     def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
         """Has a worker drain and then serve in another role; `status` shows when it does."""
-        message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=role_number(role))
+        message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=responses.role_number(role))
         self._connection.unary("ChangeRole", message, timeout_s)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import baton
+from tests.fixtures.layers_picture import PICTURE, picture
 
 ROOT = Path(__file__).parents[1]
 
@@ -215,3 +216,7 @@ def test_tests_are_no_package_and_have_unique_names() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_picture_of_the_layers_is_drawn_from_these_imports() -> None:
+    assert PICTURE.read_text() == picture(), "run `.venv/bin/python -m tests.fixtures.layers_picture`"

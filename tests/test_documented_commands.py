@@ -40,3 +40,24 @@ def test_a_bare_python_is_found() -> None:
     assert not bare(
         "`.venv/bin/python -m baton.router`, python -m pip, docker compose exec router python -m baton.cli status"
     )
+
+
+NAMED = re.compile(r"`([\w-][\w./-]*/[\w.-]+\.(?:py|proto|sh|yaml|cpp|js|mjs|json|md))`")
+"""A file of ours by its path: one folder at least stands before it."""
+
+
+def missing(text: str, folder: Path) -> list[str]:
+    """Files that a text names, from the top of the repository, from its own folder or by the end of a path."""
+    ends = ["*/" + name for name in NAMED.findall(text) if not (ROOT / name).exists() and not (folder / name).exists()]
+    return [end for end in ends if not any(ROOT.glob(end)) and not any(ROOT.glob("*/" + end))]
+
+
+@pytest.mark.parametrize("name", documents())
+def test_files_that_a_document_names_are_there(name: str) -> None:
+    path = ROOT / name
+    assert missing(path.read_text(encoding="utf-8"), path.parent) == []
+
+
+def test_a_file_that_is_not_there_is_found() -> None:
+    text = "`router/config.py`, `docs/none.md`, `routes/chat.py`, `pages/none.py`"
+    assert missing(text, ROOT / "docs") == ["*/docs/none.md", "*/pages/none.py"]

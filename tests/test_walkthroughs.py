@@ -12,7 +12,7 @@ import pytest
 from tests.test_import_rules import ALLOWED
 
 ROOT = Path(__file__).parents[1]
-MAX_FILES = {"A sampling parameter": 8, "A placement policy": 4, "A model family": 2}
+MAX_FILES = {"A sampling parameter": 7, "A placement policy": 4, "A model family": 2}
 
 SAMPLING = """
 import asyncio

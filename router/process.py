@@ -33,9 +33,8 @@ from baton.router.trace.counts import RecentLatency
 from baton.router.trace.spans import Tracer
 from baton.service.helper import Helper
 from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
-from baton.service.registry.redis_journal import RedisJournal
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
-from baton.service.registry.redis_shares import RedisShares
+from baton.service.registry.redis_routers import RedisJournal, RedisShares
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
 from baton.service.serving.server import Listener, Running
 from baton.service.telemetry.spans import Telemetry

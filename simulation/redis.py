@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from baton.router.config import RouterConfig
 from baton.router.request.journal import Change
 from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
-from baton.service.registry.redis_shares import SHARE_TTL_MS
+from baton.service.registry.redis_routers import SHARE_TTL_MS
 from baton.service.registry.worker_record import WorkerRecord
 from baton.simulation.network.loop import SimulatedLoop
 

@@ -14,7 +14,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from baton.service.registry.redis_registry import TTL_MS, Announced, RedisRegistry, RegistryUnavailable
-from baton.service.registry.worker_record import WorkerRecord, WorkerRole, parse_workers
+from baton.service.registry.worker_record import WorkerRecord
+
+RENEW_S = 1.0
+POLL_S = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 class MembershipView:
@@ -55,27 +60,6 @@ class MembershipView:
                 self._missing_since.pop(worker_id, None)
             elif now - self._missing_since.setdefault(worker_id, now) > self._ttl_s:
                 del self._records[worker_id], self._missing_since[worker_id]
-
-
-__all__ = [
-    "Announced",
-    "Membership",
-    "MembershipSource",
-    "RedisRegistry",
-    "Registration",
-    "RegistryUnavailable",
-    "StaticMembership",
-    "WorkerRecord",
-    "WorkerRole",
-    "open_registry",
-    "parse_workers",
-    "take_epoch",
-]
-
-RENEW_S = 1.0
-POLL_S = 0.5
-
-logger = logging.getLogger(__name__)
 
 
 def open_registry(redis_url: str | None, namespace: str) -> RedisRegistry | None:

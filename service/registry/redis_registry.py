@@ -1,15 +1,16 @@
-"""The registry's commands on Redis or Valkey: announce, withdraw, list, take an epoch. Knows no schedule.
+"""Our client of Redis or Valkey, and the registry's commands there: announce, withdraw, list, take an epoch.
 
 Keys share one hash tag, so that the scripts stay legal on a cluster:
     baton:{NAMESPACE}:workers      set of worker ids; readers prune it
     baton:{NAMESPACE}:worker:ID    record as JSON, gone TTL_MS after its last renewal
     baton:{NAMESPACE}:fence:ID     highest epoch seen of that id; outlives the record, so that a zombie stays refused
     baton:{NAMESPACE}:epoch        highest epoch given out
-Nothing here is needed for correctness: a lost key comes back with the next renewal.
+Knows no schedule. Nothing here is needed for correctness: a lost key comes back with the next renewal.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -68,33 +69,61 @@ class Announced(Enum):
     """A process with the same worker id and a higher epoch exists or existed: this one is a zombie."""
 
 
-class RedisRegistry:
-    """One namespace on one Redis. Every call ends within a second, with a result or RegistryUnavailable."""
+class RedisClient:
+    """One namespace on one Redis, connected on first use. Every call ends within `call_s`, or raises
+    RegistryUnavailable.
+    """
+
+    def __init__(self, redis_url: str, namespace: str, call_s: float, decode_responses: bool = True) -> None:
+        self.redis = _connect(redis_url, decode_responses)
+        self._prefix = f"baton:{{{namespace}}}"
+        self._call_s = call_s
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+
+    def key(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    async def script(self, script: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
+        return await self.run(self.redis.eval(script, len(keys), *keys, *arguments))
+
+    async def run(self, command: Any) -> Any:
+        from redis.exceptions import RedisError
+
+        try:
+            async with asyncio.timeout(self._call_s):
+                return await command
+        except (RedisError, OSError) as error:
+            raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+class RedisRegistry(RedisClient):
+    """Every call ends within a second, with a result or RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str) -> None:
-        self._redis = connect(redis_url)
-        self._prefix = f"baton:{{{namespace}}}"
+        super().__init__(redis_url, namespace, _CALL_S)
         self._unreadable: set[str] = set()
 
     async def take_epoch(self, proposed: int) -> int:
         """The higher of `proposed` and one more than any epoch given out so far."""
-        return int(await self._run(_TAKE_EPOCH, [f"{self._prefix}:epoch"], [proposed]))
+        return int(await self.script(_TAKE_EPOCH, [self.key("epoch")], [proposed]))
 
     async def announce(self, record: WorkerRecord) -> Announced:
         """Write or renew a record for TTL_MS. Harmless to repeat."""
         epoch = _required_epoch(record)
-        keys = [*self._worker_keys(record), f"{self._prefix}:epoch"]
+        keys = [*self._worker_keys(record), self.key("epoch")]
         arguments: list[str | int] = [record.worker_id, epoch, record.to_json(), TTL_MS, _FENCE_TTL_MS]
-        accepted = await self._run(_ANNOUNCE, keys, arguments)
+        accepted = await self.script(_ANNOUNCE, keys, arguments)
         return Announced.ACCEPTED if accepted else Announced.FENCED
 
     async def withdraw(self, record: WorkerRecord) -> None:
         """Remove a record, unless a later process has taken its place."""
-        await self._run(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
+        await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         """All live records. One that cannot be read (another version's) is left out and logged once."""
-        texts = await self._run(_LIST, [f"{self._prefix}:workers"], [f"{self._prefix}:worker:"])
+        texts = await self.script(_LIST, [self.key("workers")], [self.key("worker:")])
         records = []
         for text in texts:
             try:
@@ -105,21 +134,9 @@ class RedisRegistry:
                     self._unreadable.add(text)
         return tuple(records)
 
-    async def close(self) -> None:
-        await self._redis.aclose()
-
     def _worker_keys(self, record: WorkerRecord) -> list[str]:
         name = record.worker_id
-        return [f"{self._prefix}:worker:{name}", f"{self._prefix}:fence:{name}", f"{self._prefix}:workers"]
-
-    async def _run(self, script: str, keys: list[str], arguments: list[str | int]) -> Any:
-        from redis.exceptions import RedisError
-
-        try:
-            async with asyncio.timeout(_CALL_S):
-                return await self._redis.eval(script, len(keys), *keys, *arguments)
-        except (RedisError, OSError) as error:
-            raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
+        return [self.key(f"worker:{name}"), self.key(f"fence:{name}"), self.key("workers")]
 
 
 def _required_epoch(record: WorkerRecord) -> int:
@@ -128,7 +145,7 @@ def _required_epoch(record: WorkerRecord) -> int:
     return record.epoch
 
 
-def connect(redis_url: str, decode_responses: bool = True) -> "Redis":
+def _connect(redis_url: str, decode_responses: bool) -> "Redis":
     """A lazy client that fails fast; redis-py's defaults block for 2.8 s to 50 s without a server.
 
     redis is imported here, so that a process without a registry runs without the package.

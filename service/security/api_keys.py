@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import logging
 import re
 import secrets
 import signal
@@ -16,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from baton.service.security.changing_files import ChangingFiles
 
 KEY_PREFIX = "baton-"
 _KEY_BYTES = 32
@@ -146,8 +147,6 @@ def _key(entry: Mapping[str, Any], where: str) -> ApiKey:
 POLL_S = 1.0
 _MAX_FILE_BYTES = 16 << 20
 
-logger = logging.getLogger(__name__)
-
 
 class KeyStore:
     """`ring` has the present keys. A file that went bad or away changes nothing: the earlier keys stay valid."""
@@ -156,32 +155,15 @@ class KeyStore:
         """`fixed` keys hold beside those of the file. Raises: KeyFormatError, OSError."""
         self._file = file
         self._fixed = tuple(fixed)
-        self._seen = self._stamp()
-        self.ring = self._read()
+        self._files = ChangingFiles(() if file is None else (file,), self._read, KeyFormatError, "the API keys")
+        self.ring = self._files.latest()
 
-    def reload(self) -> bool:
-        """Whether the file could be read."""
-        try:
-            ring = self._read()
-        except (KeyFormatError, OSError, UnicodeDecodeError) as error:
-            logger.error("the API keys were not reloaded: %s", _text_of(error))
-            return False
-        self.ring = ring
-        logger.info("%d API keys loaded", len(ring))
-        return True
+    def reload(self) -> None:
+        self.ring = self._files.renewed()
 
     def poll(self) -> None:
         """Reads the file again where it has changed."""
-        try:
-            stamp = self._stamp()
-        except OSError as error:
-            stamp = None
-            if self._seen is not None:
-                logger.error("the API keys were not reloaded: %s", _text_of(error))
-        if stamp != self._seen:
-            self._seen = stamp
-            if stamp is not None:
-                self.reload()
+        self.ring = self._files.latest()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -194,21 +176,12 @@ class KeyStore:
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """Changes with the file, also where another one takes its place. Raises: OSError."""
-        if self._file is None:
-            return None
-        found = self._file.stat()
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
     def _read(self) -> KeyRing:
         if self._file is None:
             return KeyRing(self._fixed)
-        with self._file.open(encoding="utf-8") as file:
-            text = file.read(_MAX_FILE_BYTES)
+        try:
+            with self._file.open(encoding="utf-8") as file:
+                text = file.read(_MAX_FILE_BYTES)
+        except UnicodeDecodeError:
+            raise KeyFormatError("the file is not UTF-8") from None  # whose message has a part of the content
         return KeyRing((*self._fixed, *parse_key_file(text)))
-
-
-def _text_of(error: Exception) -> str:
-    """Without the content of the file."""
-    return "the file is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

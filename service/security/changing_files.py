@@ -35,16 +35,18 @@ class ChangingFiles(Generic[Made]):
             with self._lock:
                 if stamps != self._seen:
                     self._seen = stamps
-                    self._renew()
+                    return self.renewed()
         return self._made
 
-    def _renew(self) -> None:
+    def renewed(self) -> Made:
+        """Made anew, whether they have changed or not; the one before where they are bad."""
         try:
             self._made = self._make()
         except (OSError, self._bad) as error:
             logger.error("%s were not reloaded: %s", self._what, error)
         else:
             logger.info("%s were reloaded", self._what)
+        return self._made
 
     def _stamps(self) -> tuple[Stamp | None, ...]:
         """They change with the files, also where others take their place."""

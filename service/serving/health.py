@@ -4,21 +4,11 @@ Without the package of that service a process serves all the same, without healt
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any
 
 import grpc
 
 SERVICE_NAME = "grpc.health.v1.Health"
-
-
-class Answers(Protocol):
-    """To health checks."""
-
-    def register(self, server: grpc.aio.Server) -> None: ...
-
-    async def set(self, name: str, serving: bool) -> None: ...
-
-    async def drain(self) -> None: ...
 
 
 class Health:
@@ -26,7 +16,7 @@ class Health:
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._names = ("", *service_names)
-        self._answers = _answers()
+        self._servicer = _servicer()
         self._serving = False
 
     @property
@@ -34,34 +24,32 @@ class Health:
         return self._serving
 
     def register(self, server: grpc.aio.Server) -> None:
-        self._answers.register(server)
+        if self._servicer is not None:
+            from grpc_health.v1 import health_pb2_grpc
+
+            health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set_serving(self, serving: bool) -> None:
         """Changes nothing any more once the process drains."""
-        for name in self._names:
-            await self._answers.set(name, serving)
+        if self._servicer is not None:
+            from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+            status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+            for name in self._names:
+                await self._servicer.set(name, status)
         self._serving = serving
 
     async def drain(self) -> None:
         """NOT_SERVING for good."""
         self._serving = False
-        await self._answers.drain()
+        if self._servicer is not None:
+            await self._servicer.enter_graceful_shutdown()
 
 
-def _answers() -> Answers:
+def _servicer() -> Any:
+    """None without the package."""
     try:
-        from baton.service.serving.health_service import HealthService
+        from grpc_health.v1 import health
     except ModuleNotFoundError:
-        return Unanswered()
-    return HealthService()
-
-
-class Unanswered:
-    def register(self, server: grpc.aio.Server) -> None:
-        pass
-
-    async def set(self, name: str, serving: bool) -> None:
-        pass
-
-    async def drain(self) -> None:
-        pass
+        return None
+    return health.aio.HealthServicer()

@@ -1,4 +1,5 @@
-"""Interceptors for every call: its trace context and request id for the logs, and its errors as statuses.
+"""Interceptors for every call: its trace context and request id for the logs, its errors as statuses, and whether it
+may be made.
 
 OpenTelemetry's own gRPC instrumentation records cancelled streams as OK and drops contexts; this replaces it.
 """
@@ -6,9 +7,9 @@ OpenTelemetry's own gRPC instrumentation records cancelled streams as OK and dro
 import inspect
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -95,3 +96,34 @@ def _identify_request() -> str:
     request_id = current_request_id.get() or f"req-{secrets.token_hex(8)}"
     current_request_id.set(request_id)
     return request_id
+
+
+Authorise = Callable[[str, Iterable[tuple[str, str | bytes]]], object]
+"""With a method (`/package.Service/Method`) and its metadata; raises a BatonError where the call may not be made."""
+
+
+class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
+    """Stands behind CallInterceptor, which makes a status of the refusal. Methods that do not exist are refused too."""
+
+    def __init__(self, authorise: Authorise) -> None:
+        self._authorise = authorise
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        try:
+            self._authorise(handler_call_details.method, handler_call_details.invocation_metadata or ())
+        except BatonError as error:
+            return _refusing(error)
+        return await continuation(handler_call_details)
+
+
+def _refusing(error: BatonError) -> "grpc.RpcMethodHandler[Any, Any]":
+    """Of the one kind that waits for nothing of the client's, whatever kind the method is."""
+
+    async def refuse(requests: object, context: object) -> NoReturn:
+        raise error
+
+    return grpc.stream_unary_rpc_method_handler(refuse)

@@ -17,11 +17,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from baton.service.security.authorization import Authorise, AuthorizationInterceptor
 from baton.service.security.tls import InternalTls, TlsFiles
 from baton.service.serving.grpc_options import SERVER_OPTIONS
 from baton.service.serving.health import SERVICE_NAME, Health
-from baton.service.serving.interceptors import CallInterceptor
+from baton.service.serving.interceptors import Authorise, AuthorizationInterceptor, CallInterceptor
 from baton.service.serving.watchdog import BEATS, Watchdog
 
 GRACE_S = 30.0

@@ -1,12 +1,19 @@
 """Telemetry through the OpenTelemetry SDK. Sampling, limits and resource follow the standard OTEL_* variables.
 
 The batch processor has a thread and a bounded queue of its own: spans that do not fit, or cannot be sent, are dropped.
+Without a collector they are JSON lines in a file, for `baton trace`:
+
+{"trace_id", "span_id", "parent_span_id"|null, "name", "kind", "service", "start_ns", "end_ns", "status": "ok"|"error",
+ "status_message"|null, "attributes": {}, "events": [{"name", "time_ns", "attributes"}],
+ "links": [{"trace_id", "span_id"}]}
 """
 
+import json
 import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -14,9 +21,9 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.trace import SpanContext, StatusCode, format_span_id, format_trace_id
 from opentelemetry.trace.span import TraceState
 
-from baton.service.telemetry.span_file import SpanFile
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from baton.service.telemetry.trace_context import TraceContext
 
@@ -73,7 +80,7 @@ class OpenTelemetry:
         for event in span.events:
             started.add_event(event.name, dict(event.attributes), timestamp=event.time_ns)
         if span.error is not None:
-            started.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
+            started.set_status(trace.Status(StatusCode.ERROR, span.error))
         started.end(end_time=span.end_ns)
         return _trace_context(started.get_span_context())
 
@@ -134,8 +141,8 @@ def _parent_context(parent: TraceContext | None) -> Context:
     return trace.set_span_in_context(trace.NonRecordingSpan(_span_context(parent)), Context())
 
 
-def _span_context(place: TraceContext) -> trace.SpanContext:
-    return trace.SpanContext(
+def _span_context(place: TraceContext) -> SpanContext:
+    return SpanContext(
         int(place.trace_id, 16),
         int(place.span_id, 16),
         is_remote=True,
@@ -144,10 +151,55 @@ def _span_context(place: TraceContext) -> trace.SpanContext:
     )
 
 
-def _trace_context(context: trace.SpanContext) -> TraceContext:
+def _trace_context(context: SpanContext) -> TraceContext:
     return TraceContext(
-        trace.format_trace_id(context.trace_id),
-        trace.format_span_id(context.span_id),
+        format_trace_id(context.trace_id),
+        format_span_id(context.span_id),
         context.trace_flags.sampled,
         context.trace_state.to_header(),
     )
+
+
+class SpanFile(SpanExporter):
+    """Appends; several processes may share one file, each batch is one write. Opened per batch, so it may be moved."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        lines = "".join(json.dumps(_as_object(span), ensure_ascii=False, default=list) + "\n" for span in spans)
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                file.write(lines.encode())
+        except OSError:
+            return SpanExportResult.FAILURE  # reported by the caller, once
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Nothing is kept open."""
+
+
+def _as_object(span: ReadableSpan) -> dict[str, Any]:
+    own: Any = span.get_span_context()
+    failed = span.status.status_code is StatusCode.ERROR
+    return {
+        **_ids(own),
+        "parent_span_id": format_span_id(span.parent.span_id) if span.parent else None,
+        "name": span.name,
+        "kind": span.kind.name.lower(),
+        "service": span.resource.attributes.get(SERVICE_NAME),
+        "start_ns": span.start_time,
+        "end_ns": span.end_time,
+        "status": "error" if failed else "ok",
+        "status_message": span.status.description,
+        "attributes": dict(span.attributes or {}),
+        "events": [
+            {"name": event.name, "time_ns": event.timestamp, "attributes": dict(event.attributes or {})}
+            for event in span.events
+        ],
+        "links": [_ids(link.context) for link in span.links],
+    }
+
+
+def _ids(context: SpanContext) -> dict[str, str]:
+    return {"trace_id": format_trace_id(context.trace_id), "span_id": format_span_id(context.span_id)}

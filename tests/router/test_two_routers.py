@@ -12,7 +12,7 @@ import pytest
 from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
 from baton.router.request.journal import journal_key
-from baton.service.registry.redis_journal import RedisJournal
+from baton.service.registry.redis_routers import RedisJournal
 from baton.service.registry.redis_server import RedisServer, start_redis_server
 from baton.service.serving.server import serve
 from tests.router.conftest import READY_S, ObservedRouter, RecordingTelemetry, Stack, encode, text_of

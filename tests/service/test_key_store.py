@@ -38,7 +38,7 @@ def test_a_changed_file_is_read_again(file: Path) -> None:
 
 def test_a_file_that_has_not_changed_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = KeyStore(file)
-    monkeypatch.setattr(store, "reload", lambda: pytest.fail("read again"))
+    monkeypatch.setattr(key_store, "parse_key_file", lambda text: pytest.fail("read again"))
     store.poll()
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from redis import Redis
 
-from baton.service.registry.redis_journal import RedisJournal
 from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.redis_routers import RedisJournal
 from baton.service.registry.redis_server import RedisServer, start_redis_server
 
 FIRST, SECOND = b"1" * 16, b"2" * 16

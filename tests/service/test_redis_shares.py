@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.redis_routers import RedisShares
 from baton.service.registry.redis_server import RedisServer, start_redis_server
-from baton.service.registry.redis_shares import RedisShares
 
 
 @pytest.fixture(scope="module")

@@ -6,40 +6,16 @@ A fault that finds nothing to break is reported as not made. It comes again late
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.chaos.checker import Injected
 from baton.chaos.faults import Fault, FaultKind, Planned, Turns
 from baton.chaos.injection import Injection, NotMade, NotProven, Scene, in_use
-from baton.chaos.stack import Place, Stack
+from baton.chaos.stack import Stack
 from baton.chaos.watch import Background
-from baton.client import ClusterStatus
 
 PERIOD_S = 0.15
-
-
-def unsound(
-    redis: Place, routers: Mapping[str, ClusterStatus | None], workers: Sequence[Place], running: Sequence[str]
-) -> dict[str, str]:
-    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure."""
-    found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
-    found = {name: word for name, word in found.items() if name not in running}
-    for router, status in routers.items():
-        if router in found:
-            continue
-        if status is None:
-            found[router] = "does not answer"
-            continue
-        if not status.ready:
-            found[router] = status.detail or "is not ready"
-        if not status.registry_connected:
-            found.setdefault(redis.name, f"{router} does not reach it")
-        there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
-        for worker in workers:
-            if worker.name not in there:
-                found.setdefault(worker.name, f"{router} does not have it")
-    return found
 
 
 class Soundness(Background):
@@ -68,14 +44,11 @@ class Soundness(Background):
                 return f"after {within_s:g} s: {'; '.join(wrong)}" if wrong else ""
 
     async def _run(self) -> None:
-        stack = self._stack
         while True:
             began_s = time.monotonic()
-            statuses = await stack.statuses()
-            statuses_by_router = {router.name: status for router, status in zip(stack.routers, statuses, strict=True)}
-            running = [name for name in stack.places if stack.life(name) is not None]
+            found = await self._stack.unsound()
             async with self._looked:
-                self.unsound, self._began_s = unsound(stack.redis, statuses_by_router, stack.workers, running), began_s
+                self.unsound, self._began_s = found, began_s
                 self._looked.notify_all()
             await asyncio.sleep(PERIOD_S)
 

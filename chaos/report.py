@@ -157,6 +157,14 @@ DEATHS = {
     "drained (SIGTERM)": frozenset({FaultKind.RESTART}),
 }
 LISTED = 40
+LISTS = {
+    "crashes": "Processes that ended and were not asked to:",
+    "not_recovered": "Not recovered from in time:",
+    "not_made": "Not made, since there was nothing to break just then; they do not count as faults:",
+    "never_made": "Tried and never made, so that nothing was tested:",
+    "not_proven": "Not proven, so nothing was tested:",
+}
+"""What a report lists where there is any, with its heading."""
 LONGEST = 12  # gaps that are listed one by one
 
 
@@ -270,17 +278,9 @@ def markdown(facts: dict[str, Any]) -> str:
             f"| {each['per_minute_bytes'] / 2**10:+.0f} KiB | {first} → {last} | {before} → {after} "
             f"| {'yes' if each['flat'] else 'NO'} |"
         )
-    if facts["crashes"]:
-        lines += ["", "Processes that ended and were not asked to:", "", *(f"- {each}" for each in facts["crashes"])]
-    if facts["not_recovered"]:
-        lines += ["", "Not recovered from in time:", "", *(f"- {each}" for each in facts["not_recovered"])]
-    if facts["not_made"]:
-        lines += ["", "Not made, since there was nothing to break just then; they do not count as faults:", ""]
-        lines += [f"- {each}" for each in facts["not_made"]]
-    if facts["never_made"]:
-        lines += ["", f"Tried and never made, so that nothing was tested: {', '.join(facts['never_made'])}"]
-    if facts["not_proven"]:
-        lines += ["", "Not proven, so nothing was tested:", "", *(f"- {each}" for each in facts["not_proven"])]
+    for name, heading in LISTS.items():
+        if facts[name]:
+            lines += ["", heading, "", *(f"- {each}" for each in facts[name])]
     if facts["broken"]:
         lines += ["", "| stream | what | choice | offset | |", "|---|---|---|---|---|"]
         for each in facts["broken"][:LISTED]:

@@ -1,7 +1,5 @@
 """The service under test: Redis, routers and workers under `baton up`'s own supervisor, a proxy before each.
 
-before each of them.
-
 A process listens on 127.0.0.1 and is advertised as another address of loopback with the same port, where its proxy
 listens. Nothing in the processes knows of it.
 """
@@ -122,6 +120,29 @@ class Place:
         return self.name.partition("-")[0]
 
 
+def unsound(
+    redis: Place, routers: Mapping[str, ClusterStatus | None], workers: Sequence[Place], running: Sequence[str]
+) -> dict[str, str]:
+    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure."""
+    found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
+    found = {name: word for name, word in found.items() if name not in running}
+    for router, status in routers.items():
+        if router in found:
+            continue
+        if status is None:
+            found[router] = "does not answer"
+            continue
+        if not status.ready:
+            found[router] = status.detail or "is not ready"
+        if not status.registry_connected:
+            found.setdefault(redis.name, f"{router} does not reach it")
+        there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
+        for worker in workers:
+            if worker.name not in there:
+                found.setdefault(worker.name, f"{router} does not have it")
+    return found
+
+
 class Stack:
     """Owns processes and proxies from `start` to `stop`. `folder` gets their logs."""
 
@@ -200,27 +221,19 @@ class Stack:
         """As each router sees the cluster; None where it does not answer."""
         return list(await asyncio.gather(*map(self._status, self.routers)))
 
-    async def missing(self) -> str:
-        """What is not as it should be; empty where every router is ready and has every worker."""
-        absent = [name for name in self.places if self.life(name) is None]
-        if absent:
-            return f"{', '.join(absent)} not running"
-        for router, status in zip(self.routers, await self.statuses(), strict=True):
-            if status is None:
-                return f"{router.name} does not answer"
-            there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
-            lacking = [worker.name for worker in self.workers if worker.name not in there]
-            if lacking or not status.ready or not status.registry_connected:
-                return f"{router.name}: {status.detail or 'no ' + ', '.join(lacking)}"
-        return ""
+    async def unsound(self) -> dict[str, str]:
+        """What is wrong with whom; empty where every router is ready and has every worker."""
+        statuses = dict(zip((router.name for router in self.routers), await self.statuses(), strict=True))
+        running = [name for name in self.places if self.life(name) is not None]
+        return unsound(self.redis, statuses, self.workers, running)
 
     async def wait_whole(self, within_s: float) -> float:
         """Seconds that it took. Raises: NotWhole."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        while word := await self.missing():
+        while wrong := await self.unsound():
             if loop.time() - began_s > within_s:
-                raise NotWhole(f"after {within_s:g} s: {word}")
+                raise NotWhole(f"after {within_s:g} s: {'; '.join(' '.join(each) for each in wrong.items())}")
             await asyncio.sleep(POLL_S)
         return loop.time() - began_s
 
@@ -287,9 +300,7 @@ class PageWatch:
     def __init__(self, workers: Sequence[Place]) -> None:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
-        self._free_since_s: dict[
-            str, float
-        ] = {}  # by worker; not of those that held pages when they last said something
+        self._free_since_s: dict[str, float] = {}  # by worker; not of those that held pages in their latest report
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._follow(worker)) for worker in self._workers]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.chaos.campaign import TRIES, Campaign, Unmade, never_made, unsound
+from baton.chaos.campaign import TRIES, Campaign, Unmade, never_made
 from baton.chaos.checker import Injected
 from baton.chaos.faults import Fault, FaultKind, Planned, Turns
 from baton.chaos.injection import NotMade, NotProven, Scene, in_use
 from baton.chaos.proxy import Proxy
-from baton.chaos.stack import Place
+from baton.chaos.stack import Place, unsound
 
 KILL, STOP, CUT, PARTITION = FaultKind.KILL, FaultKind.STOP, FaultKind.CUT, FaultKind.PARTITION
 

@@ -5,13 +5,13 @@
 Runs until it is ended. Weights and kernels are those of the engine; inputs are random. FILE appears when it computes.
 """
 
+import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from baton.benchmarks.report.result import read_arguments
 from baton.engine.load import load_model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import Gated
@@ -20,14 +20,13 @@ from baton.service.affinity import lower_priority
 
 
 def main() -> None:
-    arguments = read_arguments(
-        __doc__,
-        model=Path,
-        quantize="none",
-        rows=(512, "of each product: the tokens of a prefill step"),
-        nice=(0, "how far others go first"),
-        ready=Path,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--quantize", default="none")
+    parser.add_argument("--rows", type=int, default=512, help="of each product: the tokens of a prefill step")
+    parser.add_argument("--nice", type=int, default=0, help="how far others go first")
+    parser.add_argument("--ready", type=Path, required=True)
+    arguments = parser.parse_args()
     os.nice(arguments.nice)
     lower_priority(arguments.nice)
     torch.set_num_threads(1)

@@ -14,9 +14,18 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from baton.benchmarks.isolation.figures import EngineTime, Figures, Objectives, Step, figures_of
+from baton.benchmarks.isolation.figures import (
+    EngineTime,
+    Figures,
+    Objectives,
+    Report,
+    Step,
+    as_json,
+    as_picture,
+    as_table,
+    figures_of,
+)
 from baton.benchmarks.isolation.load import Load, Phase, run_phase
-from baton.benchmarks.isolation.report import Report, as_json, as_picture, as_table
 from baton.benchmarks.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
 from baton.benchmarks.serve.load import Target
 from baton.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target

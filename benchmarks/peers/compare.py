@@ -14,8 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+from rich.console import Console
 
 from baton.benchmarks.peers.lines import Work
 from baton.benchmarks.peers.process import (
@@ -31,7 +30,7 @@ from baton.benchmarks.peers.process import (
     start_peer,
 )
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.benchmarks.report.result import describe_machine
+from baton.benchmarks.report.result import Columns, describe_machine, table
 from baton.benchmarks.report.statistics import Estimate, mean_ratio, median
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_model
@@ -165,19 +164,6 @@ def as_json(
     }
 
 
-WIDTH = 160  # of a table in a file
-COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
-    ("engine", "left"),
-    ("version", "left"),
-    ("batch", "right"),
-    ("prefill tokens/s", "right"),
-    ("Baton's speed over it", "right"),
-    ("decode step ms", "right"),
-    ("Baton's speed over it", "right"),
-    ("same first tokens", "right"),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class PeersOptions:
     model: str | None
@@ -280,27 +266,22 @@ def vocab_size(checkpoint: Path) -> int:
 def _print_table(
     options: PeersOptions, checkpoint: Path, contestants: Sequence[Contestant], rows: Sequence[Row]
 ) -> None:
-    table = Table(title=_title(options, checkpoint))
-    for name, justify in COLUMNS:
-        table.add_column(name, justify=justify)
     versions = {each.label: each.version for each in contestants}
-    for row in rows:
-        table.add_row(
-            row.label,
-            versions[row.label],
-            str(row.batch),
-            f"{row.prefill_tokens_per_s:,.0f}",
-            _ratio(row.prefill_ratio, options.rounds),
-            f"{row.decode_step_ms:.2f}",
-            _ratio(row.decode_ratio, options.rounds),
-            "" if row.name == OURS else f"{row.same_first_tokens:.0%}",
-        )
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table)
+    columns: Columns[Row] = {
+        "engine": lambda row: row.label,
+        "version": lambda row: versions[row.label],
+        "batch": lambda row: row.batch,
+        "prefill tokens/s": lambda row: f"{row.prefill_tokens_per_s:,.0f}",
+        "Baton's prefill speed over it": lambda row: _ratio(row.prefill_ratio, options.rounds),
+        "decode step ms": lambda row: f"{row.decode_step_ms:.2f}",
+        "Baton's decode speed over it": lambda row: _ratio(row.decode_ratio, options.rounds),
+        "same first tokens": lambda row: "" if row.name == OURS else f"{row.same_first_tokens:.0%}",
+    }
+    print(_title(options, checkpoint), table(rows, columns), sep="\n")
     for each in contestants:
         if each.state is not State.MEASURED:
-            console.print(f"{each.name} {each.precision}: {each.state}" + (f": {each.reason}" if each.reason else ""))
-    console.print(f"{options.rounds} rounds in turn; ratios of each round, geometric mean and 95 % interval")
+            print(f"{each.label}: {each.state}" + (f": {each.reason}" if each.reason else ""))
+    print(f"{options.rounds} rounds in turn; ratios of each round, geometric mean and 95 % interval")
 
 
 def _ratio(ratio: Estimate | None, rounds: int) -> str:

@@ -3,6 +3,9 @@
     .venv/bin/python -m baton.benchmarks.triton.compile --arch 80 90 100 [--kernel paged_decode] [--json FILE]
 
 One line per kernel and dtype: registers, bytes spilled, shared memory. Exit status 1 where decode attention spills.
+
+There is a case of every kernel in every dtype that it is used with, at sizes of real models. Tensors are on the `meta`
+device: they have shapes and dtypes, and no memory.
 """
 
 import re
@@ -10,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,181 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from baton.benchmarks.report.result import make_parser, write_result
-from baton.benchmarks.triton.calls import CASES, Case
+from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels.pages import HeadNorms
 from baton.kernels.triton.call import KernelCall
 from baton.kernels.triton.launch import Device
+from baton.kernels.triton.linear import dequantise_call, expert_call, linear_calls
+from baton.kernels.triton.norms import norm_call, silu_mul_call
+from baton.kernels.triton.paged_decode import decode_calls
+from baton.kernels.triton.paged_prefill import prefill_call
+from baton.kernels.triton.pages import copy_call, rotate_call, store_call
+from baton.kernels.triton.sample import sample_call
+from baton.kernels.types import QUANTISED, ExpertWeight, KvPages, QuantisedWeight, Sampled, Scoring, SortedPairs
+
+LAYERS, BLOCKS, BLOCK_TOKENS = 32, 4096, 32
+KV_HEADS, GROUP = 8, 4
+HIDDEN, FEED_FORWARD, VOCAB = 4096, 14336, 128256
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    calls: Callable[[Device], list[KernelCall]]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def indices(count: int) -> torch.Tensor:
+    return tensor(count, dtype=torch.int64)
+
+
+def pages(dtype: torch.dtype, head_dim: int) -> KvPages:
+    layout = KvLayout(LAYERS, KV_HEADS, BLOCK_TOKENS, head_dim, dtype)
+    return layout.view(tensor(BLOCKS * layout.block_bytes, dtype=torch.uint8), BLOCKS)
+
+
+def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring) -> Case:
+    def calls(device: Device) -> list[KernelCall]:
+        query = tensor(sequences, KV_HEADS * GROUP, head_dim, dtype=computed)
+        blocks = indices(sequences * 128)
+        kv = pages(stored, head_dim).layer(1)
+        starts, contexts = indices(sequences + 1), indices(sequences)
+        return decode_calls(query, kv, blocks, starts, contexts, scoring, torch.empty_like(query), device)
+
+    return Case(f"paged_decode {_name(stored)}/{_name(computed)} {head_dim} x{sequences} {_said(scoring)}", calls)
+
+
+def prefill(tokens: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring) -> Case:
+    def calls(device: Device) -> list[KernelCall]:
+        query = tensor(tokens, KV_HEADS * GROUP, head_dim, dtype=computed)
+        kv = pages(stored, head_dim).layer(1)
+        return [prefill_call(query, kv, indices(tokens // 32 + 8), 256, scoring, torch.empty_like(query), device)]
+
+    return Case(f"paged_prefill {_name(stored)}/{_name(computed)} {head_dim} x{tokens} {_said(scoring)}", calls)
+
+
+def store(stored: torch.dtype, computed: torch.dtype) -> Case:
+    """Both ways to write the pool."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        kv, slots = pages(stored, 128).layer(1), indices(256)
+        qkv = tensor(256, KV_HEADS * (GROUP + 2), 128, dtype=computed)
+        key, value, half = qkv[:, :KV_HEADS], qkv[:, KV_HEADS : 2 * KV_HEADS], tensor(256, 64, dtype=computed)
+        norms = HeadNorms(tensor(128, dtype=computed), tensor(128, dtype=computed), 1e-6)
+        query = tensor(256, KV_HEADS * GROUP, 128, dtype=computed)
+        rotate = rotate_call(qkv, half, half, norms, kv, slots, query, device)
+        return [rotate, store_call(kv, key, value, slots, device)]
+
+    return Case(f"store {_name(stored)}/{_name(computed)}", calls)
+
+
+def row_by_row(dtype: torch.dtype) -> Case:
+    def calls(_: Device) -> list[KernelCall]:
+        x, weight = tensor(256, HIDDEN, dtype=dtype), tensor(HIDDEN, dtype=dtype)
+        gate_up, gated = tensor(256, 2 * FEED_FORWARD, dtype=dtype), tensor(256, FEED_FORWARD, dtype=dtype)
+        plain, added = (norm_call(x, residual, weight, 1e-6, torch.empty_like(x)) for residual in (None, x.clone()))
+        return [plain, added, silu_mul_call(gate_up, gated)]
+
+    return Case(f"norm, gate {_name(dtype)}", calls)
+
+
+def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype) -> Case:
+    """Few rows, whose inputs are cut in parts, and the spelling out for many."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        weight, bias = QuantisedWeight(data, scales, zeros), tensor(len(data), dtype=dtype)
+        x, output = tensor(4, weight.inputs, dtype=dtype), tensor(4, weight.outputs, dtype=dtype)
+        spelled = tensor(weight.outputs, weight.inputs, dtype=dtype)
+        return [*linear_calls(x, weight, bias, output, device), dequantise_call(weight, spelled, device)]
+
+    return Case(f"linear {_name(data.dtype)}/{_name(dtype)}", calls)
+
+
+def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
+    """Of 128 experts each row goes through 8 (Qwen3-30B-A3B), and back from what they made of it."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        many, per_row, hidden, inner = 128, 8, 2048, 768
+        pairs = SortedPairs(indices(rows * per_row), indices(many + 1))
+        found = []
+        for inputs, outputs, count in ((hidden, 2 * inner, rows), (inner, hidden, rows * per_row)):
+            data = tensor(many * outputs, inputs, dtype=stored)
+            plain = data if stored == dtype else QuantisedWeight(data, tensor(len(data), dtype=torch.float32))
+            made = tensor(rows * per_row, outputs, dtype=dtype)
+            found.append(
+                expert_call(tensor(count, inputs, dtype=dtype), ExpertWeight(plain, many), pairs, made, device)
+            )
+        return found
+
+    return Case(f"experts {_name(stored)}/{_name(dtype)} x{rows}", calls)
+
+
+def sample() -> Case:
+    def calls(_: Device) -> list[KernelCall]:
+        column = tensor(64, dtype=torch.float32)
+        sampled = Sampled(indices(64), column)
+        uniform = tensor(64, dtype=torch.float64)
+        return [sample_call(tensor(64, VOCAB, dtype=torch.float32), column, indices(64), column, uniform, sampled)]
+
+    return Case("sample", calls)
+
+
+def copies() -> Case:
+    def calls(_: Device) -> list[KernelCall]:
+        blocks, piece = tensor(BLOCKS, 1, 1 << 22, dtype=torch.uint8), tensor(64, 1, 1 << 22, dtype=torch.uint8)
+        return [copy_call(blocks, indices(64), piece, None, 64), copy_call(piece, None, blocks, indices(64), 64)]
+
+    return Case("gather, scatter", calls)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _said(scoring: Scoring) -> str:
+    parts = [name for name in ("window", "softcap", "alibi_slopes") if getattr(scoring, name) is not None]
+    return "+".join(parts) or "plain"
+
+
+PLAIN = Scoring(128**-0.5)
+ALL = Scoring(128**-0.5, 1024, 50.0, tensor(KV_HEADS * GROUP, dtype=torch.float32))
+PAIRS = [(dtype, dtype) for dtype in FLOATS] + [(dtype, torch.bfloat16) for dtype in QUANTISED]
+CASES = [
+    *(decode(sequences, *pair, 128, PLAIN) for pair in PAIRS for sequences in (1, 32)),
+    *(decode(1, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 80, 256)),
+    decode(1, torch.bfloat16, torch.bfloat16, 128, ALL),
+    decode(1, torch.float8_e4m3fn, torch.float32, 128, PLAIN),
+    *(prefill(8192, *pair, 128, PLAIN) for pair in PAIRS),
+    *(prefill(8192, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 256)),
+    prefill(8192, torch.bfloat16, torch.bfloat16, 128, ALL),
+    prefill(5, torch.bfloat16, torch.bfloat16, 128, PLAIN),
+    *(store(*pair) for pair in PAIRS),
+    *(row_by_row(dtype) for dtype in FLOATS),
+    *(
+        quantised(tensor(HIDDEN, HIDDEN, dtype=stored), tensor(HIDDEN, dtype=torch.float32), None, dtype)
+        for stored in (torch.int8, torch.float8_e4m3fn)
+        for dtype in FLOATS
+    ),
+    *(
+        quantised(
+            tensor(HIDDEN, HIDDEN // 2, dtype=torch.uint8),
+            tensor(HIDDEN, HIDDEN // 32, dtype=torch.float16),
+            tensor(HIDDEN, HIDDEN // 32, dtype=torch.uint8),
+            dtype,
+        )
+        for dtype in FLOATS
+    ),
+    *(experts(rows, torch.bfloat16, torch.bfloat16) for rows in (1, 4096)),
+    experts(1, torch.float8_e4m3fn, torch.bfloat16),
+    experts(1, torch.float32, torch.float32),
+    sample(),
+    copies(),
+]
+
 
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 NEVER_SPILLS = ("attend_part", "combine_parts")

@@ -1,6 +1,6 @@
 """Finds launch parameters of the Triton kernels on the GPU at hand and prints the rows of kernels/triton/launch.py.
 
-    .venv/bin/python -m baton.benchmarks.triton.tune [--kernel decode prefill linear] [--repeats 20]
+    .venv/bin/python -m baton.benchmarks.triton.tune [--kernel decode prefill linear] [--repeats 20] [--json FILE]
 
 Each candidate is timed at a few shapes of Llama-3.1-8B, cold in the second-level cache; the best is the one whose
 product of times is least. Candidates that do not fit into shared memory or registers are passed over, and said.
@@ -14,20 +14,19 @@ from itertools import product
 import torch
 import triton
 
-from baton.benchmarks.report.result import make_parser
-from baton.engine.kv_cache.layout import KvLayout
+from baton.benchmarks.gpu.attention import HEAD_DIM, HEADS, SCORING, contexts
+from baton.benchmarks.gpu.row import Setting
+from baton.benchmarks.report.result import make_parser, write_result
 from baton.kernels.triton.call import KernelCall
 from baton.kernels.triton.launch import Device, Tile, device_of
 from baton.kernels.triton.linear import linear_calls
 from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import prefill_call
-from baton.kernels.types import KvLayer, QuantisedWeight, Scoring
+from baton.kernels.types import QuantisedWeight
 
-KV_HEADS, HEADS, HEAD_DIM, BLOCK_TOKENS = 8, 32, 128, 32
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
 PREFILL_TOKENS = (512, 2048, 8192)
 LINEAR_SHAPES = ((1, 4096, 4096), (1, 4096, 28672), (16, 14336, 4096))  # rows, inputs, outputs
-SCORING = Scoring(HEAD_DIM**-0.5)
 Shape = Callable[[Tile, Device], list[KernelCall]]
 
 
@@ -59,25 +58,18 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
 
 
-def _pool(tokens: int) -> tuple[KvLayer, torch.Tensor]:
-    """One layer, and as many blocks as hold the tokens, in a random order."""
-    blocks = -(-tokens // BLOCK_TOKENS)
-    layout = KvLayout(1, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, torch.bfloat16)
-    storage = _random(blocks * layout.block_bytes // 2).view(torch.uint8)
-    return layout.view(storage, blocks).layer(0), torch.randperm(blocks, device="cuda")
-
-
 def _decode(sequences: int, context: int) -> Shape:
-    query, (kv, ids) = _random(sequences, HEADS, HEAD_DIM), _pool(sequences * context)
-    starts = torch.arange(sequences + 1, device="cuda") * (context // BLOCK_TOKENS)
-    contexts, output = torch.full((sequences,), context, device="cuda"), torch.empty_like(query)
-    return lambda tile, device: decode_calls(query, kv, ids, starts, contexts, SCORING, output, device, tile=tile)
+    asked = contexts(sequences, context, 1, Setting(torch.device("cuda"), dry=False))
+    kv, output = asked.kv.layer(0), torch.empty_like(asked.query)
+    pages = asked.block_ids, asked.block_starts, asked.context_tokens
+    return lambda tile, device: decode_calls(asked.query, kv, *pages, SCORING, output, device, tile=tile)
 
 
 def _prefill(tokens: int) -> Shape:
-    query, (kv, ids) = _random(tokens, HEADS, HEAD_DIM), _pool(tokens)
+    asked = contexts(1, tokens, 1, Setting(torch.device("cuda"), dry=False))
+    query, kv = _random(tokens, HEADS, HEAD_DIM), asked.kv.layer(0)
     output = torch.empty_like(query)
-    return lambda tile, device: [prefill_call(query, kv, ids, 0, SCORING, output, device, tile)]
+    return lambda tile, device: [prefill_call(query, kv, asked.block_ids, 0, SCORING, output, device, tile)]
 
 
 def _linear(rows: int, inputs: int, outputs: int) -> Shape:
@@ -124,6 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = {kernel: tuned(kernel, device, options.repeats) for kernel in options.kernel}
     for kernel, tile in rows.items():
         print(f"{kernel}: {device.row}: {tile},")
+    write_result(
+        options.json, {"gpu": torch.cuda.get_device_name(), **{name: str(tile) for name, tile in rows.items()}}
+    )
     return 0
 
 

@@ -2,10 +2,22 @@
 
 import pytest
 
-from baton.benchmarks.isolation.figures import EngineTime, Figures, Objectives, Spread, Step, figures_of, judge, medians
+from baton.benchmarks.isolation.figures import (
+    EngineTime,
+    Figures,
+    Objectives,
+    Report,
+    Spread,
+    Step,
+    as_json,
+    as_picture,
+    as_table,
+    figures_of,
+    judge,
+    medians,
+)
 from baton.benchmarks.isolation.isolation import Variant, phases_of_round
 from baton.benchmarks.isolation.load import Load, Phase, PhaseLog, StreamLog
-from baton.benchmarks.isolation.report import Report, as_json, as_picture, as_table
 from baton.launch.errors import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)

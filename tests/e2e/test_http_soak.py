@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from baton.benchmarks.clients.others import run_locust
 from baton.benchmarks.clients.run import Run, served_model
-from baton.benchmarks.clients.with_locust import run_locust
 from tests.e2e.stack import Stack
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.benchmarks.triton.calls import CASES
-from baton.benchmarks.triton.compile import compiled
+from baton.benchmarks.triton.compile import CASES, compiled
 from baton.kernels.triton.attention_tile import decode_splits
 from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
 

@@ -1,6 +1,9 @@
 """The meter around functions of a process: what they compute is counted, and nothing about them changes."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +54,11 @@ async def test_a_cancelled_coroutine_is_cancelled(meter: Meter) -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+@pytest.mark.parametrize(("what", "role"), [("meter", "decode"), ("meter", "router"), ("marks", "prefill")])
+def test_what_is_wrapped_is_there_and_the_process_reads_its_flags(what: str, role: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "baton.benchmarks.wrapped_process", what, role, str(tmp_path / "file"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--log-level" in done.stdout

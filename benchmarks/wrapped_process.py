@@ -186,8 +186,8 @@ def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[...
 
 
 def mark_stages(_: str, file: Path) -> None:
+    from baton.engine.runner.loop import EngineLoop
     from baton.engine.runner.thread import EngineThread
-    from baton.worker.decode.loop import DecodeLoop
     from baton.worker.transfer.reader import TransferReader
     from baton.worker.transfer.source import TransferSource
 
@@ -196,7 +196,7 @@ def mark_stages(_: str, file: Path) -> None:
         "advance": (TransferSource, "advance"),
         "copy": (TransferReader, "_copy_new"),
         "confirm": (TransferReader, "_confirm"),
-        "activate": (DecodeLoop, "activate"),
+        "activate": (EngineLoop, "activate"),
     }
     marks = file.open("a", buffering=1)  # open until the process ends
     for name, (owner, method) in stages.items():

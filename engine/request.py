@@ -39,6 +39,8 @@ class Request:
     adapter: int = 0  # as in Chunk; the hashes' root covers which it is
     answered_tokens: int = 0
     first_choice: int = 0  # choices are numbered from here, and draw by that number
+    prefill_only: bool = False
+    """First tokens are drawn here and no others: then the prompt's blocks stay pinned until it is aborted."""
 
     @property
     def prompt_tokens(self) -> int:

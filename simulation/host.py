@@ -23,6 +23,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, TokenLogprob
 from baton.engine.prepare import ModelOptions, PreparedModel
+from baton.engine.runner.launched import Launched, launched_with
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread import EngineThread, Steps, StepTiming
 from baton.engine.weights.formats import WeightFormat
@@ -118,7 +119,7 @@ class Poison:
 
 
 class SimulatedRunner:
-    """A `PlanRunner` over `numbers`, the KV as [block][token]."""
+    """A `StepRunner` over `numbers`, the KV as [block][token]."""
 
     launches_ahead = False
     other_ranks = None
@@ -148,6 +149,9 @@ class SimulatedRunner:
         self._loop.ahead_s = step_s * self.slowness
         self._loop.call_at(self._loop.time(), self._write, written)
         return results
+
+    def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
+        return launched_with(self.run(plan))
 
     def _move(self, plan: Plan) -> None:
         numbers = self._numbers

@@ -7,8 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 import baton.worker.transfer.reader
-from baton.engine.scheduler.prefill import PrefillScheduler
-from baton.engine.scheduler.sequences import TokenMade
+from baton.engine.scheduler.batch import RunningBatch
+from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
 from baton.router.fleet import wire as session_wire
 from baton.router.request.answer import BestOf
 from baton.service.registry.membership import Registration
@@ -19,13 +19,13 @@ from baton.worker.transfer.reader import ConfirmedBlocks, Progress, TransferRead
 
 def dropped_pin() -> AbstractContextManager[Any]:
     """A computed prompt gives its pages back before a reader has read them, and its reader gets no error."""
-    real = PrefillScheduler._pin
+    real = RunningBatch.pin
 
-    def pin(self: PrefillScheduler, prompt: Any) -> None:
+    def pin(self: RunningBatch, prompt: ScheduledSequence) -> None:
         real(self, prompt)
-        self.release(prompt.request.request_id)
+        self.end(prompt)
 
-    return patch.object(PrefillScheduler, "_pin", pin)
+    return patch.object(RunningBatch, "pin", pin)
 
 
 def reused_transfer_id() -> AbstractContextManager[Any]:

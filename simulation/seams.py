@@ -21,7 +21,6 @@ import baton.router.process
 import baton.router.readiness
 import baton.service.serving.server
 import baton.service.worker_process
-import baton.worker.prefill.loop
 import baton.worker.prefill.role
 import baton.worker.transfer.peers
 import baton.worker.transfer.reader
@@ -42,7 +41,6 @@ from baton.simulation.host import (
 from baton.simulation.network.calls import Internet
 from baton.simulation.network.loop import SimulatedLoop
 from baton.simulation.redis import SimulatedJournal, SimulatedRedis
-from baton.worker.prefill.loop import PrefillThrottle
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
@@ -93,7 +91,6 @@ def installed(
         (baton.router.process, "Journal", partial(Journal, clock=loop.time)),
         (baton.router.process, "AdmissionQueue", partial(AdmissionQueue, clock=loop.time)),
         (baton.router.process, "Explainer", partial(Explainer, clock=loop.time)),
-        (baton.worker.prefill.loop, "PrefillThrottle", partial(PrefillThrottle, now=loop.time)),
         (baton.router.readiness, "load_served_model", served_model),
         (baton.service.serving.server, "Watchdog", watchdog),
         (baton.service.serving.server, "_keep_for_good", lambda: None),

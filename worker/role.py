@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -102,11 +102,11 @@ class RoleWorker(ServedWorker):
             config.internal_tls,
         )
         self._steps = None if step_file is None else StepFile(step_file)
-        self._running: EngineLoop[Any, Any] | None = None
+        self._running: EngineLoop | None = None
         self._sweep: asyncio.Task[None] | None = None
 
     @abstractmethod
-    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop[Any, Any]:
+    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
         """The engine of this role, not started."""
 
     @abstractmethod

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from baton.engine.kv_cache.block_pool import PageCounts
 from baton.engine.plan import Drawn, TokenLogprob
 from baton.engine.request import EndReason, FirstToken, Request
+from baton.engine.runner.loop import EngineLoad
 from baton.engine.sampling.constraint import Constraint
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.generation.sampling import BeamParams, BeamStop, received_numbers
@@ -22,19 +22,6 @@ class LoggedToken(Protocol):
 
     @property
     def top(self) -> Sequence[TokenLogprob]: ...
-
-
-class PagesHeld(Protocol):
-    """A worker's pool between two steps, with the holders of its blocks."""
-
-    @property
-    def pages(self) -> PageCounts: ...
-
-    @property
-    def held_by_sequences(self) -> int: ...
-
-    @property
-    def held_by_transfers(self) -> int: ...
 
 
 END_REASONS = {
@@ -85,6 +72,7 @@ def request_of(
         adapter,
         command.answered_tokens,
         command.first_choice,
+        prefill_only=isinstance(command, session_pb2.Prefill),
     )
 
 
@@ -138,7 +126,7 @@ def link_reports(links: Iterable[PeerLink]) -> list[report_pb2.LinkReport]:
     ]
 
 
-def page_counts(load: PagesHeld) -> report_pb2.PageCounts:
+def page_counts(load: EngineLoad) -> report_pb2.PageCounts:
     return report_pb2.PageCounts(
         total=load.pages.total,
         free=load.pages.free,

@@ -74,7 +74,7 @@ def measure(case: Case) -> Use:
         most = max(most, pool.counts.held)
         copied += len(plan.copies)
         prefilled += sum(len(chunk.token_ids) for chunk in plan.chunks if chunk.start < case.prompt_tokens)
-        unfilled = scheduler.unfilled_slots / (pool.counts.held * case.block_tokens)
+        unfilled = scheduler.batch.unfilled_slots / (pool.counts.held * case.block_tokens)
         scheduler.commit(plan, _drawn(plan))
     copies = case.n * blocks_for(case.prompt_tokens + case.answer_tokens, case.block_tokens)
     return Use(case.n, most, copies, formula(case), 1 - most / copies, copied, prefilled, unfilled)

@@ -25,8 +25,7 @@ from typing import Any
 
 from baton.benchmarks.report.result import DEMO, read_arguments, write_result
 from baton.benchmarks.wrapped_process import Meter
-from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.kv_cache.block_table import BlockTable
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable
 from baton.engine.offline.core import OfflineEngine
 from baton.engine.offline.engine_args import EngineArgs
 from baton.engine.offline.params import SamplingParams

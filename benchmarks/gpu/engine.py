@@ -28,7 +28,7 @@ from baton.engine.models.decoder import DecoderModel
 from baton.engine.plan import Chunk
 from baton.engine.request import Request
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes
-from baton.engine.runner.engine import OverlappedEngine
+from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
@@ -72,7 +72,7 @@ class DrawnEngine:
             sizes = GraphSizes(len(work.prompts), -(-work.most_tokens // BLOCK_TOKENS))
             self.model = GraphedModel(self.decoder, self.kv, GraphRecorder(), sizes)
         self._scheduler = Scheduler(BlockPool(work.blocks), BLOCK_TOKENS, step_tokens, len(work.prompts))
-        self._engine = OverlappedEngine(Runner(self.model, layout, self.kv), self._scheduler)
+        self._engine = Engine(Runner(self.model, layout, self.kv), self._scheduler)
         self._requests = 0
 
     def run(self, work: Work, params: SamplingParams) -> list[float]:

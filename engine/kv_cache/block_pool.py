@@ -1,4 +1,4 @@
-"""Which blocks of the KV pool are free, held or cached. Knows ids and hashes, not memory.
+"""Which blocks of the KV pool are free, held or cached, and who holds them: numbers and hashes, not memory.
 
 A held block has one or more references. A cached block has none, is complete, and is found by its hash until evicted.
 If a block can be found, so can all blocks of its prefix.
@@ -8,6 +8,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+
+from baton.engine.plan import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ class BlockPool:
         total, free, cached = self.total_blocks, len(self._free), len(self._cached)
         return PageCounts(total, free, cached, held=total - free - cached)
 
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated: free ones, and cached ones after their eviction."""
+        return len(self._free) + len(self._cached)
+
     def references(self, block: int) -> int:
         return self._references[block]
 
@@ -126,7 +133,7 @@ class BlockPool:
 
         Raises: OutOfBlocks.
         """
-        available = len(self._free) + len(self._cached)
+        available = self.available
         if count > available:
             raise OutOfBlocks(count, available)
         while len(self._free) < count:
@@ -296,3 +303,131 @@ class BlockPool:
     def _require_held(self, block: int) -> None:
         if self._references[block] == 0:
             raise PageError(f"block {block} is not held")
+
+
+class BlockTable:
+    """Physical block of each logical block of one sequence, in order: a value that is released exactly once.
+
+    It holds a reference on each of them, which its maker has taken.
+    """
+
+    def __init__(self, pool: BlockPool, blocks: Sequence[int]) -> None:
+        self._pool = pool
+        self._blocks = tuple(blocks)
+        self._released = False
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Raises: PageError after the release, since the blocks may be someone else's by then."""
+        if self._released:
+            raise PageError("the block table was released")
+        return self._blocks
+
+    def append(self, count: int) -> None:
+        """Adds `count` fresh blocks, all or none. Raises: OutOfBlocks."""
+        self._blocks = (*self.blocks, *self._pool.allocate(count))
+
+    def fork(self, count: int) -> "BlockTable":
+        """Another table over the first `count` blocks, which are shared from now on."""
+        shared = self.blocks[:count]
+        for block in shared:
+            self._pool.share(block)
+        return BlockTable(self._pool, shared)
+
+    def make_writable(self, index: int) -> BlockCopy | None:
+        """Puts a fresh block in place of a shared one; returns the copy to make before it is written.
+
+        Raises: OutOfBlocks.
+        """
+        source = self.blocks[index]
+        if self._pool.references(source) == 1:
+            return None
+        [destination] = self._pool.allocate(1)
+        self._pool.release(source)
+        self._blocks = (*self._blocks[:index], destination, *self._blocks[index + 1 :])
+        return BlockCopy(source, destination)
+
+    def publish(self, hashes: Sequence[bytes]) -> None:
+        """Names the first blocks, whose KV is complete, for the prefix cache."""
+        parent_hash: bytes | None = None
+        for block, block_hash in zip(self.blocks, hashes, strict=False):
+            self._pool.publish(block, block_hash, parent_hash)
+            parent_hash = block_hash
+
+    def release(self) -> None:
+        """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
+
+        Raises: PageError the second time.
+        """
+        blocks = self.blocks
+        self._released = True
+        for block in reversed(blocks):
+            self._pool.release(block)
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A new table whose first `cached_blocks` blocks came from the prefix cache, their KV complete."""
+
+    table: BlockTable
+    cached_blocks: int
+
+
+def acquire(pool: BlockPool, hashes: Sequence[bytes], total_blocks: int, spare_blocks: int = 0) -> Acquired:
+    """A table of `total_blocks` blocks: the longest cached prefix of `hashes`, then fresh ones; all or none.
+
+    `hashes` has at most `total_blocks` entries; `spare_blocks` stay available. Raises: OutOfBlocks.
+    """
+    table = BlockTable(pool, pool.lookup(hashes))
+    cached_blocks = len(table.blocks)
+    wanted = total_blocks - cached_blocks + spare_blocks
+    if wanted > pool.available:
+        refusal = OutOfBlocks(wanted, pool.available)
+        table.release()
+        raise refusal
+    table.append(total_blocks - cached_blocks)
+    return Acquired(table, cached_blocks)
+
+
+class SwapSpace:
+    """`total_slots` slots of host memory, of one KV block each, with ids [0, total_slots): for preempted sequences."""
+
+    def __init__(self, total_slots: int) -> None:
+        self.total_slots = total_slots
+        self._free = list(range(total_slots - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> "SwapSlots | None":
+        """`count` slots, all or none."""
+        if count > len(self._free):
+            return None
+        return SwapSlots(self, tuple(self._free.pop() for _ in range(count)))
+
+    def give_back(self, slots: tuple[int, ...]) -> None:
+        """Only for SwapSlots, which does it once."""
+        self._free.extend(reversed(slots))
+
+
+class SwapSlots:
+    """Slots that hold the first blocks of one sequence, in order: a value that is released exactly once."""
+
+    def __init__(self, space: SwapSpace, slots: tuple[int, ...]) -> None:
+        self._space = space
+        self._slots = slots
+        self._released = False
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Raises: PageError after the release, since the slots may be someone else's by then."""
+        if self._released:
+            raise PageError("the swap slots were released")
+        return self._slots
+
+    def release(self) -> None:
+        """Raises: PageError the second time."""
+        slots = self.slots
+        self._released = True
+        self._space.give_back(slots)

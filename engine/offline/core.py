@@ -29,7 +29,7 @@ from baton.engine.parallel.other_ranks import threads_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.request import Request
-from baton.engine.runner.engine import engine_over
+from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.constraint import Grammars
@@ -99,7 +99,7 @@ class OfflineEngine:
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching
         self._roots: dict[int, bytes] = {}  # of the prefix cache, by number of the adapter
-        self._engine = engine_over(self.runner, self.scheduler)
+        self._engine = Engine(self.runner, self.scheduler)
         self.close = weakref.finalize(self, self.runner.close)
         """Ends the other ranks, if there are any; at the latest when this engine is given up."""
         self._seed = args.seed

@@ -33,8 +33,13 @@ class Launched:
     """Waits for the device. One per chunk, in their order; empty for a chunk that draws nothing."""
 
 
-def launched_with(results: tuple[ChunkResult, ...], device: torch.device) -> Launched:
-    """Of a step that the host has waited for already."""
+NO_TOKENS = torch.zeros(0, dtype=torch.int64)
+
+
+def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None = None) -> Launched:
+    """Of a step that the host has waited for already. `device`: of a next step that may follow its draws, if any."""
+    if device is None:
+        return Launched(NO_TOKENS, lambda: results)
     first = [each.drawn[0].token_id if isinstance(each, Computed) and each.drawn else 0 for each in results]
     return Launched(torch.tensor(first, device=device), lambda: results)
 

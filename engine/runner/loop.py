@@ -3,56 +3,96 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass
 
-from baton.engine.kv_cache.block_pool import BlockPool, CacheChanges
-from baton.engine.runner.thread import EngineThread, Steps, StepTiming
+from baton.engine.kv_cache.block_pool import BlockPool, CacheChanges, PageCounts, Watch
+from baton.engine.request import FirstToken, Request, Reservation
+from baton.engine.runner.engine import Engine
+from baton.engine.runner.thread import EngineThread, StepTiming
+from baton.engine.scheduler.batch import IncomingPrefix
+from baton.engine.scheduler.budget import PromptRates
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import SchedulerOutcome
 
-Outcome = TypeVar("Outcome")
-Load = TypeVar("Load")
+OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepTiming], None]
 CacheHandler = Callable[[CacheChanges], None]
 logger = logging.getLogger(__name__)
 
 
-class EngineLoop(Generic[Outcome, Load]):
-    """Base of the workers' loops, which add the calls of their scheduler.
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A picture of the engine between two steps."""
 
-    `on_outcomes` and `on_fault` are called on the event loop that builds this object, and so is `on_cache`, if given:
-    a step's changes of the prefix cache come before the step's outcomes. `observe` makes, on the engine's thread, the
-    value that `load` then shows.
+    pages: PageCounts
+    held_by_sequences: int  # blocks
+    held_by_transfers: int  # blocks
+    running_sequences: int
+    waiting_sequences: int  # prompts to be computed here, and sequences that were preempted
+    pending_tokens: int  # to be computed before the next one is drawn
+    unfilled_slots: int  # of blocks of running sequences
+    cache_query_tokens: int  # this and the following since the start
+    cache_hit_tokens: int
+    preemptions: int
+    rates: PromptRates
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "EngineLoad":
+        batch = scheduler.batch
+        counters, pages = batch.counters, batch.pool.counts
+        held_by_transfers = batch.held_by_transfers  # looks at every pinned block: once a step is enough
+        return cls(
+            pages=pages,
+            held_by_sequences=pages.held - held_by_transfers,
+            held_by_transfers=held_by_transfers,
+            running_sequences=batch.running_sequences,
+            waiting_sequences=len(batch.waiting),
+            pending_tokens=batch.pending_tokens,
+            unfilled_slots=batch.unfilled_slots,
+            cache_query_tokens=counters.cache_query_tokens,
+            cache_hit_tokens=counters.cache_hit_tokens,
+            preemptions=counters.preemptions,
+            rates=scheduler.prompt_rates,
+        )
+
+
+class EngineLoop:
+    """`on_outcomes` and `on_fault` are called on the event loop that builds this object, and so is `on_cache`, if any.
+
+    A step's changes of the prefix cache come before the step's outcomes.
     """
 
     def __init__(
         self,
-        engine: Steps[Outcome],
-        on_outcomes: Callable[[Sequence[Outcome], StepTiming], None],
+        engine: Engine,
+        on_outcomes: OutcomeHandler,
         on_fault: Callable[[BaseException], None],
-        observe: Callable[[], Load],
-        prepare: Callable[[], None],
-        pool: BlockPool | None = None,
+        prepare: Callable[[], None] = lambda: None,
         on_cache: CacheHandler | None = None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`pool`: the one whose cache `on_cache` follows. `on_busy`: see `EngineThread`."""
+        """`prepare`, `on_busy`: see `EngineThread`."""
         events = asyncio.get_running_loop()
+        self._engine = engine
+        self._scheduler = scheduler = engine.scheduler
 
-        def hand_over(outcomes: Sequence[Outcome], timing: StepTiming) -> None:
+        def hand_over(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
             try:
                 on_outcomes(outcomes, timing)
             except Exception as fault:
                 logger.exception("the outcome of a step could not be taken in")
                 on_fault(fault)
 
-        self._thread: EngineThread[Outcome, Load] = EngineThread(
+        self._thread: EngineThread[SchedulerOutcome, EngineLoad] = EngineThread(
             engine,
             on_step=lambda outcomes, timing: _post(events, hand_over, outcomes, timing),
             on_fault=lambda fault: _post(events, on_fault, fault),
-            observe=observe,
+            observe=lambda: EngineLoad.of(scheduler),
             prepare=prepare,
             on_busy=on_busy,
         )
-        if pool is not None and on_cache is not None:
-            _publish_cache_changes(pool, events, on_cache)
+        if on_cache is not None:
+            _publish_cache_changes(scheduler.pool, events, on_cache)
 
     async def start(self) -> None:
         """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
@@ -62,6 +102,60 @@ class EngineLoop(Generic[Outcome, Load]):
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread after the step it is in. Returns whether it ended in time."""
         return self._thread.stop(timeout_s)
+
+    def add(self, request: Request, cache_root: bytes | None = None) -> Future[None]:
+        """Queues a prompt to be computed here. The future raises RequestRefused, RequestTooLong."""
+        return self._thread.call(self._scheduler.add, request, cache_root)
+
+    def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
+        """Takes pages for a prompt whose KV is to be received; None: no room now. The future raises RequestRefused."""
+        return self._thread.call(self._scheduler.reserve, request, cache_root)
+
+    def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
+        """The KV of the whole prompt was received: its sequences join the batch at the next step."""
+        return self._thread.call(self._scheduler.activate, request_id, first_tokens)
+
+    def abort(self, request_id: int, landed_blocks: int = 0) -> None:
+        """Frees a request in any phase, before any later call is carried out; an unknown one is free already.
+
+        No copy into its pages may be under way. `landed_blocks`: see `Scheduler.abort`.
+        """
+        self._thread.post(self._scheduler.abort, request_id, landed_blocks)
+
+    def begin_fetch(
+        self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]
+    ) -> "Future[IncomingPrefix | None]":
+        """Takes pages for blocks that are to be fetched: see `RunningBatch.begin_fetch`, also for its result."""
+        return self._thread.call(self._scheduler.batch.begin_fetch, hashes, worthwhile)
+
+    def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
+        """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
+        self._thread.post(self._scheduler.batch.end_fetch, incoming, blocks)
+
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """Cached blocks that a request will be given when its turn comes: others are evicted before them."""
+        self._thread.post(self._scheduler.pool.touch, hashes)
+
+    def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
+        """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
+        return self._thread.call(self._scheduler.pool.watch, hashes)
+
+    def unwatch(self, watch: Watch) -> None:
+        self._thread.post(self._scheduler.pool.unwatch, watch)
+
+    def distrust(self, blocks: Sequence[int]) -> None:
+        """See `BlockPool.distrust`."""
+        self._thread.post(self._scheduler.pool.distrust, blocks)
+
+    def observe_slow_down(self, slow_down: float) -> None:
+        """A decode worker on the same GPU reports how many times as long its steps take as at their best."""
+        if self._engine.throttle is not None:
+            self._thread.post(self._engine.throttle.observe_slow_down, slow_down)
+
+    @property
+    def slow_down(self) -> float:
+        """How many times as long steps take as at their best; 0: not known yet. On any thread."""
+        return self._engine.slow_down.ratio
 
     @property
     def steps(self) -> int:
@@ -73,7 +167,7 @@ class EngineLoop(Generic[Outcome, Load]):
         return self._thread.turns
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """The engine as it was between its last two steps."""
         return self._thread.observed
 
@@ -81,12 +175,12 @@ class EngineLoop(Generic[Outcome, Load]):
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
     """At once, not after the step: routers should know of an eviction before the block is filled anew."""
 
-    def tell() -> None:
+    def publish() -> None:
         changes = journal.take()
         if changes is not None:
             on_cache(changes)
 
-    journal = pool.keep_journal(lambda: _post(events, tell))
+    journal = pool.keep_journal(lambda: _post(events, publish))
 
 
 def _post(events: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:

@@ -94,42 +94,34 @@ class Runner:
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
+        self.launches_ahead = model.device.type == "cuda" and other_ranks is None
+        """Not with several ranks: a plan contains the very tokens, and those of the step before are not known then."""
         self._began_s = 0.0  # monotonic, of the last step in which some answer has a form
-
-    @property
-    def launches_ahead(self) -> bool:
-        """Whether a step gains from being launched before the one before is known.
-
-        Not with several ranks: a plan contains the very tokens, and those of the step before are not known then.
-        """
-        return self._model.device.type == "cuda" and self.other_ranks is None
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
 
         A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
         """
-        if self._model.device.type != "cpu":
-            return self.launch(plan, None).results()
-        with torch.inference_mode(), self._threads():
-            batch = self._begin(plan)
-            return () if batch is None else self._results(self._model.hidden(batch, self._kv), batch, plan.chunks)
+        return self.launch(plan).results()
 
-    def launch(self, plan: Plan, after: Launched | None) -> Launched:
-        """As `run`; where tokens can be drawn on the device the host does not wait for it.
+    def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
+        """As `run`; where tokens are drawn on the device the host does not wait for it.
 
         `after`: the step before, whose draws chunks of this plan may follow.
         """
-        with torch.inference_mode():
+        with torch.inference_mode(), self._threads():
             batch = self._begin(plan)
             if batch is None:
                 return launched_moves(self._model.device)
             if after is not None:
                 _fill_in(batch, plan.chunks, after)
             hidden = self._model.hidden(batch, self._kv)
-            if draws_on_device(plan.chunks):
+            device = self._model.device
+            if (self.launches_ahead or device.type != "cpu") and draws_on_device(plan.chunks):
                 return launch_draws(hidden, self._model.logits, plan.chunks, batch.chunk_rows)
-            return launched_with(self._results(hidden, batch, plan.chunks), self._model.device)
+            results = self._results(hidden, batch, plan.chunks)
+            return launched_with(results, device if self.launches_ahead else None)
 
     def _begin(self, plan: Plan) -> Batch | None:
         """Moves blocks; None where that is all.

@@ -4,6 +4,9 @@ Two processes take turns on a GPU: a step of decode waits while prefill's kernel
 in which the host prepares the next one; where that is not enough prefill rests after each.
 """
 
+import time
+from collections.abc import Callable
+
 FADING = 1.001  # a best time is believed a little less with every step, since contexts grow
 WEIGHT = 0.05  # of a step in the mean: about the last 20 count
 FEWEST_STEPS = 16  # before anything is reported
@@ -79,3 +82,33 @@ class DeviceShare:
     def _forget(self, now: float) -> None:
         if self._heard_at is not None and now - self._heard_at > SILENCE_S:
             self._tokens, self._rest, self._heard_at = self._most_tokens, 0.0, None
+
+
+MOST_REST_S = 0.05  # at a time: meanwhile nothing is called off, and no prompt begins
+
+
+class PrefillThrottle:
+    """Rests come before a step, so that the last step's results have been handed on."""
+
+    def __init__(
+        self,
+        share: DeviceShare,
+        now: Callable[[], float] = lambda: time.monotonic(),
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._share, self._now, self._sleep = share, now, sleep
+        self._rested_at = 0.0  # when the next step may begin
+
+    def rest(self) -> None:
+        if (rest_s := self._rested_at - self._now()) > 0:
+            self._sleep(min(rest_s, MOST_REST_S))
+
+    def observe(self, step_s: float) -> int:
+        """A step took so long. Returns the tokens of the next chunk, at most."""
+        now = self._now()
+        self._rested_at = now + self._share.rest_s(step_s, now)
+        return self._share.chunk_tokens(now)
+
+    def observe_slow_down(self, slow_down: float) -> None:
+        """A decode worker on this GPU reports how many times as long its steps take as at their best."""
+        self._share.observe_slow_down(slow_down, self._now())

@@ -1,20 +1,23 @@
 """The sequences of a scheduler: which run, which wait, which blocks each holds, and how that changes.
 
 Pure. A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is
-being copied into its blocks.
+being copied into its blocks. A prompt that was computed for another worker is pinned until that has read its blocks.
+
+A prompt waits a few steps for a block that a running prompt is about to publish, rather than compute it again. Prompts
+behind it are admitted meanwhile, until they have as many tokens as it has itself: from then on none goes before it. A
+prompt that has no room ends the pass, so nothing overtakes it.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import NamedTuple
 
-from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.kv_cache.block_table import BlockTable
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, SwapSpace, acquire
 from baton.engine.plan import BlockCopy, BlockSwap
 from baton.engine.request import Request, blocks_for
-from baton.engine.scheduler.overtaking import is_coming
 from baton.engine.scheduler.sequences import (
     ArrivalKey,
     ArrivalOrder,
@@ -24,6 +27,21 @@ from baton.engine.scheduler.sequences import (
     Swapped,
 )
 from baton.generation.block_hash import HashChain
+
+LOOKAHEAD = 64  # prompts that may be passed over in one step: each of them is looked up in the cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IncomingPrefix:
+    """Blocks that are being filled by a fetch, for the prefix cache. To be ended by `end_fetch`, once."""
+
+    hashes: tuple[bytes, ...]
+    table: BlockTable
+    cached_blocks: int  # the first so many were here already
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self.table.blocks
 
 
 class Write(NamedTuple):
@@ -35,7 +53,7 @@ class Write(NamedTuple):
 
 def wanted_blocks(running: Iterable[ScheduledSequence], pool: BlockPool, block_tokens: int) -> int:
     """Blocks that one more token for each answer takes."""
-    growing = (sequence for sequence in running if sequence.uncomputed_tokens == 1)
+    growing = (sequence for sequence in running if sequence.is_answer)
     return blocks_to_write((Write(each.held(), each.computed_tokens) for each in growing), pool, block_tokens)
 
 
@@ -92,18 +110,20 @@ class RunningBatch:
         self.pool = pool
         self.counters = SchedulerCounters()
         self.in_flight = StepsInFlight()
-        self.waiting: ArrivalOrder[ScheduledSequence] = ArrivalOrder()
-        self.running: ArrivalOrder[ScheduledSequence] = ArrivalOrder()
+        self.waiting = ArrivalOrder()
+        self.running = ArrivalOrder()
         self.reserved: dict[int, ScheduledSequence] = {}  # by request
+        self.pinned: dict[int, ScheduledSequence] = {}  # by request
+        self._incoming: set[IncomingPrefix] = set()
         self.requests: dict[int, dict[int, ScheduledSequence]] = {}  # by request and choice, in any phase
         self._block_tokens = block_tokens
         self._swap = swap
         self._arrivals = 0
 
     @property
-    def available_blocks(self) -> int:
-        counts = self.pool.counts
-        return counts.free + counts.cached
+    def holds_for_transfers(self) -> bool:
+        """Whether blocks will become free that no answer uses: each transfer ends in bounded time."""
+        return bool(self.reserved or self.pinned or self._incoming)
 
     @property
     def claimed_blocks(self) -> int:
@@ -112,35 +132,37 @@ class RunningBatch:
 
     @property
     def claimed_slots(self) -> int:
-        return sum(sequence.choices for sequence in self.waiting)
+        return sum(sequence.places for sequence in self.waiting)
 
     @property
-    def running_slots(self) -> int:
-        """Places in the batch that are taken: a prompt takes one for each of its choices."""
-        return sum(sequence.choices for sequence in self.running)
+    def running_sequences(self) -> int:
+        """Choices that run, or will when their prompt is computed; a `prefill_only` prompt counts as one."""
+        return sum(max(1, sequence.places) for sequence in self.running)
 
     @property
     def used_slots(self) -> int:
-        """Places that are taken or reserved."""
-        return self.running_slots + sum(sequence.choices for sequence in self.reserved.values())
+        """Places in the batch that are taken or reserved: a prompt takes one for each of its choices."""
+        return sum(sequence.places for sequence in chain(self.running, self.reserved.values()))
 
     @property
     def pending_tokens(self) -> int:
         """Tokens to compute before the next one is drawn; all tokens of waiting ones, since hits are not known yet."""
-        running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.uncomputed_tokens > 1)
+        running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.is_prompt)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 
     @property
     def held_by_sequences(self) -> int:
-        """Blocks of running sequences, alone or together with reservations."""
+        """Blocks of running sequences, alone or together with transfers."""
         return self.pool.counts.held - self.held_by_transfers
 
     @property
     def held_by_transfers(self) -> int:
-        """Blocks that only reservations hold."""
-        if not self.reserved:
+        """Blocks that only reservations and pinned prompts hold, or that are being filled by a fetch."""
+        if not self.holds_for_transfers:
             return 0
-        return self.pool.held_only_by(sequence.held().blocks for sequence in self.reserved.values())
+        sequences = chain(self.reserved.values(), self.pinned.values())
+        tables = chain((sequence.held() for sequence in sequences), (incoming.table for incoming in self._incoming))
+        return self.pool.held_only_by(table.blocks for table in tables)
 
     @property
     def unfilled_slots(self) -> int:
@@ -185,14 +207,46 @@ class RunningBatch:
         sequence.computed_tokens = max(sequence.computed_tokens, landed_tokens)
         sequence.publish(self._block_tokens)
 
+    def pin(self, prompt: ScheduledSequence) -> None:
+        """A running prompt is computed, and stays until it was read.
+
+        Only now are its blocks published: finite logits at the end vouch for the KV of every chunk before.
+        """
+        prompt.publish(self._block_tokens)
+        self.running.remove(prompt)
+        self.pinned[prompt.request.request_id] = prompt
+
+    def begin_fetch(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> IncomingPrefix | None:
+        """Takes blocks for the KV of `hashes` as far as the cache lacks it, if that many are `worthwhile`.
+
+        None when nothing is lacking, it is not worthwhile, or there is no room now: the prompt is then computed.
+        """
+        lacking = len(hashes) - len(self.pool.touch(hashes))
+        if not lacking or not worthwhile(lacking):
+            return None
+        try:
+            acquired = acquire(self.pool, hashes, len(hashes))
+        except OutOfBlocks:
+            return None
+        incoming = IncomingPrefix(tuple(hashes), acquired.table, acquired.cached_blocks)
+        self._incoming.add(incoming)
+        return incoming
+
+    def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
+        """The KV of the first `blocks` is there, valid: they are in the cache from now on. The others are free."""
+        self._incoming.remove(incoming)
+        incoming.table.publish(incoming.hashes[:blocks])
+        incoming.table.release()
+
     def is_coming(self, sequence: ScheduledSequence) -> bool:
         """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
         hashes = sequence.reusable_hashes(self._block_tokens)
-        return is_coming(self.pool, hashes, lambda *block: any(other.makes(*block) for other in self.running))
+        known = len(self.pool.touch(hashes))
+        return known < len(hashes) and any(other.makes(known, hashes[known]) for other in self.running)
 
     def admit(self, sequence: ScheduledSequence, most_slots: int) -> list[BlockSwap] | None:
         """Lets a waiting sequence run. Returns the swaps back from host memory; None: no room, nothing is taken."""
-        if self.used_slots + sequence.choices > most_slots:
+        if self.used_slots + sequence.places > most_slots:
             return None
         if not self._hold(sequence, blocks_for(len(sequence.token_ids), self._block_tokens), beside=0):
             return None
@@ -253,7 +307,7 @@ class RunningBatch:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
-            del self.reserved[request_id]
+            del (self.pinned if request_id in self.pinned else self.reserved)[request_id]
         self.in_flight.end(sequence)
         choices = self.requests[request_id]
         del choices[sequence.arrival_key.choice]
@@ -262,18 +316,17 @@ class RunningBatch:
 
     def _hold(self, sequence: ScheduledSequence, blocks: int, beside: int) -> bool:
         """Gives a sequence its first table: cached blocks, then fresh ones. `beside` so many stay available."""
-        cached = self.pool.lookup(sequence.reusable_hashes(self._block_tokens))
-        table = BlockTable(self.pool, cached)
-        if blocks - len(cached) + self._headroom_blocks + beside > self.available_blocks:
-            table.release()
+        hashes = sequence.reusable_hashes(self._block_tokens)
+        try:
+            acquired = acquire(self.pool, hashes, blocks, self._headroom_blocks + beside)
+        except OutOfBlocks:
             return False
-        table.append(blocks - len(cached))
-        sequence.table = table
-        sequence.published_blocks = len(cached)
-        sequence.computed_tokens = len(cached) * self._block_tokens
+        sequence.table = acquired.table
+        sequence.published_blocks = acquired.cached_blocks
+        sequence.computed_tokens = acquired.cached_blocks * self._block_tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed_tokens
-            if sequence.hashes is not None:
+            if sequence.hashes is not None and sequence.request.params.prompt_logprobs is None:
                 self.counters.cache_query_tokens += len(sequence.token_ids)
                 self.counters.cache_hit_tokens += sequence.computed_tokens
         return True
@@ -288,7 +341,9 @@ class RunningBatch:
 
     @property
     def _headroom_blocks(self) -> int:
-        return headroom_blocks(len(self.running) + len(self.reserved))
+        """For answers to grow into; prompts that are only computed here have all their blocks."""
+        computed_only = sum(sequence.request.prefill_only for sequence in self.running)
+        return headroom_blocks(len(self.running) - computed_only + len(self.reserved))
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
         """Cached blocks need not be brought back. The slots are free at once: none is taken before the next plan."""
@@ -306,3 +361,31 @@ class RunningBatch:
 
 def headroom_blocks(sequences: int) -> int:
     return -(-sequences // SEQUENCES_PER_RESERVED_BLOCK)
+
+
+def admitted(
+    waiting: Iterable[ScheduledSequence],
+    is_coming: Callable[[ScheduledSequence], bool],
+    admit: Callable[[ScheduledSequence], bool],
+) -> Iterator[ScheduledSequence]:
+    """Admits from `waiting`, the oldest first, one for each that is asked for. It is iterated over again and again.
+
+    `admit` takes a sequence out of `waiting`; False: there is no room, and nothing has changed.
+    """
+    passed: list[ScheduledSequence] = []
+    left_tokens = math.inf  # may still go before those that were passed over
+    while left_tokens > 0 and len(passed) <= LOOKAHEAD:
+        each = next(islice(waiting, len(passed), None), None)
+        if each is None:
+            return
+        size_tokens = len(each.token_ids)
+        if is_coming(each):
+            passed.append(each)
+            left_tokens = min(left_tokens, size_tokens - each.overtaken_tokens)
+            continue
+        if not admit(each):
+            return
+        for other in passed:
+            other.overtaken_tokens += size_tokens
+        left_tokens -= size_tokens
+        yield each

@@ -1,21 +1,18 @@
 """Prefill and decode on one device: decode tokens first, and the rest of a step's budget for prompts.
 
-Pure. Its chunks follow chunks of the step before, whose tokens are not known yet.
+Pure. A prompt is either computed here or its KV is received: its blocks are reserved, KV computed elsewhere is copied
+into them, and it joins with its first tokens. From then on the two are alike. A request that is `prefill_only` is
+computed for another worker: it takes no place in the batch, is never preempted, and is pinned after its first tokens.
 
-A prompt is either computed here or it lands: its blocks are reserved, KV computed elsewhere is copied into them, and it
-joins with its first tokens. From then on the two are alike.
-
-Pure. Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
+Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
 it releases its blocks and waits in order of age. Resumed, its KV comes back from host memory, or its tokens are fed
-again, never drawn again. The oldest sequence always fits once every reservation has landed or was given up, since a
-request that does not fit into the empty pool is refused: so there is always progress.
+again, never drawn again. The oldest sequence always fits once every transfer has ended, since a request that does not
+fit into the empty pool is refused: so there is always progress.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-from baton.engine.kv_cache.block_pool import BlockPool, PageError
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, PageError, SwapSpace
 from baton.engine.plan import ChunkResult, Computed, Drawn, NonFinite, Plan
 from baton.engine.request import (
     EndReason,
@@ -29,10 +26,9 @@ from baton.engine.request import (
     check_request,
     end_reason,
 )
-from baton.engine.scheduler.batch import RunningBatch, Write, blocks_to_write, grow, wanted_blocks
+from baton.engine.scheduler.batch import RunningBatch, Write, admitted, blocks_to_write, grow, wanted_blocks
 from baton.engine.scheduler.beam_search import BeamGroups
 from baton.engine.scheduler.budget import PromptRates, StepBudget
-from baton.engine.scheduler.overtaking import admitted
 from baton.engine.scheduler.sequences import (
     PlanBuilder,
     RequestFailed,
@@ -60,7 +56,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
         if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
             continued.append(sequence)
     writes = [Write(sequence.held(), _position(sequence, id(sequence) in place)) for sequence in continued]
-    if blocks_to_write(writes, batch.pool, block_tokens) > batch.available_blocks:
+    if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
     for sequence, write in zip(continued, writes, strict=True):
         draft.copy(grow(write.table, write.position, block_tokens))
@@ -83,7 +79,9 @@ class Scheduler:
     """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
 
     With a `budget` that limits the prompts' share of a step beside running answers. With a `swap` space a
-    preempted sequence's KV waits there, where there is room for all of it.
+    preempted sequence's KV waits there, where there is room for all of it. The last step of a `prefill_only` prompt
+    that takes several computes at most `tail_tokens` of it, where that is not 0: the blocks computed before are
+    transferred meanwhile, and little is left to wait for.
     """
 
     def __init__(
@@ -94,11 +92,13 @@ class Scheduler:
         max_sequences: int,
         budget: StepBudget | None = None,
         swap: SwapSpace | None = None,
+        tail_tokens: int = 0,
     ) -> None:
         self.batch = RunningBatch(pool, block_tokens, swap or SwapSpace(0))
         self._beams = BeamGroups(self.batch)
         self._block_tokens = block_tokens
-        self._max_step_tokens = max_step_tokens
+        self.max_step_tokens = max_step_tokens  # may be changed between two plans
+        self._tail_tokens = tail_tokens
         self._max_sequences = max_sequences
         self._budget = budget
 
@@ -151,14 +151,14 @@ class Scheduler:
         """The next step, or None when there is none to be made now."""
         draft = PlanBuilder()
         self._make_room(draft)
-        answers = [sequence for sequence in self.batch.running if sequence.uncomputed_tokens == 1]
+        answers = [sequence for sequence in self.batch.running if sequence.is_answer]
         for sequence in answers:
             draft.copy(grow(sequence.held(), sequence.computed_tokens, self._block_tokens))
             draft.compute(sequence, budget_tokens=1)
         budget_tokens = self._prefill_budget(len(answers))
         prompts = self._prompts(draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
-            budget_tokens -= draft.compute(prompt, budget_tokens)
+            budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
@@ -182,13 +182,14 @@ class Scheduler:
                 self.abort(chunk.request_id)
                 outcomes.append(RequestFailed(chunk.request_id, result.cause))
                 continue
-            if result.late:
-                sequence.computed_tokens = chunk.end - 1
-                continue
             if not sequence.made_tokens:
-                outcomes.append(sequence.prompt_computed(chunk, result))
-            sequence.computed_tokens = chunk.end
-            if chunk.samples:
+                outcomes.append(sequence.prompt_computed(chunk, result, self._block_tokens))
+            sequence.computed_tokens = chunk.end - result.late
+            if not chunk.samples or result.late:
+                continue
+            if sequence.request.prefill_only:
+                self.batch.pin(sequence)
+            else:
                 outcomes += self._take(sequence, result)
         return outcomes
 
@@ -201,7 +202,7 @@ class Scheduler:
     @property
     def prompt_rates(self) -> PromptRates:
         """How fast prompts are computed here; not known without a budget."""
-        return PromptRates(None, None) if self._budget is None else self._budget.rates(self._max_step_tokens)
+        return PromptRates(None, None) if self._budget is None else self._budget.rates(self.max_step_tokens)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""
@@ -236,23 +237,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is here, be it only a reservation."""
-        return bool(self.batch.requests)
+        """Whether any request is here, be it only a reservation; pinned ones need no step."""
+        return len(self.batch.requests) > len(self.batch.pinned)
 
     @property
     def waiting_sequences(self) -> int:
         """Prompts never admitted, and sequences that were preempted."""
         return len(self.batch.waiting)
-
-    @property
-    def running_sequences(self) -> int:
-        """Places in the batch that are taken: a prompt takes one for each of its choices."""
-        return self.batch.running_slots
-
-    @property
-    def unfilled_slots(self) -> int:
-        """Token slots of running sequences' blocks that have no KV yet."""
-        return self.batch.unfilled_slots
 
     def _begin(self, draft: PlanBuilder) -> Plan | None:
         plan = draft.finish()
@@ -264,7 +255,13 @@ class Scheduler:
         check_request(request, self._block_tokens)
         if request.request_id in self.batch.requests:
             raise RequestRefused(f"request {request.request_id} is here already")
-        needed, total, places = self._most_blocks(request), self.pool.total_blocks, request.params.places
+        total, places = self.pool.total_blocks, request.params.places
+        if request.prefill_only:
+            needed = blocks_for(len(request.token_ids), self._block_tokens)
+            if needed > total:
+                raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {total}")
+            return
+        needed = self._most_blocks(request)
         if needed > total:
             raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {total}")
         if places > self._max_sequences:
@@ -277,7 +274,7 @@ class Scheduler:
         return blocks_for(request.longest_tokens - 1, self._block_tokens)
 
     def _prefill_budget(self, decode_tokens: int) -> int:
-        left = max(0, self._max_step_tokens - decode_tokens)
+        left = max(0, self.max_step_tokens - decode_tokens)
         if self._budget is None:
             return left
         if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
@@ -288,30 +285,40 @@ class Scheduler:
         """Preempts the newest until every answer that runs can grow by a token.
 
         All of it before the first copy is planned: no block may be the source of one copy and then used anew. The
-        oldest gives way only to reservations, which land or are given up in bounded time.
+        oldest gives way only to transfers and prompts for other workers, which end in bounded time.
         """
         batch = self.batch
         while self._lacks_blocks():
-            if len(batch.running) == 1 and not batch.reserved:
+            preemptible = [sequence for sequence in batch.running if not sequence.request.prefill_only]
+            if len(batch.running) == 1 and not batch.holds_for_transfers:
                 raise PageError("the oldest sequence does not fit: somebody else takes blocks from this pool")
-            draft.swaps_out += batch.preempt(batch.running.newest)
+            draft.swaps_out += batch.preempt(preemptible[-1])
 
     def _lacks_blocks(self) -> bool:
         """Whether some answer that runs cannot grow by a token. Each takes a block at most: mostly none is counted."""
-        running, available = self.batch.running, self.batch.available_blocks
+        running, available = self.batch.running, self.pool.available
         return len(running) > available and wanted_blocks(running, self.pool, self._block_tokens) > available
 
     def _prompts(self, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
         """Sequences to compute in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
-        yield from [sequence for sequence in self.batch.running if sequence.uncomputed_tokens > 1]
-        yield from admitted(self.batch.waiting, self.batch.is_coming, partial(self._admit, draft))
+        yield from [sequence for sequence in self.batch.running if sequence.is_prompt]
 
-    def _admit(self, draft: PlanBuilder, sequence: ScheduledSequence) -> ScheduledSequence | None:
-        swaps = self.batch.admit(sequence, self._max_sequences)
-        if swaps is None:
-            return None
-        draft.swaps_in += swaps
-        return sequence
+        def admit(sequence: ScheduledSequence) -> bool:
+            swaps = self.batch.admit(sequence, self._max_sequences)
+            draft.swaps_in += swaps or ()
+            return swaps is not None
+
+        if self.batch.waiting:
+            yield from admitted(self.batch.waiting, self.batch.is_coming, admit)
+
+    def _without_tail(self, prompt: ScheduledSequence, budget_tokens: int) -> int:
+        """How much of the budget to spend on a prompt, in whole blocks where its tail is left for a step of its own."""
+        began = prompt.computed_tokens > (prompt.cached_tokens or 0)
+        fits = 0 < self._tail_tokens < prompt.uncomputed_tokens <= budget_tokens
+        if not (prompt.request.prefill_only and began and fits):
+            return budget_tokens
+        before_tail = blocks_for(len(prompt.token_ids) - self._tail_tokens, self._block_tokens) * self._block_tokens
+        return before_tail - prompt.computed_tokens
 
     def _take(self, sequence: ScheduledSequence, computed: Computed) -> list[SchedulerOutcome]:
         """One token for each choice that the sequence stands for."""

@@ -7,12 +7,11 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
-from baton.engine.kv_cache.block_table import BlockTable
-from baton.engine.kv_cache.swap_space import SwapSlots
-from baton.engine.plan import UNKNOWN, BlockCopy, BlockSwap, Chunk, Computed, Drawn, Plan, Sample, Scored, scored
-from baton.engine.request import EndReason, Request, blocks_for
+from baton.engine.kv_cache.block_pool import BlockTable, SwapSlots
+from baton.engine.plan import UNKNOWN, BlockCopy, BlockSwap, Chunk, Computed, Drawn, Plan, Sample, scored
+from baton.engine.request import EndReason, FirstToken, Request, blocks_for, end_reason
 from baton.generation.block_hash import HashChain
 
 
@@ -21,52 +20,6 @@ class ArrivalKey(NamedTuple):
 
     arrival: int
     choice: int
-
-
-class HasArrivalKey(Protocol):
-    @property
-    def arrival_key(self) -> ArrivalKey: ...
-
-
-Member = TypeVar("Member", bound=HasArrivalKey)
-
-
-class ArrivalOrder(Generic[Member]):
-    """Sequences in the order of their arrival, each key at most once. A search takes the logarithm of the length."""
-
-    def __init__(self) -> None:
-        self._keys: list[ArrivalKey] = []
-        self._members: dict[ArrivalKey, Member] = {}
-
-    def add(self, member: Member) -> None:
-        """Raises: ValueError for a key that is here already."""
-        if member.arrival_key in self._members:
-            raise ValueError(f"{member.arrival_key} is queued already")
-        self._members[member.arrival_key] = member
-        insort(self._keys, member.arrival_key)
-
-    def remove(self, member: Member) -> None:
-        """Raises: KeyError for one that is not here."""
-        del self._members[member.arrival_key]
-        del self._keys[bisect_left(self._keys, member.arrival_key)]
-
-    @property
-    def oldest(self) -> Member:
-        return self._members[self._keys[0]]
-
-    @property
-    def newest(self) -> Member:
-        return self._members[self._keys[-1]]
-
-    def __contains__(self, member: HasArrivalKey) -> bool:
-        return member.arrival_key in self._members
-
-    def __iter__(self) -> Iterator[Member]:
-        """The oldest first; the order may not change meanwhile."""
-        return map(self._members.__getitem__, self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +36,19 @@ class TokenMade:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """A chunk of a prompt was computed here. With its last one the first token of every choice follows, in order."""
+    """A chunk of a prompt was computed here. With its last one the first token of every choice follows, in order.
+
+    Of a request that is `prefill_only` this has those tokens itself: its blocks are pinned from then on.
+    """
 
     request_id: int
-    tokens: int  # of this chunk
+    computed_tokens: int  # of the prompt, from its start, cached ones included
     cached_tokens: int  # as in TokenMade
     ended: bool  # the prompt is computed to its end
     prompt: tuple[Drawn, ...] = ()  # of `params.prompt_logprobs`: the next prompt tokens, from the second one on
+    new_blocks: tuple[int, ...] = ()
+    """Of a `prefill_only` request, in order: those that became readable in this step; the last may be part full."""
+    first: tuple[FirstToken, ...] | None = None  # of a `prefill_only` request that has ended: one per choice, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +102,8 @@ class ScheduledSequence:
     lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
     swapped: Swapped | None = None  # only while it waits
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
-    overtaken_tokens: int = 0  # see engine/scheduler/overtaking.py
-
-    @property
-    def size_tokens(self) -> int:
-        return len(self.token_ids)
+    readable_blocks: int = 0  # of a `prefill_only` request, reported so far
+    overtaken_tokens: int = 0  # of prompts that were admitted before it while it waited for a block
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -157,6 +113,21 @@ class ScheduledSequence:
     def made_tokens(self) -> int:
         """Tokens that were made here, or by a prefill worker for it: none as long as it is a prompt."""
         return len(self.token_ids) - len(self.request.token_ids)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether only the newest token is to be computed, and the next one drawn."""
+        return self.uncomputed_tokens == 1 and not self.request.prefill_only
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it is computed in chunks: a prompt, or tokens that are computed again."""
+        return self.uncomputed_tokens > 1 or self.request.prefill_only
+
+    @property
+    def places(self) -> int:
+        """In the batch: one for each choice that is answered here."""
+        return 0 if self.request.prefill_only else self.choices
 
     @property
     def answer_tokens(self) -> int:
@@ -203,7 +174,7 @@ class ScheduledSequence:
     def makes(self, number: int, block_hash: bytes) -> bool:
         """Whether it computes this block of its prompt, and has not published it yet."""
         own = self.request.block_hashes[number : number + 1]
-        return self.uncomputed_tokens > 1 and own == (block_hash,) and self.published_blocks <= number
+        return self.is_prompt and own == (block_hash,) and self.published_blocks <= number
 
     def samples(self) -> tuple[Sample, ...]:
         """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""
@@ -214,16 +185,19 @@ class ScheduledSequence:
             Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.first_draws)
         )
 
-    def scores(self, start: int, end: int) -> Scored | None:
-        """The prompt tokens that a chunk over [start, end) scores."""
-        return scored(self.request.token_ids, start, end, self.request.params.prompt_logprobs)
-
-    def prompt_computed(self, chunk: Chunk, computed: Computed) -> PromptComputed:
+    def prompt_computed(self, chunk: Chunk, computed: Computed, block_tokens: int) -> PromptComputed:
         """The outcome of a chunk of the prompt; without log-probabilities that were reported before a preemption."""
         new = computed.prompt[self.scored_tokens - chunk.start :]
         self.scored_tokens += len(new)
-        cached_tokens, ended = self.cached_tokens or 0, chunk.end == len(self.request.token_ids)
-        return PromptComputed(chunk.request_id, len(chunk.token_ids), cached_tokens, ended, new)
+        end = chunk.end - computed.late
+        ended, cached_tokens = end == len(self.request.token_ids), self.cached_tokens or 0
+        if not self.request.prefill_only:
+            return PromptComputed(chunk.request_id, end, cached_tokens, ended, new)
+        blocks = self.held().blocks
+        readable = len(blocks) if ended else end // block_tokens
+        new_blocks, self.readable_blocks = blocks[self.readable_blocks : readable], readable
+        first = first_tokens(chunk, computed.drawn, self.request.answered_tokens) if ended else None
+        return PromptComputed(chunk.request_id, end, cached_tokens, ended, new, new_blocks, first)
 
     def fork(self, choice: int, block_tokens: int) -> "ScheduledSequence":
         """Another choice over the same prompt, sharing all blocks that have KV."""
@@ -240,20 +214,61 @@ class ScheduledSequence:
         )
 
 
+class ArrivalOrder:
+    """Sequences in the order of their arrival, each key at most once. A search takes the logarithm of the length."""
+
+    def __init__(self) -> None:
+        self._keys: list[ArrivalKey] = []
+        self._sequences: dict[ArrivalKey, ScheduledSequence] = {}
+
+    def add(self, sequence: ScheduledSequence) -> None:
+        """Raises: ValueError for a key that is here already."""
+        if sequence.arrival_key in self._sequences:
+            raise ValueError(f"{sequence.arrival_key} is queued already")
+        self._sequences[sequence.arrival_key] = sequence
+        insort(self._keys, sequence.arrival_key)
+
+    def remove(self, sequence: ScheduledSequence) -> None:
+        """Raises: KeyError for one that is not here."""
+        del self._sequences[sequence.arrival_key]
+        del self._keys[bisect_left(self._keys, sequence.arrival_key)]
+
+    @property
+    def newest(self) -> ScheduledSequence:
+        return self._sequences[self._keys[-1]]
+
+    def __contains__(self, sequence: ScheduledSequence) -> bool:
+        return sequence.arrival_key in self._sequences
+
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        """The oldest first; the order may not change meanwhile."""
+        return map(self._sequences.__getitem__, self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
 def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
     """The next at most `budget_tokens` tokens; the chunk with the newest token draws one for every choice."""
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
     samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
-    scores = None if sequence.made_tokens else sequence.scores(start, start + len(token_ids))
-    return Chunk(
-        sequence.request.request_id,
-        token_ids,
-        start,
-        sequence.held().blocks,
-        samples,
-        scores,
-        adapter=sequence.request.adapter,
+    request, top = sequence.request, sequence.request.params.prompt_logprobs
+    scores = None if sequence.made_tokens else scored(request.token_ids, start, start + len(token_ids), top)
+    return Chunk(request.request_id, token_ids, start, sequence.held().blocks, samples, scores, adapter=request.adapter)
+
+
+def first_tokens(chunk: Chunk, drawn: Sequence[Drawn], offset: int = 0) -> tuple[FirstToken, ...]:
+    """Of a prompt whose last chunk this is; `offset`: of these tokens in the answer."""
+    return tuple(
+        FirstToken(
+            sample.choice,
+            token.token_id,
+            token.logprob,
+            end=end_reason(sample.params, token.token_id, offset) if sample.params.beam is None else None,
+            top=token.top,
+        )
+        for sample, token in zip(chunk.samples, drawn, strict=True)
     )
 
 

@@ -8,9 +8,10 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import ChunkResult, Computed, Drawn
 from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import PrefillProgress, PrefillScheduler
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import PromptComputed
 from baton.generation.sampling import BeamParams, BeamStop
+from tests.fixtures.prefill import prefill_scheduler
 
 BLOCK = 4
 LATE = Computed(late=True)
@@ -19,8 +20,8 @@ REQUEST = Request(1, tuple(range(1, 10)), SamplingParams(max_tokens=6), (), answ
 
 
 def test_a_long_prompt_whose_mask_is_late_computes_only_its_last_token_again() -> None:
-    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=16)
-    scheduler.add(REQUEST)
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=16)
+    scheduler.add(replace(REQUEST, prefill_only=True))
     late = step(scheduler, LATE)
     assert (late.computed_tokens, late.first, len(late.new_blocks)) == (8, None, 2)
     again = step(scheduler, LATE)
@@ -32,16 +33,17 @@ def test_a_long_prompt_whose_mask_is_late_computes_only_its_last_token_again() -
     assert (first.choice, first.token_id, first.end) == (2, 7, None)
 
 
-def step(scheduler: PrefillScheduler, result: ChunkResult) -> PrefillProgress:
+def step(scheduler: Scheduler, result: ChunkResult) -> PromptComputed:
     plan = scheduler.plan()
     assert plan is not None
     [progress] = scheduler.commit(plan, [result])
+    assert isinstance(progress, PromptComputed)
     return progress
 
 
 def test_the_first_token_may_be_the_last_that_max_tokens_allows() -> None:
-    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=16)
-    scheduler.add(replace(REQUEST, params=SamplingParams(max_tokens=5)))
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=16)
+    scheduler.add(replace(REQUEST, params=SamplingParams(max_tokens=5), prefill_only=True))
     first = step(scheduler, DRAWN).first
     assert first is not None
     assert first[0].end is EndReason.LENGTH
@@ -68,6 +70,6 @@ def test_room_is_needed_for_the_rest_of_the_answer_alone() -> None:
 )
 def test_what_cannot_go_on_is_refused(wrong: dict[str, object]) -> None:
     request = replace(REQUEST, **wrong)  # type: ignore[arg-type]
-    for scheduler in (PrefillScheduler(BlockPool(8), BLOCK, 16), Scheduler(BlockPool(8), BLOCK, 16, 8)):
+    for prefill_only in (True, False):
         with pytest.raises(RequestRefused):
-            scheduler.add(request)
+            Scheduler(BlockPool(8), BLOCK, 16, 8).add(replace(request, prefill_only=prefill_only))

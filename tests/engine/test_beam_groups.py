@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.plan import Computed, Drawn, NonFinite, Plan, TokenLogprob
 from baton.engine.request import FirstToken, Request, RequestTooLong
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam

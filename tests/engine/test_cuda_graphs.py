@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.load import load_model
 from baton.engine.request import Request
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
-from baton.engine.runner.engine import Engine, OverlappedEngine
+from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
@@ -43,7 +42,8 @@ def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped
         runner = Runner(GraphedModel(paged.model, paged.kv, recorder, graphs), paged.layout, paged.kv)
     recorder.replays = 0
     scheduler = Scheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
-    engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(runner, scheduler)
+    runner.launches_ahead = overlapped
+    engine = Engine(runner, scheduler)
     for request in REQUESTS:
         scheduler.add(request)
     made: dict[tuple[int, int], list[int]] = {}

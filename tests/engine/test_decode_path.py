@@ -51,11 +51,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("decode_path"), "llama")
 
 
-def running(checkpoint: Path, budget: StepBudget) -> Engine[Any]:
+def running(checkpoint: Path, budget: StepBudget) -> Engine:
     """With native kernels, as a worker loads a model; two answers are in the middle."""
     paged = PagedModel(checkpoint, BLOCK, BLOCKS, torch.float32, packed=True)
     scheduler = Scheduler(BlockPool(BLOCKS), BLOCK, 64, max_sequences=8, budget=budget)
-    engine = Engine(paged.runner, scheduler, scheduler.observe)
+    engine = Engine(paged.runner, scheduler)
     for number, params in enumerate(PARAMS):
         scheduler.add(Request(number, tuple(random_prompt(9 + number)), params, ()), root_hash(b"model", "float32"))
     for _ in range(12):

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import PageError
+from baton.engine.kv_cache.block_pool import PageError, SwapSpace
 from baton.engine.kv_cache.host_pool import HostPool
-from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.plan import BlockSwap
 
 

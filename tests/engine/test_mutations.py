@@ -12,7 +12,7 @@ from tests.fixtures.mutants import Mutation, world_with
 from tests.fixtures.scheduler_walk import walk
 
 WORLDS = 40
-POOL, TABLE, SWAP = "kv_cache.block_pool", "kv_cache.block_table", "kv_cache.swap_space"
+POOL = "kv_cache.block_pool"
 SEQUENCES, BATCH, SCHEDULER = "scheduler.sequences", "scheduler.batch", "scheduler.scheduler"
 MUTATIONS = [
     Mutation(POOL, "if count > available:", "if count > available + 1:"),
@@ -26,15 +26,15 @@ MUTATIONS = [
     Mutation(POOL, "self._references[block] += 1\n            blocks.append", "blocks.append"),
     Mutation(POOL, "del self._by_hash[block_hash]", "pass"),
     Mutation(POOL, "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
-    Mutation(TABLE, "(*self.blocks, *self._pool", "(*self.blocks[:-1], *self._pool"),
-    Mutation(TABLE, "self._pool.share(block)", "pass"),
-    Mutation(TABLE, "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
-    Mutation(TABLE, "if self._pool.references(source) == 1:", "if self._pool.references(source) <= 2:"),
-    Mutation(TABLE, "self._pool.release(source)", "pass"),
-    Mutation(TABLE, "return BlockCopy(source, destination)", "return BlockCopy(destination, source)"),
-    Mutation(TABLE, "for block in reversed(blocks):", "for block in reversed(blocks[1:]):"),
-    Mutation(TABLE, "zip(self.blocks, hashes", "zip(self.blocks[1:], hashes"),
-    Mutation(SWAP, "if count > len(self._free):", "if count > len(self._free) + 1:"),
+    Mutation(POOL, "(*self.blocks, *self._pool", "(*self.blocks[:-1], *self._pool"),
+    Mutation(POOL, "self._pool.share(block)", "pass"),
+    Mutation(POOL, "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
+    Mutation(POOL, "if self._pool.references(source) == 1:", "if self._pool.references(source) <= 2:"),
+    Mutation(POOL, "self._pool.release(source)", "pass"),
+    Mutation(POOL, "return BlockCopy(source, destination)", "return BlockCopy(destination, source)"),
+    Mutation(POOL, "reversed(blocks):\n            self._pool", "reversed(blocks[1:]):\n            self._pool"),
+    Mutation(POOL, "zip(self.blocks, hashes", "zip(self.blocks[1:], hashes"),
+    Mutation(POOL, "if count > len(self._free):", "if count > len(self._free) + 1:"),
     Mutation(SEQUENCES, "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
     Mutation(SEQUENCES, "self.swapped.slots.release()", "pass"),
     Mutation(SEQUENCES, "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
@@ -52,12 +52,16 @@ MUTATIONS = [
     Mutation(BATCH, "][first:]", "][first + 1 :]"),
     Mutation(BATCH, "swapped.slots.release()", "pass"),
     Mutation(BATCH, "max(swapped.tokens, sequence.computed_tokens)", "swapped.tokens + 1"),
-    Mutation(BATCH, "computed_tokens = len(cached) * self", "computed_tokens = (len(cached) + 1) * self"),
+    Mutation(BATCH, "computed_tokens = acquired.cached_blocks *", "computed_tokens = (acquired.cached_blocks + 1) *"),
     Mutation(BATCH, "self.waiting.add(sequence)\n        if slots is None:", "if slots is None:"),
     Mutation(SEQUENCES, "tuple(self.copies)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_out)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_in)", "()"),
     Mutation(SCHEDULER, "self._block_tokens) > available", "self._block_tokens) > available + 1"),
+    Mutation(SCHEDULER, "self.batch.pin(sequence)", "self.batch.end(sequence)"),
+    Mutation(SEQUENCES, "self.uncomputed_tokens == 1 and not self.request.prefill_only", "self.uncomputed_tokens == 1"),
+    Mutation(SEQUENCES, "blocks[self.readable_blocks : readable]", "blocks[:readable]"),
+    Mutation(BATCH, "chain(self.reserved.values(), self.pinned.values())", "self.reserved.values()"),
     Mutation(SCHEDULER, "sequence.table is None or sequence in in_flight.ended", "not chunk.samples"),
 ]
 

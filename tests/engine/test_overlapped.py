@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.models.batch import to_device
 from baton.engine.plan import Chunk, Computed, NonFinite, Plan, Sample
 from baton.engine.request import Request
-from baton.engine.runner.engine import Engine, OverlappedEngine
+from baton.engine.runner.engine import Engine
 from baton.engine.runner.launched import Launched, draws_on_device, launch_draws
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
@@ -40,14 +39,12 @@ Answers = dict[tuple[int, int], list[int]]
 class CountingRunner:
     """The real one; counts the steps that were launched before the one before was known."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, overlapped: bool) -> None:
         self._runner = runner
+        self._runner.launches_ahead = self.launches_ahead = overlapped
         self.ahead = 0
 
-    def run(self, plan: Plan) -> Sequence[Computed | NonFinite]:
-        return self._runner.run(plan)
-
-    def launch(self, plan: Plan, after: Launched | None) -> Launched:
+    def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
         self.ahead += after is not None
         return self._runner.launch(plan, after)
 
@@ -59,10 +56,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answer(checkpoint: Path, requests: Sequence[Request], overlapped: bool, blocks: int) -> tuple[Answers, int]:
     paged = PagedModel(checkpoint, BLOCK, blocks)
-    runner = CountingRunner(paged.runner)
+    runner = CountingRunner(paged.runner, overlapped)
     pool = BlockPool(blocks)
     scheduler = Scheduler(pool, BLOCK, 16, max_sequences=8, swap=SwapSpace(0))
-    engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(paged.runner, scheduler)
+    engine = Engine(runner, scheduler)
     for request in requests:
         scheduler.add(request, root_hash(b"model", "float32"))
     answers: Answers = {}

@@ -1,25 +1,20 @@
-"""Who goes first while a block that a waiting prompt needs is being computed: one rule for both schedulers."""
+"""Who goes first while a block that a waiting prompt needs is being computed: on a prefill worker and on others."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.scheduler.overtaking import LOOKAHEAD, admitted
-from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.batch import LOOKAHEAD, admitted
 from baton.engine.scheduler.scheduler import Scheduler
-from tests.engine.test_shared_prefixes import compute, prompt, spans
+from tests.engine.test_shared_prefixes import compute, spans
+from tests.engine.test_shared_prefixes import prompt as shared_prompt
 
 BLOCK = 4
-AnyScheduler = PrefillScheduler | Scheduler
 
 
-def prefill(chunk_tokens: int) -> AnyScheduler:
-    return PrefillScheduler(BlockPool(64), BLOCK, chunk_tokens)
-
-
-def mixed(chunk_tokens: int) -> AnyScheduler:
+def mixed(chunk_tokens: int) -> Scheduler:
     return Scheduler(BlockPool(64), BLOCK, max_step_tokens=chunk_tokens, max_sequences=8)
 
 
@@ -30,6 +25,10 @@ class Waiter:
     coming: bool = False
     overtaken_tokens: int = 0
 
+    @property
+    def token_ids(self) -> range:
+        return range(self.size_tokens)
+
 
 class Line:
     """Prompts that wait, and room for so many tokens."""
@@ -38,15 +37,15 @@ class Line:
         self.waiting = list(waiting)
         self._room_tokens = room_tokens
 
-    def admit(self, waiter: Waiter) -> str | None:
+    def admit(self, waiter: Waiter) -> bool:
         if waiter.size_tokens > self._room_tokens:
-            return None
+            return False
         self._room_tokens -= waiter.size_tokens
         self.waiting.remove(waiter)
-        return waiter.name
+        return True
 
     def step(self) -> list[str]:
-        return list(admitted(self.waiting, lambda waiter: waiter.coming, self.admit))
+        return [waiter.name for waiter in admitted(self.waiting, lambda waiter: waiter.coming, self.admit)]
 
 
 def test_others_go_first_until_they_have_as_many_tokens() -> None:
@@ -79,9 +78,10 @@ def test_a_step_looks_at_so_many_and_no_more() -> None:
     assert Line(*coming[1:], Waiter("last", 1)).step() == ["last"]
 
 
-@pytest.mark.parametrize("make", [prefill, mixed])
-def test_both_schedulers_look_past_a_prompt_whose_block_is_coming(make: Callable[[int], AnyScheduler]) -> None:
-    scheduler = make(64)
+@pytest.mark.parametrize("prefill_only", [True, False])
+def test_the_scheduler_looks_past_a_prompt_whose_block_is_coming(prefill_only: bool) -> None:
+    scheduler = mixed(64)
+    prompt = partial(shared_prompt, prefill_only=prefill_only)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=3))
     scheduler.add(prompt(2, shared_blocks=4, own_tokens=5))
     scheduler.add(prompt(3, shared_blocks=0, own_tokens=6))
@@ -91,9 +91,10 @@ def test_both_schedulers_look_past_a_prompt_whose_block_is_coming(make: Callable
     assert (2, 16, 21) in spans(scheduler.plan())
 
 
-@pytest.mark.parametrize("make", [prefill, mixed])
-def test_in_both_schedulers_it_is_overtaken_by_its_own_size_at_most(make: Callable[[int], AnyScheduler]) -> None:
-    scheduler = make(40)
+@pytest.mark.parametrize("prefill_only", [True, False])
+def test_it_is_overtaken_by_its_own_size_at_most(prefill_only: bool) -> None:
+    scheduler = mixed(40)
+    prompt = partial(shared_prompt, prefill_only=prefill_only)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=40))
     compute(scheduler, scheduler.plan())
     scheduler.add(prompt(2, shared_blocks=1, own_tokens=3))

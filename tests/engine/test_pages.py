@@ -2,8 +2,7 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks, PageCounts, PageError
-from baton.engine.kv_cache.block_table import BlockTable, acquire
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, PageCounts, PageError, acquire
 from baton.engine.plan import BlockCopy
 
 

@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.kv_cache.host_pool import HostPool
-from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.plan import Chunk, Plan
 from baton.engine.request import Request
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import first_samples, first_tokens
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import SchedulerCounters, TokenMade
+from baton.engine.scheduler.sequences import SchedulerCounters, TokenMade, first_tokens
 from baton.generation.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
+from tests.fixtures.prefill import first_samples
 
 BLOCK = 8
 ROOMY, TIGHT = 64, 14  # blocks: the four below need up to 7, 7, 7 and 13

@@ -4,29 +4,31 @@ import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool, PageCounts
 from baton.engine.plan import Computed, Drawn, NonFinite, Plan
-from baton.engine.request import EndReason, RequestRefused, RequestTooLong, UnknownRequest
+from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import PrefillProgress, PrefillRequest, PrefillScheduler
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
+from tests.fixtures.prefill import prefill_request, prefill_scheduler
 
 BLOCK = 4
 STOP = 99
 
 
-def prompt(request_id: int, length: int, n: int = 1, max_tokens: int = 10) -> PrefillRequest:
+def prompt(request_id: int, length: int, n: int = 1, max_tokens: int = 10) -> Request:
     """A prompt whose tokens are its positions, so that equal lengths share their prefix."""
     hashes = tuple(b"block %d" % index for index in range(length // BLOCK))
     params = SamplingParams(max_tokens=max_tokens, n=n, stop_token_ids=frozenset({STOP}))
-    return PrefillRequest(request_id, tuple(range(length)), params, hashes)
+    return prefill_request(request_id, tuple(range(length)), params, hashes)
 
 
-def private_prompt(request_id: int, length: int) -> PrefillRequest:
+def private_prompt(request_id: int, length: int) -> Request:
     """A prompt that shares nothing."""
-    return PrefillRequest(request_id, tuple(range(length)), SamplingParams(max_tokens=10), ())
+    return prefill_request(request_id, tuple(range(length)), SamplingParams(max_tokens=10), ())
 
 
 @pytest.fixture
 def scheduler():
-    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8)
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8)
     yield scheduler
     scheduler.pool.check_conservation()
 
@@ -36,7 +38,7 @@ def spans(plan: Plan | None) -> list[tuple[int, int, int]]:
     return [(chunk.request_id, chunk.start, chunk.end) for chunk in plan.chunks]
 
 
-def step(scheduler: PrefillScheduler, token_id: int = 7) -> list[PrefillProgress]:
+def step(scheduler: Scheduler, token_id: int = 7) -> list[SchedulerOutcome]:
     plan = scheduler.plan()
     assert plan is not None
     return scheduler.commit(
@@ -44,7 +46,7 @@ def step(scheduler: PrefillScheduler, token_id: int = 7) -> list[PrefillProgress
     )
 
 
-def fail_step(scheduler: PrefillScheduler) -> list[PrefillProgress]:
+def fail_step(scheduler: Scheduler) -> list[SchedulerOutcome]:
     plan = scheduler.plan()
     assert plan is not None
     return scheduler.commit(plan, [NonFinite() for _ in plan.chunks])
@@ -65,7 +67,7 @@ def test_a_long_prompt_is_computed_in_chunks(scheduler):
 
 
 def test_the_last_step_of_a_long_prompt_is_short_and_begins_with_a_block():
-    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
     scheduler.add(prompt(1, 22))
     scheduler.add(private_prompt(2, 6))
     seen = []
@@ -73,13 +75,13 @@ def test_the_last_step_of_a_long_prompt_is_short_and_begins_with_a_block():
         seen.append(spans(scheduler.plan()))
         step(scheduler)
     assert seen == [[(1, 0, 8)], [(1, 8, 16)], [(1, 16, 20), (2, 0, 4)], [(1, 20, 22), (2, 4, 6)]]
-    scheduler.release(1)
-    scheduler.release(2)
+    scheduler.abort(1)
+    scheduler.abort(2)
     scheduler.pool.check_conservation()
 
 
 def test_a_prompt_of_one_step_has_no_step_for_its_tail():
-    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
     scheduler.add(prompt(1, 8))
     assert spans(scheduler.plan()) == [(1, 0, 8)]
 
@@ -88,7 +90,7 @@ def test_a_chunk_carries_its_tokens_and_blocks(scheduler):
     scheduler.add(prompt(1, 10))
     step(scheduler)
     [chunk] = scheduler.plan().chunks
-    assert chunk.token_ids == (8, 9)
+    assert chunk.token_ids == [8, 9]
     assert chunk.block_table == (0, 1, 2)
 
 
@@ -130,28 +132,19 @@ def test_progress_names_the_blocks_that_became_readable(scheduler):
     assert (second.computed_tokens, second.new_blocks) == (12, (2, 3))
 
 
-def test_a_computed_prompt_is_pinned_until_released(scheduler):
+def test_a_computed_prompt_is_pinned_until_it_is_aborted(scheduler):
     scheduler.add(prompt(1, 6))
     step(scheduler)
     assert not scheduler.has_work
-    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (0, 2)
-    scheduler.release(1)
+    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (0, 2)
+    scheduler.abort(1)
     assert scheduler.pool.counts == PageCounts(total=8, free=7, cached=1, held=0)
-
-
-def test_release_is_for_pinned_prompts_only(scheduler):
-    scheduler.add(prompt(1, 10))
-    step(scheduler)
-    for request_id in (1, 2):
-        with pytest.raises(UnknownRequest):
-            scheduler.release(request_id)
-    assert scheduler.held_by_sequences == 3
 
 
 def test_cached_blocks_are_skipped(scheduler):
     scheduler.add(prompt(1, 8))
     step(scheduler)
-    scheduler.release(1)
+    scheduler.abort(1)
     scheduler.add(prompt(2, 11))
     assert spans(scheduler.plan()) == [(2, 8, 11)]
     [progress] = step(scheduler)
@@ -172,9 +165,9 @@ def test_a_pinned_prefix_is_shared_and_counted_as_computed(scheduler):
     scheduler.add(prompt(2, 20))
     step(scheduler)
     assert scheduler.pool.counts.held == 5
-    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (5, 0)
+    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (5, 0)
     scheduler.abort(2)
-    assert (scheduler.held_by_sequences, scheduler.held_by_transfers) == (0, 2)
+    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (0, 2)
 
 
 def test_nothing_is_published_before_the_prompt_is_complete(scheduler):
@@ -187,8 +180,7 @@ def test_nothing_is_published_before_the_prompt_is_complete(scheduler):
 def test_a_non_finite_prompt_is_forgotten_and_not_published(scheduler):
     scheduler.add(prompt(1, 8))
     [progress] = fail_step(scheduler)
-    assert progress.failed
-    assert (progress.first, progress.new_blocks) == (None, ())
+    assert progress == RequestFailed(1)
     assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
     assert not scheduler.abort(1)
 
@@ -197,7 +189,7 @@ def test_cached_blocks_that_a_non_finite_prompt_has_read_are_not_found_again(sch
     scheduler.add(prompt(1, 9))
     while scheduler.plan() is not None:
         step(scheduler)
-    scheduler.release(1)
+    scheduler.abort(1)
     assert scheduler.pool.counts.cached == 2
     scheduler.add(prompt(2, 9))
     plan = scheduler.plan()
@@ -210,7 +202,8 @@ def test_a_neighbour_of_a_non_finite_prompt_goes_on(scheduler):
     scheduler.add(prompt(1, 3))
     scheduler.add(prompt(2, 3))
     failed, finished = scheduler.commit(scheduler.plan(), [NonFinite(), Computed((Drawn(5, -0.1),))])
-    assert (failed.failed, finished.failed) == (True, False)
+    assert failed == RequestFailed(1)
+    assert isinstance(finished, PromptComputed)
     assert finished.first[0].token_id == 5
 
 
@@ -219,8 +212,8 @@ def test_a_prompt_waits_until_there_is_room_for_all_of_it(scheduler):
     scheduler.add(private_prompt(2, 16))
     while scheduler.plan() is not None:
         step(scheduler)
-    assert (scheduler.waiting_requests, scheduler.pool.counts.held) == (1, 5)
-    scheduler.release(1)
+    assert (scheduler.waiting_sequences, scheduler.pool.counts.held) == (1, 5)
+    scheduler.abort(1)
     assert scheduler.plan() is not None
 
 
@@ -229,7 +222,7 @@ def test_a_short_prompt_does_not_overtake_one_that_waits_for_room(scheduler):
         scheduler.add(private_prompt(request_id, length))
     while scheduler.plan() is not None:
         step(scheduler)
-    assert scheduler.waiting_requests == 2
+    assert scheduler.waiting_sequences == 2
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["waiting", "computing", "pinned"])
@@ -251,11 +244,14 @@ def test_a_prompt_aborted_during_a_step_makes_no_progress(scheduler):
 
 
 def test_load_is_counted_in_tokens(scheduler):
+    def load():
+        return scheduler.batch.pending_tokens, scheduler.waiting_sequences, scheduler.batch.running_sequences
+
     scheduler.add(prompt(1, 10))
     scheduler.add(prompt(2, 5))
-    assert (scheduler.pending_tokens, scheduler.waiting_requests, scheduler.running_sequences) == (15, 2, 0)
+    assert load() == (15, 2, 0)
     step(scheduler)
-    assert (scheduler.pending_tokens, scheduler.waiting_requests, scheduler.running_sequences) == (7, 1, 1)
+    assert load() == (7, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -281,10 +277,10 @@ def test_malformed_requests_are_refused(scheduler):
     with pytest.raises(RequestRefused, match="no tokens"):
         scheduler.add(prompt(2, 0))
     with pytest.raises(RequestRefused, match="block hashes"):
-        scheduler.add(PrefillRequest(2, whole.token_ids, whole.params, whole.block_hashes[:1]))
+        scheduler.add(prefill_request(2, whole.token_ids, whole.params, whole.block_hashes[:1]))
     with pytest.raises(RequestRefused, match="at least 1"):
         scheduler.add(prompt(2, 8, n=0))
-    assert scheduler.waiting_requests == 1
+    assert scheduler.waiting_sequences == 1
 
 
 def test_a_prompt_without_hashes_stays_out_of_the_cache(scheduler):
@@ -292,5 +288,5 @@ def test_a_prompt_without_hashes_stays_out_of_the_cache(scheduler):
         scheduler.add(private_prompt(request_id, 8))
         assert spans(scheduler.plan()) == [(request_id, 0, 8)]
         step(scheduler)
-        scheduler.release(request_id)
+        scheduler.abort(request_id)
     assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)

@@ -6,9 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Chunk, Computed, Drawn, NonFinite
-from baton.engine.request import RequestTooLong, blocks_for
+from baton.engine.request import Request, RequestTooLong, blocks_for
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import IncomingPrefix, PrefillProgress, PrefillRequest, PrefillScheduler
+from baton.engine.scheduler.batch import IncomingPrefix
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed
+from tests.fixtures.prefill import prefill_request, prefill_scheduler
 
 BLOCK, TOTAL, CHUNK = 2, 6, 5
 
@@ -19,8 +21,8 @@ class PrefillLives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
-        self.scheduler = PrefillScheduler(self.pool, BLOCK, CHUNK, self.tail_tokens)
-        self.unfinished: dict[int, PrefillRequest] = {}
+        self.scheduler = prefill_scheduler(self.pool, BLOCK, CHUNK, self.tail_tokens)
+        self.unfinished: dict[int, Request] = {}
         self.readable: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
         self.memory: dict[int, tuple[int, ...]] = {}  # the whole prefix, up to each block's newest token
@@ -31,7 +33,7 @@ class PrefillLives(RuleBasedStateMachine):
     def add(self, token_ids, n):
         self.added += 1
         hashes = tuple(bytes(token_ids[: end + BLOCK]) for end in range(0, len(token_ids) - BLOCK + 1, BLOCK))
-        request = PrefillRequest(self.added, token_ids, SamplingParams(max_tokens=3, n=n), hashes)
+        request = prefill_request(self.added, token_ids, SamplingParams(max_tokens=3, n=n), hashes)
         try:
             self.scheduler.add(request)
         except RequestTooLong:
@@ -60,7 +62,7 @@ class PrefillLives(RuleBasedStateMachine):
     def write(self, chunk: Chunk) -> None:
         """What a model would do: reads all before the chunk, writes the chunk's tokens."""
         prompt = self.unfinished[chunk.request_id].token_ids
-        assert chunk.token_ids == prompt[chunk.start : chunk.end]
+        assert tuple(chunk.token_ids) == prompt[chunk.start : chunk.end]
         for position in range(chunk.end):
             block, written = chunk.block_table[position // BLOCK], prompt[: position + 1]
             if position >= chunk.start:
@@ -69,9 +71,9 @@ class PrefillLives(RuleBasedStateMachine):
             else:
                 assert self.memory[block][: position + 1] == written, "the KV before this chunk is not its own"
 
-    def take_in(self, progress: PrefillProgress) -> None:
+    def take_in(self, progress: PromptComputed | RequestFailed) -> None:
         request = self.unfinished[progress.request_id]
-        if progress.failed:
+        if isinstance(progress, RequestFailed):
             del self.unfinished[progress.request_id]
             return
         blocks = self.readable[progress.request_id]
@@ -90,7 +92,7 @@ class PrefillLives(RuleBasedStateMachine):
         """Blocks of prompts of one token over and over, which `add` makes too."""
         hashes = [bytes([token] * BLOCK * (index + 1)) for index in range(blocks)]
         before = self.pool.counts.held
-        incoming = self.scheduler.land(hashes, lambda lacking: worthwhile and 0 < lacking <= blocks)
+        incoming = self.scheduler.batch.begin_fetch(hashes, lambda lacking: worthwhile and 0 < lacking <= blocks)
         if incoming is None:
             assert self.pool.counts.held == before
             return
@@ -110,14 +112,14 @@ class PrefillLives(RuleBasedStateMachine):
         valid = data.draw(st.integers(0, len(incoming.blocks)))
         for block in incoming.blocks[max(valid, incoming.cached_blocks) :]:
             self.memory[block] = ()  # garbage, which nobody may ever find
-        self.scheduler.landed(incoming, valid)
+        self.scheduler.batch.end_fetch(incoming, valid)
 
     @precondition(lambda self: self.pinned)
     @rule(data=st.data())
     def release(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.pinned)))
         self.pinned.remove(request_id)
-        self.scheduler.release(request_id)
+        assert self.scheduler.abort(request_id)
 
     @precondition(lambda self: self.added)
     @rule(data=st.data())
@@ -133,9 +135,9 @@ class PrefillLives(RuleBasedStateMachine):
     @invariant()
     def pages_are_conserved(self):
         self.pool.check_conservation()
-        counts, scheduler = self.pool.counts, self.scheduler
+        counts, scheduler = self.pool.counts, self.scheduler.batch
         assert scheduler.held_by_sequences + scheduler.held_by_transfers == counts.held
-        assert scheduler.waiting_requests + scheduler.running_sequences == len(self.unfinished)
+        assert len(scheduler.waiting) + scheduler.running_sequences == len(self.unfinished)
         if not self.unfinished and not self.pinned and not self.landings:
             assert counts.held == 0
             assert scheduler.pending_tokens == 0

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, PageCounts, PageError
-from baton.engine.kv_cache.block_table import BlockTable, acquire
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, PageCounts, PageError, acquire
 
 
 @pytest.fixture

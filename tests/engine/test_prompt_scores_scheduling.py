@@ -2,14 +2,13 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.plan import Computed, Drawn, Plan
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import PrefillScheduler
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed
+from tests.fixtures.prefill import prefill_request, prefill_scheduler
 
 BLOCK = 4
 ROOT = b"r" * 32
@@ -60,10 +59,10 @@ def test_a_prompt_in_the_cache_is_computed_again_for_its_scores() -> None:
 
 
 def test_a_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
-    scheduler = PrefillScheduler(BlockPool(20), BLOCK, chunk_tokens=8)
+    scheduler = prefill_scheduler(BlockPool(20), BLOCK, chunk_tokens=8)
     hashes = tuple(bytes([block]) * 32 for block in range(5))
     for request_id in (1, 2):
-        request = Request(request_id, tuple(range(100, 121)), SamplingParams(2, prompt_logprobs=0), hashes)
+        request = prefill_request(request_id, range(100, 121), SamplingParams(2, prompt_logprobs=0), hashes)
         scheduler.add(request)
         told: list[int] = []
         while (plan := scheduler.plan()) is not None:
@@ -71,5 +70,5 @@ def test_a_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
             told += [token.token_id for token in progress.prompt]
         assert told == list(range(101, 121))
         assert progress.cached_tokens == 0
-        scheduler.release(request_id)
+        scheduler.abort(request_id)
     assert scheduler.pool.counts.cached == 5, "it is there for others"

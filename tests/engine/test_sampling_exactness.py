@@ -12,10 +12,11 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Chunk, Plan
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import first_samples, first_tokens
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import first_tokens
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
+from tests.fixtures.prefill import first_samples
 
 MAX_TOKENS = 24
 PROMPT = tuple(random_prompt(37))

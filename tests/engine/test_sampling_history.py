@@ -8,8 +8,8 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.plan import Computed, Drawn, TokenLogprob
 from baton.engine.request import FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.prefill import PrefillScheduler
 from baton.engine.scheduler.scheduler import Scheduler
+from tests.fixtures.prefill import prefill_request, prefill_scheduler
 
 BLOCK = 4
 PROMPT = (11, 12, 13, 14, 15)
@@ -27,11 +27,11 @@ def decoding(params: SamplingParams) -> Scheduler:
 
 
 def test_prefill_gives_the_prompt_to_every_choice() -> None:
-    scheduler = PrefillScheduler(BlockPool(4), BLOCK, chunk_tokens=3)
-    scheduler.add(Request(1, PROMPT, PENALISED, ()))
+    scheduler = prefill_scheduler(BlockPool(4), BLOCK, chunk_tokens=3)
+    scheduler.add(prefill_request(1, PROMPT, PENALISED))
     scheduler.commit(scheduler.plan(), [Computed()])
     [chunk] = scheduler.plan().chunks
-    assert [(sample.history, sample.prompt_tokens) for sample in chunk.samples] == [(PROMPT, 5)] * 2
+    assert [(tuple(sample.history), sample.prompt_tokens) for sample in chunk.samples] == [(PROMPT, 5)] * 2
     assert chunk.samples[0].history is chunk.samples[1].history
 
 
@@ -48,8 +48,8 @@ def test_decode_gives_each_choice_its_own_answer() -> None:
 
 
 def test_a_request_that_does_not_look_back_has_no_history() -> None:
-    prefill = PrefillScheduler(BlockPool(4), BLOCK, chunk_tokens=8)
-    prefill.add(Request(1, PROMPT, PLAIN, ()))
+    prefill = prefill_scheduler(BlockPool(4), BLOCK, chunk_tokens=8)
+    prefill.add(prefill_request(1, PROMPT, PLAIN))
     assert prefill.plan().chunks[0].samples[0].history == ()
     decode = decoding(PLAIN)
     for _ in range(2):
@@ -59,8 +59,8 @@ def test_a_request_that_does_not_look_back_has_no_history() -> None:
 
 
 def test_the_likeliest_tokens_are_passed_on() -> None:
-    prefill = PrefillScheduler(BlockPool(4), BLOCK, chunk_tokens=8)
-    prefill.add(Request(1, PROMPT, PLAIN, ()))
+    prefill = prefill_scheduler(BlockPool(4), BLOCK, chunk_tokens=8)
+    prefill.add(prefill_request(1, PROMPT, PLAIN))
     [progress] = prefill.commit(prefill.plan(), [Computed((Drawn(7, -0.5, TOP),))])
     assert progress.first[0].top == TOP
     decode = decoding(PLAIN)
@@ -70,8 +70,8 @@ def test_the_likeliest_tokens_are_passed_on() -> None:
 
 @pytest.mark.parametrize(("prompt_logprobs", "cached_tokens"), [(None, 4), (0, 0), (3, 0)])
 def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(prompt_logprobs, cached_tokens) -> None:
-    scheduler = PrefillScheduler(BlockPool(8), BLOCK, chunk_tokens=8)
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8)
     for request_id, params in ((1, PLAIN), (2, replace(PLAIN, prompt_logprobs=prompt_logprobs))):
-        scheduler.add(Request(request_id, PROMPT, params, (b"first block",)))
+        scheduler.add(prefill_request(request_id, PROMPT, params, (b"first block",)))
         [progress] = scheduler.commit(scheduler.plan(), [Computed((Drawn(7, -0.5),))])
     assert progress.cached_tokens == cached_tokens

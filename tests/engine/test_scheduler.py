@@ -241,7 +241,7 @@ def test_not_finite_logits_end_the_request_and_publish_nothing(make: Maker) -> N
     scheduler.add(request(2, 9, first=50), ROOT)
     _, outcomes = step(scheduler, failed=1)
     assert outcomes[0] == RequestFailed(1)
-    assert outcomes[1] == PromptComputed(2, tokens=9, cached_tokens=0, ended=True)
+    assert outcomes[1] == PromptComputed(2, computed_tokens=9, cached_tokens=0, ended=True)
     assert scheduler.abort(2)
     assert scheduler.pool.counts.cached == 2, "only the neighbour's"
 
@@ -273,4 +273,4 @@ def test_unfilled_slots_are_those_of_the_last_blocks(make: Maker) -> None:
     scheduler.add(request(1, 6))
     scheduler.add(request(2, 8, first=50))
     step(scheduler)
-    assert scheduler.unfilled_slots == 2
+    assert scheduler.batch.unfilled_slots == 2

@@ -2,8 +2,7 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, PageCounts
-from baton.engine.kv_cache.swap_space import SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool, PageCounts, SwapSpace
 from baton.engine.plan import Computed, Drawn, NonFinite
 from baton.engine.request import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
 from baton.engine.sampling.params import SamplingParams
@@ -61,7 +60,7 @@ def test_a_reservation_takes_no_block_that_can_never_be_written(scheduler):
 def test_a_reserved_request_does_not_run(scheduler):
     scheduler.reserve(request(1, 6, 10))
     assert scheduler.plan() is None
-    assert (scheduler.running_sequences, scheduler.batch.used_slots, scheduler.has_work) == (0, 1, True)
+    assert (scheduler.batch.running_sequences, scheduler.batch.used_slots, scheduler.has_work) == (0, 1, True)
 
 
 def test_the_first_step_computes_the_first_token_after_the_prompt(scheduler):

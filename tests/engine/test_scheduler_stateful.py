@@ -30,6 +30,10 @@ class MixedLives(RuleBasedStateMachine):
     def reserve(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
         self.world.reserve(prompt, max_tokens, n, cached, answered)
 
+    @rule(prompt=prompts, n=st.integers(1, 3), cached=st.booleans())
+    def compute(self, prompt: tuple[int, ...], n: int, cached: bool) -> None:
+        self.world.compute(prompt, n, cached)
+
     @precondition(lambda self: self.world.reserved)
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from baton.benchmarks.gpu.drawn import SHAPES, drawn_model
-from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import kv_layout
-from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.load import load_model
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams as OfflineParams
 from baton.engine.plan import BlockSwap, Chunk, Computed, Plan, Sample
 from baton.engine.request import Request
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
-from baton.engine.runner.engine import Engine, OverlappedEngine
+from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
@@ -59,7 +58,8 @@ def answers(
     runner = Runner(model, layout, layout.view(storage, blocks), graphs=sizes)
     runner.warm_up()
     scheduler = Scheduler(BlockPool(blocks), BLOCK, 64, max_sequences=16, swap=SwapSpace(0))
-    engine = OverlappedEngine(runner, scheduler) if overlapped else Engine(runner, scheduler)
+    runner.launches_ahead = overlapped
+    engine = Engine(runner, scheduler)
     for number, prompt in enumerate(PROMPTS):
         scheduler.add(Request(2 * number, tuple(prompt), GREEDY, ()))
         scheduler.add(Request(2 * number + 1, tuple(prompt), replace(SAMPLED, n=1 + number % 2), ()))

@@ -4,10 +4,13 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
-from baton.engine.plan import Plan
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.request import Request
+from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.service.serving.health import Health
 from baton.service.serving.server import Running
 from baton.service.serving.watchdog import LOOKS, STALLED, Stillness, Watchdog
@@ -26,18 +29,7 @@ class Clock:
         return self.now
 
 
-class OneStepForEver:
-    """A scheduler whose only plan is under way as long as its runner likes."""
-
-    def __init__(self, runner: HeldRunner) -> None:
-
-        self.runner, self.empty = runner, Plan(())
-
-    def step(self) -> None:
-        self.runner.run(self.empty)
-
-
-async def one_turn(loop: EngineLoop[Any, None]) -> None:
+async def one_turn(loop: EngineLoop) -> None:
     before = loop.turns
     await asyncio.wrap_future(loop._thread.call(lambda: None))
     await eventually(lambda: loop.turns != before)
@@ -58,9 +50,8 @@ def look(watchdog: Watchdog, clock: Clock, times: int, every_s: float = LOOK_S) 
 
 async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_returns_is_not() -> None:
     runner = HeldRunner()
-    loop: EngineLoop[Any, None] = EngineLoop(
-        OneStepForEver(runner), lambda *_: None, lambda fault: None, lambda: None, lambda: None
-    )
+    engine = Engine(runner, Scheduler(BlockPool(4), 4, 8, max_sequences=1))
+    loop = EngineLoop(engine, lambda *_: None, lambda fault: None)
     assert loop.turns is None, "nothing is watched before it is warm"
     await loop.start()
     watchdog, clock, stalled = watched(lambda: loop.turns)
@@ -70,7 +61,7 @@ async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_ret
     assert stalled == []
 
     runner.hold()
-    loop._thread.post(lambda: None)
+    await asyncio.wrap_future(loop.add(Request(1, (1, 2), SamplingParams(max_tokens=1), ())))
     await eventually(runner.stepping.is_set)
     look(watchdog, clock, LOOKS - 1)
     assert stalled == []

@@ -2,15 +2,24 @@
 
 from pathlib import Path
 
+from baton.engine.plan import Drawn
+from baton.engine.request import FirstToken
 from baton.engine.runner.thread import StepTiming
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, TokenMade
 from baton.worker.step_file import StepFile
 
 
 def test_each_step_is_a_whole_line_at_once_and_the_handler_gets_everything(tmp_path: Path) -> None:
     taken: list[object] = []
     steps = StepFile(tmp_path / "steps")
-    handle = steps.recording(lambda outcomes, timing: taken.append((outcomes, timing)), len)
-    outcomes = ["ab", "c"]
+    handle = steps.recording(lambda outcomes, timing: taken.append((outcomes, timing)))
+    first = tuple(FirstToken(choice, 7, 0.0, None) for choice in range(2))
+    outcomes = [
+        PromptComputed(1, 8, 0, ended=True, first=first),
+        PromptComputed(2, 8, 0, ended=False),
+        TokenMade(3, 0, 4, Drawn(7, 0.0), None, 0),
+        RequestFailed(4),
+    ]
     timing = StepTiming(10.0, 10.25)
     handle(outcomes, timing)
     assert (tmp_path / "steps").read_text() == "10.000000 10.250000 3\n"

@@ -2,15 +2,15 @@
 
 from dataclasses import asdict
 
+from baton.engine.runner.loop import EngineLoop
 from baton.protos import report_pb2
 from baton.worker.decode.credits import Limit
-from baton.worker.decode.loop import DecodeLoop
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.wire import link_reports, page_counts
 
 
 def decode_report(
-    loop: DecodeLoop,
+    loop: EngineLoop,
     reader: TransferReader,
     limit: Limit,
     waiting_requests: int,

@@ -1,20 +1,20 @@
 """Puts the decode role together: engine, pulls, blocks that others may read, sessions."""
 
+from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.kv_cache.memory import LargestStep
-from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.prepare import PreparedModel
+from baton.engine.runner.engine import Engine
+from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import TokenMade
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import WorkerRole
 from baton.worker.cores import gpu_id, mark_busy
 from baton.worker.decode.config import DecodeConfig
-from baton.worker.decode.loop import DecodeLoop, OutcomeHandler
 from baton.worker.decode.retained import RetainedBounds
 from baton.worker.decode.service import DecodeService
 from baton.worker.host import EngineHost
@@ -62,9 +62,9 @@ class DecodeWorker(RoleWorker):
         pulls = pulls or PullThread(config.transfer_cores)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.step_file, host is None)
         self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
-        self._loop: DecodeLoop | None = None
+        self._loop: EngineLoop | None = None
 
-    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> DecodeLoop:
+    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
         config = self._config
         scheduler = Scheduler(
             self._host.blocks,
@@ -78,9 +78,9 @@ class DecodeWorker(RoleWorker):
         ready = thread_preparation(config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm)
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
-            on_outcomes = self._steps.recording(on_outcomes, lambda outcome: isinstance(outcome, TokenMade))
+            on_outcomes = self._steps.recording(on_outcomes)
         on_cache, on_busy = self.service.cache.on_changes, mark_busy(config)
-        self._loop = DecodeLoop(runner, scheduler, on_outcomes, on_fault, ready, on_cache, on_busy)
+        self._loop = EngineLoop(Engine(runner, scheduler), on_outcomes, on_fault, ready, on_cache, on_busy)
         return self._loop
 
     def _attach(self) -> None:

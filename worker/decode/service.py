@@ -19,6 +19,7 @@ from functools import partial
 import grpc
 
 from baton.engine.request import Request, RequestRefused
+from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import StepTiming
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
@@ -28,10 +29,9 @@ from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.trace_context import in_trace
 from baton.worker.cache_events import CacheEventPublisher
+from baton.worker.decode.admission import Admission, PartialPrefixes
 from baton.worker.decode.answer import Answer, LocalPrefill, ReceivedKv, Session, answer_to, fits
 from baton.worker.decode.credits import Charge, WorkerCredits
-from baton.worker.decode.loop import Admission, DecodeLoop
-from baton.worker.decode.partial_prefix import PartialPrefixes
 from baton.worker.decode.report import decode_report
 from baton.worker.decode.request_table import Adoptions, AttemptKey, RequestTable
 from baton.worker.decode.retained import RetainedBounds
@@ -68,7 +68,7 @@ class DecodeService(session_pb2_grpc.SessionServiceServicer, DrainState):
         self._request_ids = itertools.count(1)
         self._attached = False
 
-    def attach(self, loop: DecodeLoop, reader: TransferReader, grammars: Grammars | None = None) -> None:
+    def attach(self, loop: EngineLoop, reader: TransferReader, grammars: Grammars | None = None) -> None:
         """The engine calls back into this object, so it is given to it after it is made."""
         self._loop = loop
         self._attached = True

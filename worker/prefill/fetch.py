@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
-from baton.engine.scheduler.prefill import IncomingPrefix
-from baton.worker.prefill.loop import PrefillLoop
+from baton.engine.scheduler.batch import IncomingPrefix
 from baton.worker.transfer.peers import PeerFailed, PeerLink, Peers
 from baton.worker.transfer.reader import Integrity, Pull, TransferFailed, TransferReader
 
@@ -106,7 +106,7 @@ class FetchOptions:
 class PrefixFetcher:
     """Lives on the event loop."""
 
-    def __init__(self, loop: PrefillLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
+    def __init__(self, loop: EngineLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
         self._loop = loop
         self._peers = peers
         self._reader = TransferReader(peers)
@@ -160,7 +160,7 @@ class PrefixFetcher:
         async with asyncio.timeout(self._options.timeout_s):
             peer = await self._peers.borrow(endpoint)  # pairs with it, the first time
         self._peers.give_back(peer)
-        asked = self._loop.land(hashes, self._worthwhile(peer.transport.name, peer.rate.gb_per_s * 1e9))
+        asked = self._loop.begin_fetch(hashes, self._worthwhile(peer.transport.name, peer.rate.gb_per_s * 1e9))
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
@@ -175,7 +175,7 @@ class PrefixFetcher:
     def _give_back(self, asked: "Future[IncomingPrefix | None]") -> None:
         incoming = None if asked.cancelled() or asked.exception() else asked.result()
         if incoming is not None:
-            self._loop.landed(incoming, 0)
+            self._loop.end_fetch(incoming, 0)
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
         """Raises: TransferFailed, TimeoutError. The pages go back when the copy has ended, if later, then later."""
@@ -196,7 +196,7 @@ class PrefixFetcher:
         """However it ended, no copy runs any more. Called before its waiter continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
-        self._loop.landed(incoming, pull.result().blocks if valid else 0)
+        self._loop.end_fetch(incoming, pull.result().blocks if valid else 0)
 
     def _avoid(self, endpoint: str, why: str) -> None:
         logger.info("fetching a prefix from %s failed, it is computed instead: %s", endpoint, why)

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from baton.engine.runner.thread import StepTiming
-from baton.engine.scheduler.prefill import PrefillProgress
+from baton.engine.scheduler.sequences import PromptComputed
 from baton.protos import session_pb2
 from baton.service.sessions.hub import RouterSession
 from baton.worker.prefill.fetch import NOTHING_FETCHED, Fetched
@@ -35,7 +35,7 @@ class Prompt:
     chunk_ms: list[float] = field(default_factory=list)
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
 
-    def record(self, advance: PrefillProgress, timing: StepTiming) -> int:
+    def record(self, advance: PromptComputed, timing: StepTiming) -> int:
         """Takes in a step's progress on this prompt; returns the tokens that the step computed of it."""
         if not self.chunk_ms:
             self.queue_ms = (timing.started - self.arrived) * 1e3
@@ -44,7 +44,7 @@ class Prompt:
         self.computed_tokens = advance.computed_tokens
         return tokens
 
-    def scores(self, advance: PrefillProgress) -> session_pb2.PromptScores | None:
+    def scores(self, advance: PromptComputed) -> session_pb2.PromptScores | None:
         """A step's scores of the prompt's own tokens, if any."""
         if not advance.prompt:
             return None
@@ -52,7 +52,7 @@ class Prompt:
         self.scored_tokens += len(advance.prompt)
         return prompt_scores(self.attempt_id, offset, advance.prompt)
 
-    def first_step(self, advance: PrefillProgress) -> session_pb2.FirstStep:
+    def first_step(self, advance: PromptComputed) -> session_pb2.FirstStep:
         """The message with the first token of every choice."""
         timings = session_pb2.PrefillTimings(
             queue_ms=self.queue_ms,

@@ -2,10 +2,12 @@
 
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
+from baton.engine.runner.engine import Engine
+from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
-from baton.engine.runner.sharing import DeviceShare
+from baton.engine.runner.sharing import DeviceShare, PrefillThrottle
 from baton.engine.runner.thread_preparation import thread_preparation
-from baton.engine.scheduler.prefill import PrefillScheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.protos import session_pb2
@@ -14,7 +16,6 @@ from baton.worker.cores import gpu_id, mark_busy, spare_cores
 from baton.worker.host import EngineHost
 from baton.worker.prefill.config import PrefillConfig
 from baton.worker.prefill.fetch import FetchOptions, PrefixFetcher
-from baton.worker.prefill.loop import PrefillLoop, ProgressHandler
 from baton.worker.prefill.service import PrefillService
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
 from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, worker_info
@@ -48,21 +49,24 @@ class PrefillWorker(RoleWorker):
         pulls = PullThread(config.transfer_cores)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.chunk_file, host is None)
         self._gpu = gpu_id(prepared.options.device)
-        self._loop: PrefillLoop | None = None
+        self._loop: EngineLoop | None = None
         self._fetcher: PrefixFetcher | None = None
 
-    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> PrefillLoop:
+    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
         config, device = self._config, self._prepared.options.device
         tail_tokens = config.tail_tokens if device.type == "cpu" else 0
-        scheduler = PrefillScheduler(self._host.blocks, config.block_size, config.chunk_tokens, tail_tokens)
+        scheduler = Scheduler(
+            self._host.blocks, config.block_size, config.chunk_tokens, max_sequences=0, tail_tokens=tail_tokens
+        )
         spare, warm = spare_cores(config), self._host.used
         ready = thread_preparation(config.cores, device, runner, config.nice, warm=warm, spare=spare)
-        share = DeviceShare(config.chunk_tokens, config.decode_slow_down)
-        on_progress: ProgressHandler = self.service.on_progress
+        throttle = PrefillThrottle(DeviceShare(config.chunk_tokens, config.decode_slow_down))
+        on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
-            on_progress = self._steps.recording(on_progress, lambda progress: len(progress.first or ()))
+            on_outcomes = self._steps.recording(on_outcomes)
         on_cache, on_busy = self.service.cache.on_changes, mark_busy(config)
-        self._loop = PrefillLoop(runner, scheduler, on_progress, on_fault, ready, share, on_cache, on_busy)
+        engine = Engine(runner, scheduler, throttle)
+        self._loop = EngineLoop(engine, on_outcomes, on_fault, ready, on_cache, on_busy)
         return self._loop
 
     def _attach(self) -> None:
@@ -71,7 +75,7 @@ class PrefillWorker(RoleWorker):
         self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)
         self._transfers.attach(self._loop)
 
-    def _make_fetcher(self, loop: PrefillLoop) -> PrefixFetcher | None:
+    def _make_fetcher(self, loop: EngineLoop) -> PrefixFetcher | None:
         config = self._config
         if config.fetch == "never":
             return None

@@ -16,10 +16,11 @@ from functools import partial
 
 import grpc
 
-from baton.engine.request import RequestRefused, reusable_hashes
+from baton.engine.request import Request, RequestRefused, reusable_hashes
+from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import StepTiming
 from baton.engine.sampling.constraint import Constraint, Grammars
-from baton.engine.scheduler.prefill import PrefillProgress, PrefillRequest
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 from baton.service.errors import Unavailable
 from baton.service.sessions.connection import serve_connection
@@ -29,7 +30,6 @@ from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.drain import DrainState
 from baton.worker.model import adapter_number
 from baton.worker.prefill.fetch import FetchHint, PrefillRate, PrefixFetcher
-from baton.worker.prefill.loop import PrefillLoop
 from baton.worker.prefill.prompt import Prompt, Session
 from baton.worker.structured import constraint_of
 from baton.worker.transfer.source import TRANSFER_ID_BYTES, TransferSource
@@ -59,7 +59,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, DrainState):
 
     def attach(
         self,
-        loop: PrefillLoop,
+        loop: EngineLoop,
         transfers: TransferSource,
         fetcher: PrefixFetcher | None,
         grammars: Grammars | None = None,
@@ -178,7 +178,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, DrainState):
         else:
             self._add(prompt, request)
 
-    def _add(self, prompt: Prompt, request: PrefillRequest) -> None:
+    def _add(self, prompt: Prompt, request: Request) -> None:
         added = asyncio.wrap_future(self._loop.add(request))
         added.add_done_callback(partial(self._on_added, prompt))
 
@@ -186,7 +186,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, DrainState):
         self,
         fetcher: PrefixFetcher,
         prompt: Prompt,
-        request: PrefillRequest,
+        request: Request,
         hint: FetchHint,
         hashes: Sequence[bytes],
     ) -> None:
@@ -212,17 +212,18 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, DrainState):
             logger.error("a prompt could not be queued", exc_info=error)
             self._fail(prompt, session_pb2.FAILURE_REASON_UNSPECIFIED, "internal error of the prefill worker")
 
-    def on_progress(self, progress: Sequence[PrefillProgress], timing: StepTiming) -> None:
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
         """A step has ended: called on the event loop, in the order of the steps."""
         tokens = 0
-        for advance in progress:
+        for advance in outcomes:
             prompt = self._prompts.get(advance.request_id)
             if prompt is None:
                 continue  # cancelled while this step ran
-            tokens += prompt.record(advance, timing)
-            if advance.failed:
+            if isinstance(advance, RequestFailed):
                 self._fail(prompt, *failure_of(advance.cause))
-                continue
+            if not isinstance(advance, PromptComputed):
+                continue  # no answers are made here
+            tokens += prompt.record(advance, timing)
             self._transfers.advance(prompt.transfer_id, advance.new_blocks, advance.first)
             scores = prompt.scores(advance)
             if scores is not None:
@@ -276,7 +277,7 @@ class PrefillService(session_pb2_grpc.SessionServiceServicer, DrainState):
                 limit_blocks=load.pages.total,
                 limit_slots=0,
                 pages=page_counts(load),
-                waiting_requests=load.waiting_requests,
+                waiting_requests=load.waiting_sequences,
                 running_sequences=load.running_sequences,
                 pending_tokens=load.pending_tokens,
                 draining=self.leaving or self.draining,

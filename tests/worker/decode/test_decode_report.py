@@ -6,21 +6,21 @@ from typing import Any, cast
 import pytest
 
 from baton.engine.kv_cache.block_pool import PageCounts
+from baton.engine.runner.loop import EngineLoad, EngineLoop
 from baton.engine.scheduler.budget import PromptRates
 from baton.protos import report_pb2
 from baton.router.fleet.wire import worker_report
 from baton.worker.decode.credits import Limit
-from baton.worker.decode.loop import DecodeLoad, DecodeLoop
 from baton.worker.decode.report import decode_report
 from baton.worker.transfer.reader import Integrity, TransferReader
 
 
 def reported(rates: PromptRates) -> report_pb2.Report:
-    load = DecodeLoad(PageCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates)
+    load = EngineLoad(PageCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates)
     loop: Any = SimpleNamespace(load=load, steps=1)
     reader: Any = SimpleNamespace(links=(), integrity=Integrity())
     return decode_report(
-        cast(DecodeLoop, loop), cast(TransferReader, reader), Limit(8, 1), 0, False, report_pb2.CacheSum()
+        cast(EngineLoop, loop), cast(TransferReader, reader), Limit(8, 1), 0, False, report_pb2.CacheSum()
     )
 
 

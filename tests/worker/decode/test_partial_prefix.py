@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from baton.protos import session_pb2
+from baton.worker.decode.admission import PartialPrefixes
 from baton.worker.decode.answer import answer_to
-from baton.worker.decode.partial_prefix import PartialPrefixes
 
 SYSTEM, QUESTION, OTHER, ANSWER = (bytes([number]) * 32 for number in range(4))
 

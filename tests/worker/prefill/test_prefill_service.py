@@ -53,9 +53,9 @@ async def test_cancel_while_waiting_for_pages_leaves_the_others_alone() -> None:
         await router.send(prefill=prompt_command(1, first, tokens=4 * BLOCKS - 40))
         await router.one("first_step", 1)
         await router.send(prefill=prompt_command(2, transfer_id(), tokens=80))
-        await eventually(lambda: stack.loop.load.waiting_requests == 1)
+        await eventually(lambda: stack.loop.load.waiting_sequences == 1)
         await router.cancel(2)
-        await eventually(lambda: stack.loop.load.waiting_requests == 0)
+        await eventually(lambda: stack.loop.load.waiting_sequences == 0)
         assert await close(stack, first)
 
 

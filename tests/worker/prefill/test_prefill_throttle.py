@@ -1,23 +1,20 @@
 """Chunks and rests of a prefill worker that shares its GPU with decode workers."""
 
-from baton.engine.plan import Chunk, Plan
-from baton.engine.runner.sharing import DeviceShare
-from baton.worker.prefill.loop import MOST_REST_S, PrefillThrottle
-
-PLAN = Plan((Chunk(0, [1], 0, [0]),))
+from baton.engine.runner.sharing import MOST_REST_S, DeviceShare, PrefillThrottle
 
 
 class World:
-    """A clock that steps and rests move on, a runner, and a scheduler."""
+    """A clock that steps and rests move on, and an engine."""
 
     def __init__(self, step_s: float) -> None:
         self.chunk_tokens, self.time, self.rests = 512, 0.0, list[float]()
         self._step_s = step_s
-        self.throttle = PrefillThrottle(self, self, DeviceShare(512, 1.5), lambda: self.time, self.rest)
+        self.throttle = PrefillThrottle(DeviceShare(512, 1.5), lambda: self.time, self.rest)
 
-    def run(self, plan: Plan) -> tuple[()]:
+    def step(self) -> None:
+        self.throttle.rest()
         self.time += self._step_s
-        return ()
+        self.chunk_tokens = self.throttle.observe(self._step_s)
 
     def rest(self, seconds: float) -> None:
         self.rests.append(seconds)
@@ -27,7 +24,7 @@ class World:
 def test_nothing_rests_while_nobody_complains() -> None:
     world = World(0.01)
     for _ in range(3):
-        world.throttle.run(PLAN)
+        world.step()
     assert (world.rests, world.chunk_tokens) == ([], 512)
 
 
@@ -35,9 +32,9 @@ def test_slow_decode_makes_chunks_smaller_and_then_rests_before_the_next() -> No
     world = World(0.01)
     for _ in range(3):
         world.throttle.observe_slow_down(3.0)
-        world.throttle.run(PLAN)
+        world.step()
     assert world.chunk_tokens == 256
-    world.throttle.run(PLAN)
+    world.step()
     assert [round(rest, 6) for rest in world.rests] == [0.0025, 0.005]
 
 
@@ -45,7 +42,7 @@ def test_a_rest_is_bounded() -> None:
     world = World(1.0)
     for _ in range(9):
         world.throttle.observe_slow_down(9.0)
-        world.throttle.run(PLAN)
+        world.step()
     assert max(world.rests) == MOST_REST_S
 
 
@@ -53,8 +50,8 @@ def test_time_that_passed_anyway_counts_as_rest() -> None:
     world = World(0.01)
     for _ in range(3):
         world.throttle.observe_slow_down(3.0)
-        world.throttle.run(PLAN)
+        world.step()
     rests = len(world.rests)
     world.time += 1.0
-    world.throttle.run(PLAN)
+    world.step()
     assert len(world.rests) == rests

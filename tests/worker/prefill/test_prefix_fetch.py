@@ -150,7 +150,7 @@ async def test_a_prompt_does_not_wait_for_a_slow_copy_whose_pages_come_back_late
         await both.ask(1)
         assert (await both.timings(1)).cached_tokens == 0
         await eventually(lambda: not both.prefill.service.busy and both.prefill.counts.held == 4)
-        assert both.prefill.scheduler.held_by_transfers == 4
+        assert both.prefill.scheduler.batch.held_by_transfers == 4
         let_go.set()
         await both.prefill.all_free()
         assert both.prefill.counts.cached == 5  # the prompt's own; of the fetch nothing
@@ -196,7 +196,7 @@ async def test_without_room_for_the_blocks_nothing_is_fetched() -> None:
     async with pair() as both:
         taken = await both.prefill.on_engine(lambda: both.prefill.pool.allocate(BLOCKS - 3))
         await both.ask(1)
-        await eventually(lambda: both.prefill.loop.load.waiting_requests == 1)
+        await eventually(lambda: both.prefill.loop.load.waiting_sequences == 1)
         await both.prefill.on_engine(lambda: [both.prefill.pool.release(block) for block in taken])
         timings = await both.timings(1)
         assert (timings.fetched_tokens, timings.cached_tokens) == (0, 0)

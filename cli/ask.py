@@ -118,21 +118,13 @@ class JsonOutput:
 
 def event_as_object(event: Event) -> dict[str, object]:
     """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
-    if isinstance(event, Started):
-        started = {"event": "started", **asdict(event)}
-        del started["resume_token"]  # its holder may take the stream over
-        return started
-    if isinstance(event, PromptPart):
-        part = {"event": "prompt", **asdict(event)}
-        if event.logprobs is None:
-            del part["logprobs"]
-        return part
-    if isinstance(event, Delta):
-        delta = {"event": "delta", **asdict(event)}
-        if event.logprobs is None:
-            del delta["logprobs"]
-        return delta
-    content: dict[str, object] = {
+    if not isinstance(event, Finished):
+        content = {"event": _NAMES[type(event)], **asdict(event)}
+        content.pop("resume_token", None)  # its holder may take the stream over
+        if content.get("logprobs", ()) is None:
+            del content["logprobs"]
+        return content
+    content = {
         "event": "finished",
         "index": event.index,
         "finish_reason": event.reason.value,
@@ -143,6 +135,9 @@ def event_as_object(event: Event) -> dict[str, object]:
     if event.timings is not None:
         content["timings"] = round_milliseconds(asdict(event.timings))
     return content
+
+
+_NAMES: dict[type[Event], str] = {Started: "started", PromptPart: "prompt", Delta: "delta"}
 
 
 def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:

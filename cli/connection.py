@@ -4,14 +4,24 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
 import grpc
 
 from baton.cli.options import DEFAULT_TARGET
-from baton.client import BatonClientError, Event, NotAllowed, ServerError, Unavailable
+from baton.client import (
+    AdminClient,
+    BatonClientError,
+    Event,
+    ModelNotFound,
+    NotAllowed,
+    RetryPolicy,
+    ServerError,
+    Unavailable,
+)
 from baton.client.channel import Security
 from baton.launch.errors import CommandFailed
 from baton.service.config import ConfigError, InternalTlsConfig, read_config
@@ -102,6 +112,18 @@ def for_people(
         text = f"{target} does not serve this; --target is the public port of a router, --admin its admin port"
         return ServerError(text, error.details, error.code)
     return error
+
+
+@contextmanager
+def admin_client(target: str) -> Iterator[AdminClient]:
+    """Calls that are made once. Raises: CommandFailed, with advice, for any error but ModelNotFound."""
+    try:
+        with AdminClient(target, retry=RetryPolicy(attempts=1)) as admin:
+            yield admin
+    except ModelNotFound:
+        raise
+    except BatonClientError as error:
+        raise CommandFailed(for_people(error, f"{target} (admin port)").message) from error
 
 
 def explained(

@@ -5,18 +5,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from baton.cli.connection import for_people
-from baton.client import (
-    AdminClient,
-    BatonClientError,
-    Candidate,
-    ExplainedAttempt,
-    RequestExplanation,
-    RetryPolicy,
-    WorkerStatus,
-)
+from baton.cli.connection import admin_client
+from baton.client import AdminClient, Candidate, ExplainedAttempt, ModelNotFound, RequestExplanation, WorkerStatus
 from baton.client.cluster import Role
-from baton.client.errors import ModelNotFound
 from baton.launch.errors import CommandFailed
 
 COMPARED = (
@@ -31,12 +22,10 @@ def show_explanation(request_id: str, admin_targets: list[str], as_json: bool) -
     """Asks one router after another. Raises: CommandFailed."""
     for target in admin_targets:
         try:
-            with AdminClient(target, retry=RetryPolicy(attempts=1)) as admin:
+            with admin_client(target) as admin:
                 found = admin.explain(request_id)
         except ModelNotFound:
             continue
-        except BatonClientError as error:
-            raise CommandFailed(for_people(error, f"{target} (admin port)").message) from error
         print(json.dumps(asdict(found)) if as_json else "\n".join(lines(found)))
         return 0
     raise CommandFailed(
@@ -121,22 +110,22 @@ POLL_S = 0.1
 def change_role(admin_target: str, worker_id: str, role: Role, timeout_s: float) -> int:
     """Exit code 0 when it serves so. Raises: CommandFailed."""
     began_s = time.monotonic()
-    try:
-        with AdminClient(admin_target, retry=RetryPolicy(attempts=1)) as admin:
-            before = _find(admin, worker_id)
-            if before is not None and before.role == role and _serves(before):
-                print(f"{worker_id} is a {role} worker already")
-                return 0
+    with admin_client(admin_target) as admin:
+        before = _find(admin, worker_id)
+        if before is not None and before.role == role and _serves(before):
+            print(f"{worker_id} is a {role} worker already")
+            return 0
+        try:
             admin.change_role(worker_id, role)
-            print(f"{worker_id} drains to become {role}", flush=True)
-            while time.monotonic() - began_s < timeout_s:
-                now = _find(admin, worker_id)
-                if now is not None and now.role == role and _serves(now):
-                    print(f"{worker_id} serves as {role} after {time.monotonic() - began_s:.1f} s")
-                    return 0
-                time.sleep(POLL_S)
-    except BatonClientError as error:
-        raise CommandFailed(for_people(error, f"{admin_target} (admin port)").message) from error
+        except ModelNotFound as error:
+            raise CommandFailed(error.message) from error
+        print(f"{worker_id} drains to become {role}", flush=True)
+        while time.monotonic() - began_s < timeout_s:
+            now = _find(admin, worker_id)
+            if now is not None and now.role == role and _serves(now):
+                print(f"{worker_id} serves as {role} after {time.monotonic() - began_s:.1f} s")
+                return 0
+            time.sleep(POLL_S)
     raise CommandFailed(f"{worker_id} does not serve as {role} after {timeout_s:g} s; see `baton status`")
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.connection import for_people
+from baton.cli.connection import admin_client, for_people
 from baton.client import (
     AdminClient,
     BatonClientError,
@@ -23,7 +23,6 @@ from baton.client import (
     RouterStatus,
     WorkerStatus,
 )
-from baton.launch.errors import CommandFailed
 
 GAP = "  "
 UNKNOWN = "-"
@@ -224,11 +223,8 @@ def _wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
 
 def show_status(admin_target: str, as_json: bool) -> int:
     """Exit code 0 where the router is ready, 3 where it answers but is not. Raises CommandFailed."""
-    try:
-        with AdminClient(admin_target, retry=RetryPolicy(attempts=1)) as admin:
-            status = admin.status()
-    except BatonClientError as error:
-        raise CommandFailed(for_people(error, f"{admin_target} (admin port)").message) from error
+    with admin_client(admin_target) as admin:
+        status = admin.status()
     if as_json:
         print(json.dumps(asdict(status)))
     else:

@@ -20,15 +20,16 @@ from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
 from baton.cli.trace import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
-from baton.launch.core_plan import plan_cores
-from baton.launch.devices import Machine, inspect_machine
+from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
 from baton.launch.process_plan import (
     LOOPBACK,
+    RedisSource,
     UpSettings,
     choose_http_ports,
+    choose_redis,
     is_free,
     plan_processes,
     require_free,
@@ -36,7 +37,6 @@ from baton.launch.process_plan import (
 )
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
-from baton.launch.redis_source import RedisSource, choose_redis
 from baton.launch.supervisor import StartupFailed, Supervisor
 from baton.router.config import too_open
 from baton.service.registry.redis_server import free_port

@@ -1,4 +1,4 @@
-"""Which processes make up a service on one machine, and how each is called. Pure: settings in, commands out."""
+"""Which processes make up a service on one machine, and how each is called: settings in, commands out."""
 
 import socket
 import sys
@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton import IMPORT_PATH
-from baton.launch.core_plan import CorePlan, plan_cores, write_cores
-from baton.launch.devices import Machine
+from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.processes import ProcessSpec, Stage
 from baton.service.adapter_folder import AdapterFolder
-from baton.service.registry.redis_server import free_port
+from baton.service.registry.redis_server import (
+    NOISE,
+    RedisServerError,
+    find_redis_server,
+    free_port,
+    redis_command,
+    redis_url,
+)
 
 DEFAULT_HTTP_PORT = 8000
 
@@ -64,6 +70,7 @@ COLOCATED_TBT_SLO_MS = 60.0
 # Longer than the drain of each process itself, so that SIGKILL is for processes that hang.
 ROUTER_GRACE_S = 40.0
 WORKER_GRACE_S = 35.0
+REDIS_GRACE_S = 5.0
 # Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
 PREFILL_NICE = 5
 # Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
@@ -217,3 +224,29 @@ def _shared(settings: UpSettings) -> list[object]:
 
 def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSource:
+    """The Redis of `baton up`: the one that REDIS_URL names, without a `spec`, or a server of our own."""
+
+    url: str
+    spec: ProcessSpec | None
+
+    @property
+    def description(self) -> str:
+        return self.url if self.spec is None else f"{Path(self.spec.command[0]).name} (embedded)"
+
+
+def choose_redis(given_url: str | None, cores: tuple[int, ...]) -> RedisSource:
+    """Raises CommandFailed where none is given and none is installed."""
+    if given_url:
+        return RedisSource(given_url, None)
+    try:
+        program = find_redis_server()
+    except RedisServerError as error:
+        raise CommandFailed(str(error)) from error
+    port = free_port()
+    command = tuple(redis_command(program, port))
+    spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores, noise=NOISE)
+    return RedisSource(redis_url(port), spec)

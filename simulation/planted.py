@@ -63,12 +63,12 @@ def unseen_flip() -> AbstractContextManager[Any]:
 
 def announced_once() -> AbstractContextManager[Any]:
     """A worker announces itself in Redis once, and not again when the announcement has expired."""
-    real = Registration._renew
+    real = Registration._step
 
-    async def renew(self: Registration) -> bool:
-        return not (await real(self) and self.connected)
+    async def step(self: Registration) -> bool:
+        return not await real(self)
 
-    return patch.object(Registration, "_renew", renew)
+    return patch.object(Registration, "_step", step)
 
 
 def best_by_sum() -> AbstractContextManager[Any]:

@@ -35,7 +35,7 @@ from baton.benchmarks.report.limits import shortest
 from baton.benchmarks.report.result import DEMO, read_arguments, write_result
 from baton.benchmarks.transfer.worker_pair import BLOCK_TOKENS, Workers, WorkerSession, worker_process
 from baton.benchmarks.wrapped_process import Marks
-from baton.launch.core_plan import plan_cores, write_cores
+from baton.launch.devices import plan_cores, write_cores
 
 WARM_UP_ROUNDS = 2
 

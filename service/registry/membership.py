@@ -9,7 +9,7 @@ membership = Membership(registry) | StaticMembership(...) a router; start() ... 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -82,8 +82,65 @@ async def take_epoch(registry: RedisRegistry | None) -> int:
         return proposed
 
 
-class Registration:
-    """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever. Owns the registry.
+class _Polling:
+    """A step with the registry, once a period until it says that it is over, or this is closed. Owns the registry.
+
+    Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
+    half of them when tried on 8.1), and the task would run for ever. A step in progress is waited for; it is bounded.
+    """
+
+    def __init__(self, registry: RedisRegistry, period_s: float) -> None:
+        self._registry = registry
+        self._period_s = period_s
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._reported_lost = False
+        self.connected = False  # as of the last step
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        await self._end()
+        await self._registry.close()
+
+    async def _end(self) -> None:
+        self._ending.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def _step(self) -> bool:
+        """Whether there are more to come. Raises: RegistryUnavailable, after which there are."""
+        raise NotImplementedError
+
+    def _lost_contact(self) -> None:
+        """The registry did not answer."""
+
+    async def _run(self) -> None:
+        while not self._ending.is_set() and await self._try():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._ending.wait()
+
+    async def _try(self) -> bool:
+        """A step; logs only when the registry ceases to answer, and when it answers again."""
+        try:
+            goes_on = await self._step()
+        except RegistryUnavailable as error:
+            if not self._reported_lost:
+                logger.warning("the registry does not answer; the known workers stay: %s", error)
+            self.connected, self._reported_lost = False, True
+            self._lost_contact()
+            return True
+        if self._reported_lost:
+            logger.info("the registry answers again")
+        self.connected, self._reported_lost = True, False
+        return goes_on
+
+
+class Registration(_Polling):
+    """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever.
 
     `on_fenced` is called once if a later process has taken this worker's name; renewal ends then.
     """
@@ -95,26 +152,17 @@ class Registration:
         on_fenced: Callable[[], None],
         renew_s: float = RENEW_S,
     ) -> None:
-        self._registry = registry
+        super().__init__(registry, renew_s)
         self.record = record
         self._on_fenced = on_fenced
-        self._repeated = _Repeated(self._renew, renew_s)
-        self._contact = _Contact()
-
-    @property
-    def connected(self) -> bool:
-        return self._contact.connected
 
     def replace(self, record: WorkerRecord) -> None:
         """From the next renewal on the worker is announced so. Its epoch is higher than that of the one before."""
         self.record = record
 
-    async def start(self) -> None:
-        self._repeated.begin()
-
     async def close(self) -> None:
         """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
-        await self._repeated.end()
+        await self._end()
         try:
             await self._registry.withdraw(self.record)
         except RegistryUnavailable as error:
@@ -122,13 +170,8 @@ class Registration:
         finally:
             await self._registry.close()
 
-    async def _renew(self) -> bool:
-        try:
-            announced = await self._registry.announce(self.record)
-        except RegistryUnavailable as error:
-            self._contact.lost(error)
-            return True
-        self._contact.made()
+    async def _step(self) -> bool:
+        announced = await self._registry.announce(self.record)
         if announced is Announced.FENCED:
             logger.error("another process has taken over as %s", self.record.worker_id)
             self._on_fenced()
@@ -150,30 +193,17 @@ class MembershipSource(Protocol):
         """`current` at once, then again after each change; slow readers see the newest only. Ends by cancellation."""
 
 
-class Membership:
-    """Membership from Redis, polled. While Redis is unreachable the last view stays. Owns the registry."""
+class Membership(_Polling):
+    """Membership from Redis, polled. While Redis is unreachable the last view stays."""
 
     def __init__(self, registry: RedisRegistry, poll_s: float = POLL_S, ttl_s: float = TTL_MS / 1000) -> None:
-        self._registry = registry
-        self._repeated = _Repeated(self._poll, poll_s)
+        super().__init__(registry, poll_s)
         self._view = MembershipView(ttl_s)
         self._changed = asyncio.Event()
-        self._contact = _Contact()
 
     @property
     def current(self) -> tuple[WorkerRecord, ...]:
         return self._view.workers
-
-    @property
-    def connected(self) -> bool:
-        return self._contact.connected
-
-    async def start(self) -> None:
-        self._repeated.begin()
-
-    async def close(self) -> None:
-        await self._repeated.end()
-        await self._registry.close()
 
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
         while True:
@@ -181,18 +211,15 @@ class Membership:
             yield self.current
             await changed.wait()
 
-    async def _poll(self) -> bool:
-        try:
-            listed = await self._registry.workers()
-        except RegistryUnavailable as error:
-            self._contact.lost(error)
-            self._view.lost_contact()
-            return True
-        self._contact.made()
+    async def _step(self) -> bool:
+        listed = await self._registry.workers()
         if self._view.observe(listed, time.monotonic()):
             self._changed.set()
             self._changed = asyncio.Event()  # the old one stays set for tasks that wait on it
         return True
+
+    def _lost_contact(self) -> None:
+        self._view.lost_contact()
 
 
 class StaticMembership:
@@ -211,50 +238,3 @@ class StaticMembership:
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
         yield self.current
         await asyncio.Event().wait()
-
-
-class _Contact:
-    """Whether Redis answered last time; logs the changes only."""
-
-    def __init__(self) -> None:
-        self.connected = False
-        self._reported_lost = False
-
-    def made(self) -> None:
-        if self._reported_lost:
-            logger.info("the registry answers again")
-        self.connected, self._reported_lost = True, False
-
-    def lost(self, error: RegistryUnavailable) -> None:
-        if not self._reported_lost:
-            logger.warning("the registry does not answer; the known workers stay: %s", error)
-        self.connected, self._reported_lost = False, True
-
-
-class _Repeated:
-    """A step taken once a period until it returns False or is ended.
-
-    Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
-    half of them when tried on 8.1), and the task would run for ever. A step in progress is waited for; it is bounded.
-    """
-
-    def __init__(self, step: Callable[[], Awaitable[bool]], period_s: float) -> None:
-        self._step = step
-        self._period_s = period_s
-        self._ending = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def end(self) -> None:
-        self._ending.set()
-        if self._task is not None:
-            await self._task
-            self._task = None
-
-    async def _run(self) -> None:
-        while not self._ending.is_set() and await self._step():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._period_s):
-                    await self._ending.wait()

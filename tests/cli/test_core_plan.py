@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.launch.core_plan import plan_cores, write_cores
+from baton.launch.devices import plan_cores, write_cores
 
 counts = st.integers(1, 6)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+import baton.cli.connection
 import baton.cli.status
 from baton.cli.__main__ import app
 from baton.cli.options import STATUS_COLUMNS
@@ -235,7 +236,7 @@ def test_the_exit_code_says_whether_it_is_ready(
     ready: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(baton.cli.status, "AdminClient", lambda *_, **__: FakeAdmin(ready))
+    monkeypatch.setattr(baton.cli.connection, "AdminClient", lambda *_, **__: FakeAdmin(ready))
     assert show_status("somewhere:1", as_json=False) == code
     assert capsys.readouterr().out.splitlines() == status_lines(status(ready), 80)
 

@@ -30,7 +30,11 @@ from baton.router.types.worker import WorkerDescription
 from baton.service.errors import BatonError, Unavailable
 from baton.service.registry.worker_record import WorkerRole
 
-_TOKENS = 2  # the second one is decode's own
+logger = logging.getLogger(__name__)
+
+_TOKENS = 2  # of a probe; the second one is decode's own
+_PROBE_S = 30.0  # a worker's first request may warm it
+_RETRY_S = 0.5
 
 
 class ProbeFailed(Exception):
@@ -77,12 +81,6 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
     return placement
 
 
-logger = logging.getLogger(__name__)
-
-_RETRY_S = 0.5
-_PROBE_S = 30.0  # a worker's first request may warm it
-
-
 class Readiness:
     """`on_change` is awaited with whether the router is ready, whenever that changes."""
 
@@ -100,7 +98,7 @@ class Readiness:
         alone = policy.no_prefill_worker is NoPrefillWorker.LOCAL
         self.needed = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
         """The roles without which nothing is answered."""
-        self._sung_through_prefill = False
+        self._prefill_probed = False
         self._model_folder = model_folder
         self._model_name = model_name
         self._wait_s = wait_s
@@ -159,8 +157,7 @@ class Readiness:
         self._changed.clear()
 
     async def _prepare(self) -> bool:
-        wanted = self._served.fingerprint if self._served else None
-        description = answering(self._scheduling.cluster, wanted, self.needed)
+        description = self._answering()
         if description is None:
             return False
         try:
@@ -174,21 +171,21 @@ class Readiness:
 
     async def _probe(self, served: ServedModel) -> None:
         placement = await probe(served, self._scheduling, _PROBE_S)
-        self._sung_through_prefill = placement.prefill is not None
+        self._prefill_probed = placement.prefill is not None
         self._detail = ""
 
     @property
     def _prefill_untried(self) -> bool:
         """A prefill worker is there, and the probe has gone only through decode workers alone."""
         served = self._served
-        if served is None or self._sung_through_prefill:
+        if served is None or self._prefill_probed:
             return False
         return _has_prefill(self._scheduling.cluster, served.fingerprint)
 
     async def _try_prefill(self) -> None:
-        """Sings again for the first prefill worker that came since."""
+        """Probes again for the first prefill worker that came since."""
         if self._served is None or not _has_prefill(self._scheduling.cluster, self._served.fingerprint):
-            self._sung_through_prefill, self._detail = False, ""
+            self._prefill_probed, self._detail = False, ""
             return
         if not self._prefill_untried:
             return
@@ -226,9 +223,13 @@ class Readiness:
 
     def _can_answer(self) -> bool:
         """With the model that is served."""
+        description = self._answering()
+        served = self._served
+        return description is not None and served is not None and description.fingerprint == served.fingerprint
+
+    def _answering(self) -> WorkerDescription | None:
         wanted = self._served.fingerprint if self._served else None
-        description = answering(self._scheduling.cluster, wanted, self.needed)
-        return description is not None and description.fingerprint == wanted
+        return answering(self._scheduling.cluster, wanted, self.needed)
 
 
 def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]) -> WorkerDescription | None:

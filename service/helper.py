@@ -2,7 +2,7 @@
 
 Threads do not suffice: most of the long work (parsing) keeps the interpreter's lock.
 
-    answer = await Helper("baton.gateway.parsing.parse_process").ask([b"..."])       where the work comes up
+    answer = await Helper("baton.gateway.parse_process").ask([b"..."])               where the work comes up
     sys.exit(answer_frames(answer))                                                  in the `__main__` of that module
 
 Questions and answers are frames, a length of 8 bytes, little-endian, and so many bytes, over a socket that is the

@@ -35,9 +35,10 @@ from baton.kvtransfer.shared_memory import PeerMemory
 from baton.kvtransfer.transport import BlockPair, ChecksumDiffers, CopyBroken, LinkRate, PeerUnreachable, Transport
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.router.model.defaults import GenerationDefaults
+from baton.router.model.form_checker import FormChecker
+from baton.router.model.form_process import Setup
 from baton.router.model.served_model import ServedModel
 from baton.router.model.tokenizer import TokenizerWorker
-from baton.router.model.validation import FormChecker
 from baton.router.types.worker import WorkerDescription
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.service.serving.watchdog import Watchdog
@@ -94,7 +95,7 @@ def served_model(description: WorkerDescription, folder: Path | None, name: str 
         block_tokens=model.block_tokens,
         tokenizer=_worker(),
         defaults=defaults,
-        forms=FormChecker(FOLDER, model.vocab_size, defaults.eos_token_ids),
+        forms=FormChecker(Setup(str(FOLDER.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
     )
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from baton.generation.block_hash import root_hash
 from baton.router.model.defaults import GenerationDefaults, read_generation_defaults
+from baton.router.model.form_checker import FormChecker
+from baton.router.model.form_process import Setup
 from baton.router.model.tokenizer import TextTooLong, TokenizerWorker, load_tokenizer
 from baton.router.model.validation import (
-    FormChecker,
     check_something_is_left,
     check_text,
     fit_to_context,
@@ -142,5 +143,5 @@ def load_served_model(description: WorkerDescription, folder: Path | None, name:
         block_tokens=model.block_tokens,
         tokenizer=load_tokenizer(path),
         defaults=defaults,
-        forms=FormChecker(path, model.vocab_size, defaults.eos_token_ids),
+        forms=FormChecker(Setup(str(path.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
     )

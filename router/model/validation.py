@@ -3,11 +3,8 @@
 Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from baton.generation.sampling import (
@@ -20,9 +17,7 @@ from baton.generation.sampling import (
     numbers_of,
 )
 from baton.generation.structured.output import FormRefused, StructuredOutput, check_form
-from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import GenerationDefaults
-from baton.router.model.form_checker import MEMORY_BYTES, Checker, CheckerBroken, Setup
 from baton.router.types.request import (
     MAX_SESSION_CHARACTERS,
     ChatPrompt,
@@ -36,23 +31,136 @@ from baton.router.types.request import (
     TokenPrompt,
     ValidRequest,
 )
-from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.errors import InvalidArgument
 
 PIECE_TOKENS = 1 << 12
+TOKEN_IDS = "token_ids.ids"
+MAX_TEXT_BYTES = 1 << 20
+"""Of any text at once; a longer prompt is sent as token ids."""
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_SALT_CHARACTERS = 256
+MOST_PRIORITY = 100
+MAX_MESSAGES = 4096
+MAX_ROLE_CHARACTERS = 64
+MAX_TOOLS = 128
+MAX_TOOL_NAME_CHARACTERS = 64
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
+BIASES = NumberRange(-100.0, 100.0)
+MAX_BIASES = 300
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 256
+MAX_BAD_WORD_TOKENS = 256
+LENGTH_PENALTIES = NumberRange(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
 
 
-def check_number(name: str, asked: float, allowed: NumberRange) -> float:
-    """The value of a sampling field. Raises: InvalidArgument."""
-    fault = allowed.fault(asked)
-    if fault is not None:
-        raise InvalidArgument(f"sampling.{name}", fault)
-    return asked
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Random values for fields that a client may leave out, drawn by the caller: this module is deterministic."""
+
+    request_id: str
+    seed: int  # 64 bits
 
 
-def check_count(name: str, values: Sequence[object], most: int) -> None:
-    """Raises: InvalidArgument for a sampling field of too many values. Reads none of them."""
-    if len(values) > most:
-        raise InvalidArgument(f"sampling.{name}", f"at most {most}, not {len(values)}")
+def validate(
+    request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: Drawn
+) -> ValidRequest:
+    """Checks everything that needs no tokenizer and fills in the defaults.
+
+    `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
+    """
+    sampling = request.sampling
+    n = 1 if sampling.n is None else _choices("n", sampling.n, 1)
+    resolved, rules = _numbers(sampling, defaults), _logit_rules(sampling, vocab_size)
+    beams, logprobs = _beam_search(sampling, n, resolved, rules), _logprobs("logprobs", sampling.logprobs)
+    stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
+    prompt_logprobs = _logprobs("prompt_logprobs", sampling.prompt_logprobs)
+    if prompt_logprobs is None and request.echo:
+        prompt_logprobs = logprobs  # an echoed prompt has log-probabilities where the answer has
+    _check_fields(request)
+    return ValidRequest(
+        operation=request.operation,
+        prompt=_prompt(request.prompt, vocab_size, max_model_len),
+        request_id=request.request_id or drawn.request_id,
+        max_tokens=sampling.max_tokens,
+        numbers=resolved if beams is None else replace(resolved, temperature=0.0),
+        seed=drawn.seed if sampling.seed is None else sampling.seed,
+        stop=_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
+        stop_token_ids=stop_token_ids,
+        n=n,
+        cache_salt=request.cache_salt,
+        rules=rules,
+        bad_words=_texts("bad_words", sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        best_of=n if sampling.best_of is None else _choices("best_of", sampling.best_of, n),
+        beams=beams,
+        structured=_structured_output(sampling, stop_token_ids),
+        echo=request.echo,
+        priority=request.priority,
+        tenant=request.tenant,
+        session=request.session,
+        key_salt=request.key_salt,
+    )
+
+
+def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
+    """Tokens per choice: as asked, or the room that the prompt leaves. Raises: InvalidArgument."""
+    prompt_field, max_tokens = valid.prompt_field, valid.max_tokens
+    if prompt_tokens == 0:
+        raise InvalidArgument(prompt_field, "the prompt has no tokens")
+    room = max_model_len - prompt_tokens
+    if room < 1:
+        raise prompt_too_long(prompt_field, prompt_tokens, max_model_len)
+    if max_tokens is not None and max_tokens > room:
+        raise InvalidArgument(
+            "sampling.max_tokens",
+            f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {max_tokens}",
+        )
+    if valid.numbers.min_tokens > room:
+        raise _min_tokens_too_many(valid.numbers.min_tokens, room)
+    return room if max_tokens is None else max_tokens
+
+
+def prompt_too_long(
+    prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False
+) -> InvalidArgument:
+    """The error for a prompt that leaves no room for a single token. `or_more`: it was not counted to its end."""
+    counted = f"{prompt_tokens} tokens or more" if or_more else f"{prompt_tokens} tokens"
+    return InvalidArgument(
+        prompt_field,
+        f"{counted}; at most {max_model_len - 1} leave room for one token of the answer",
+        reason="PROMPT_TOO_LONG",
+        metadata={"limit": str(max_model_len - 1), "got": str(prompt_tokens)},
+    )
+
+
+def check_something_is_left(sampling: Sampling) -> None:
+    """Raises: InvalidArgument where every allowed token is forbidden elsewhere.
+
+    As in transformers, a stop token alone is no bad word.
+    """
+    rules = sampling.rules
+    forbidden = {word[0] for word in rules.bad_words if len(word) == 1}.difference(sampling.stop_token_ids)
+    if sampling.min_tokens:
+        forbidden.update(sampling.stop_token_ids)
+    if rules.allowed_token_ids and forbidden.issuperset(rules.allowed_token_ids):
+        raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens exclude all of them")
+
+
+def _min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
+    """The error for an answer that would have to be longer than it may be."""
+    return InvalidArgument("sampling.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises: InvalidArgument for a text over MAX_TEXT_BYTES."""
+    if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
+        raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes of text")
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, first: int = 0) -> tuple[int, ...]:
@@ -74,149 +182,40 @@ def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> 
     return tuple(checked)
 
 
-def check_texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> tuple[str, ...]:
-    """Short texts of a sampling field, none empty. Raises: InvalidArgument."""
-    check_count(name, texts, most)
-    checked = tuple(texts)
-    for index, text in enumerate(checked):
-        if not text:
-            raise InvalidArgument(f"sampling.{name}[{index}]", "is empty")
-        if len(text.encode()) > most_bytes:
-            raise InvalidArgument(f"sampling.{name}[{index}]", f"at most {most_bytes} bytes")
-    return checked
-
-
-BIASES = NumberRange(-100.0, 100.0)
-MAX_BIASES = 300
-MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 64
-MAX_BAD_WORD_BYTES = 256
-MAX_BAD_WORD_TOKENS = 256
-
-
-def numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> SamplingNumbers:
-    """Those asked for, and the model's defaults for the others. Raises: InvalidArgument."""
-    asked = {name: check_number(name, value, NUMBERS[name].range) for name, value in sampling.numbers.items()}
-    min_tokens = sampling.numbers.get("min_tokens", 0)
-    if sampling.max_tokens is not None and min_tokens > sampling.max_tokens:
-        raise min_tokens_too_many(int(min_tokens), sampling.max_tokens)
-    return SamplingNumbers(**numbers_of(defaults) | asked)
-
-
-def logit_rules(sampling: RequestedSampling, vocab_size: int) -> LogitRules:
-    """The rules, without those that need a tokenizer. Raises: InvalidArgument."""
-    return LogitRules(
-        logit_bias=_biases(sampling.logit_bias, vocab_size),
-        allowed_token_ids=_allowed(sampling.allowed_token_ids, vocab_size),
-        bad_words=_bad_words(sampling.bad_word_token_ids, vocab_size),
-    )
-
-
-def check_something_is_left(sampling: Sampling) -> None:
-    """Raises: InvalidArgument where every allowed token is forbidden elsewhere.
-
-    As in transformers, a stop token alone is no bad word.
-    """
-    rules = sampling.rules
-    forbidden = {word[0] for word in rules.bad_words if len(word) == 1}.difference(sampling.stop_token_ids)
-    if sampling.min_tokens:
-        forbidden.update(sampling.stop_token_ids)
-    if rules.allowed_token_ids and forbidden.issuperset(rules.allowed_token_ids):
-        raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens exclude all of them")
-
-
-def min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
-    """The error for an answer that would have to be longer than it may be."""
-    return InvalidArgument("sampling.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
-
-
-def _biases(asked: Mapping[int, float], vocab_size: int) -> dict[int, float]:
-    if len(asked) > MAX_BIASES:
-        raise InvalidArgument("sampling.logit_bias", f"at most {MAX_BIASES}, not {len(asked)}")
-    biases = dict(asked)
-    for token_id, bias in biases.items():
-        if not 0 <= token_id < vocab_size:
-            raise InvalidArgument(f"sampling.logit_bias[{token_id}]", f"not a token id; they end at {vocab_size - 1}")
-        check_number(f"logit_bias[{token_id}]", bias, BIASES)
-    return biases
-
-
-def _allowed(asked: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    check_count("allowed_token_ids", asked, MAX_ALLOWED_TOKEN_IDS)
-    return check_token_ids("sampling.allowed_token_ids", asked, vocab_size)
-
-
-def _bad_words(asked: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    check_count("bad_word_token_ids", asked, MAX_BAD_WORDS)
-    words: list[tuple[int, ...]] = []
-    for index, token_ids in enumerate(asked):
-        name = f"bad_word_token_ids[{index}].ids"
-        if not token_ids:
-            raise InvalidArgument(f"sampling.{name}", "is empty")
-        check_count(name, token_ids, MAX_BAD_WORD_TOKENS)
-        words.append(check_token_ids(f"sampling.{name}", token_ids, vocab_size))
-    return tuple(words)
-
-
-MAX_CHOICES = 16
-LENGTH_PENALTIES = NumberRange(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
-
-
-def choices(asked: int | None) -> int:
-    """How many are answered with. Raises: InvalidArgument."""
-    return 1 if asked is None else _within("n", asked, 1)
-
-
-def best_of(sampling: RequestedSampling, n: int) -> int:
-    """How many choices are made. Raises: InvalidArgument."""
-    return n if sampling.best_of is None else _within("best_of", sampling.best_of, n)
-
-
-def beam_search(sampling: RequestedSampling, n: int, resolved: SamplingNumbers, rules: LogitRules) -> BeamParams | None:
-    """Raises: InvalidArgument, naming the first field that does not go with a search, or that means nothing without.
-
-    `resolved` are the numbers in effect, with the model's own repetition penalty.
-    """
-    if sampling.beam_width is None:
-        if sampling.length_penalty is not None:
-            raise InvalidArgument("sampling.length_penalty", "is only for a beam search: set beam_width")
-        if sampling.early_stopping is not BeamStop.UNPROMISING:
-            raise InvalidArgument("sampling.early_stopping", "is only for a beam search: set beam_width")
-        return None
-    width = _within("beam_width", sampling.beam_width, n)
-    for name, foreign in (
-        ("temperature", sampling.numbers.get("temperature", 0.0) != 0.0),
-        ("best_of", sampling.best_of is not None),
-        ("stop", bool(sampling.stop)),
-        ("logprobs", sampling.logprobs is not None and sampling.logprobs > 0),
-        ("bad_words", bool(sampling.bad_words) or bool(rules.bad_words)),
-        ("repetition_penalty", resolved.repetition_penalty != 1.0),
-        ("presence_penalty", resolved.presence_penalty != 0.0),
-        ("frequency_penalty", resolved.frequency_penalty != 0.0),
-        ("logit_bias", bool(rules.logit_bias)),
-        ("min_tokens", resolved.min_tokens > 0),
-        ("allowed_token_ids", bool(rules.allowed_token_ids)),
+def _check_fields(request: GenerationRequest) -> None:
+    """Fields of one value each, other than numbers of the sampling. Raises: InvalidArgument."""
+    for field, text, characters in (
+        ("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS),
+        ("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS),
+        ("session", request.session, MAX_SESSION_CHARACTERS),
     ):
-        if foreign:
-            raise InvalidArgument(f"sampling.{name}", "does not go with beam_width")
-    asked = sampling.length_penalty
-    penalty = 1.0 if asked is None else check_number("length_penalty", asked, LENGTH_PENALTIES)
-    if sampling.early_stopping is None:
-        raise InvalidArgument("sampling.early_stopping", "unknown value")
-    return BeamParams(width, penalty, sampling.early_stopping)
+        if len(text) > characters:
+            raise InvalidArgument(field, f"at most {characters} characters, not {len(text)}")
+    if not -MOST_PRIORITY <= request.priority <= MOST_PRIORITY:
+        raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {request.priority}")
+    if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:
+        raise InvalidArgument("sampling.max_tokens", "must be at least 1")
 
 
-def _within(name: str, asked: int, least: int) -> int:
-    if not least <= asked <= MAX_CHOICES:
-        bounds = f"from 1 to {MAX_CHOICES}" if name == "n" else f"from n, {least}, to {MAX_CHOICES}"
-        raise InvalidArgument(f"sampling.{name}", f"must be {bounds}, not {asked}")
-    return asked
-
-
-MAX_MESSAGES = 4096
-MAX_ROLE_CHARACTERS = 64
-MAX_TOOLS = 128
-MAX_TOOL_NAME_CHARACTERS = 64
+def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:
+    match prompt:
+        case None:
+            raise InvalidArgument("prompt", "text or token_ids is required")
+        case TextPrompt(text):
+            if not text:
+                raise InvalidArgument("text", "the prompt is empty")
+            check_text("text", text)
+            return prompt
+        case TokenPrompt(token_ids):
+            if not token_ids:
+                raise InvalidArgument("token_ids", "the prompt is empty")
+            if len(token_ids) >= max_model_len:
+                raise prompt_too_long("token_ids", len(token_ids), max_model_len)
+            if len(token_ids) > PIECE_TOKENS:
+                return prompt  # its ids are checked on a thread, by ServedModel.prepare
+            return TokenPrompt(check_token_ids(TOKEN_IDS, token_ids, vocab_size))
+        case ChatPrompt():
+            return check_chat(prompt, MAX_TEXT_BYTES)
 
 
 def check_chat(prompt: ChatPrompt, max_text_bytes: int) -> ChatPrompt:
@@ -267,12 +266,84 @@ def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Map
     return checked
 
 
-PROCESSES = 2
-LIMIT_S = 2.0  # for one form
-MAX_WAITING = 64  # forms: the last of them waits LIMIT_S * MAX_WAITING / PROCESSES at most
+def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> SamplingNumbers:
+    """Those asked for, and the model's defaults for the others. Raises: InvalidArgument."""
+    asked = {name: _check_number(name, value, NUMBERS[name].range) for name, value in sampling.numbers.items()}
+    min_tokens = sampling.numbers.get("min_tokens", 0)
+    if sampling.max_tokens is not None and min_tokens > sampling.max_tokens:
+        raise _min_tokens_too_many(int(min_tokens), sampling.max_tokens)
+    return SamplingNumbers(**numbers_of(defaults) | asked)
 
 
-def structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
+def _logit_rules(sampling: RequestedSampling, vocab_size: int) -> LogitRules:
+    """The rules, without those that need a tokenizer. Raises: InvalidArgument."""
+    return LogitRules(
+        logit_bias=_biases(sampling.logit_bias, vocab_size),
+        allowed_token_ids=_token_ids(
+            "allowed_token_ids", sampling.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, vocab_size
+        ),
+        bad_words=_bad_words(sampling.bad_word_token_ids, vocab_size),
+    )
+
+
+def _biases(asked: Mapping[int, float], vocab_size: int) -> dict[int, float]:
+    _check_count("logit_bias", asked, MAX_BIASES)
+    biases = dict(asked)
+    for token_id, bias in biases.items():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument(f"sampling.logit_bias[{token_id}]", f"not a token id; they end at {vocab_size - 1}")
+        _check_number(f"logit_bias[{token_id}]", bias, BIASES)
+    return biases
+
+
+def _bad_words(asked: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    _check_count("bad_word_token_ids", asked, MAX_BAD_WORDS)
+    words: list[tuple[int, ...]] = []
+    for index, token_ids in enumerate(asked):
+        name = f"bad_word_token_ids[{index}].ids"
+        if not token_ids:
+            raise InvalidArgument(f"sampling.{name}", "is empty")
+        words.append(_token_ids(name, token_ids, MAX_BAD_WORD_TOKENS, vocab_size))
+    return tuple(words)
+
+
+def _beam_search(
+    sampling: RequestedSampling, n: int, resolved: SamplingNumbers, rules: LogitRules
+) -> BeamParams | None:
+    """Raises: InvalidArgument, naming the first field that does not go with a search, or that means nothing without.
+
+    `resolved` are the numbers in effect, with the model's own repetition penalty.
+    """
+    if sampling.beam_width is None:
+        if sampling.length_penalty is not None:
+            raise InvalidArgument("sampling.length_penalty", "is only for a beam search: set beam_width")
+        if sampling.early_stopping is not BeamStop.UNPROMISING:
+            raise InvalidArgument("sampling.early_stopping", "is only for a beam search: set beam_width")
+        return None
+    width = _choices("beam_width", sampling.beam_width, n)
+    for name, foreign in (
+        ("temperature", sampling.numbers.get("temperature", 0.0) != 0.0),
+        ("best_of", sampling.best_of is not None),
+        ("stop", bool(sampling.stop)),
+        ("logprobs", sampling.logprobs is not None and sampling.logprobs > 0),
+        ("bad_words", bool(sampling.bad_words) or bool(rules.bad_words)),
+        ("repetition_penalty", resolved.repetition_penalty != 1.0),
+        ("presence_penalty", resolved.presence_penalty != 0.0),
+        ("frequency_penalty", resolved.frequency_penalty != 0.0),
+        ("logit_bias", bool(rules.logit_bias)),
+        ("min_tokens", resolved.min_tokens > 0),
+        ("allowed_token_ids", bool(rules.allowed_token_ids)),
+    ):
+        if foreign:
+            raise InvalidArgument(f"sampling.{name}", "does not go with beam_width")
+    asked = sampling.length_penalty
+    penalty = 1.0 if asked is None else _check_number("length_penalty", asked, LENGTH_PENALTIES)
+    if sampling.early_stopping is None:
+        raise InvalidArgument("sampling.early_stopping", "unknown value")
+    return BeamParams(width, penalty, sampling.early_stopping)
+
+
+def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
     """Checked as far as possible without compiling it. Pure. Raises: InvalidArgument."""
     asked = sampling.structured
     if asked is None:
@@ -294,169 +365,10 @@ def structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]
     return asked
 
 
-class FormChecker:
-    """Compiles forms for the served model's tokens, in processes that can be killed. To be closed."""
-
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: frozenset[int], limit_s: float = LIMIT_S) -> None:
-        """Nothing is started before it is needed."""
-        setup = Setup(str(folder.resolve()), vocab_size, tuple(sorted(eos_token_ids)), MEMORY_BYTES)
-        self._checker = Checker(setup, PROCESSES, limit_s)
-        self._threads = ThreadPoolExecutor(PROCESSES, "forms")
-        self._waiting = 0
-
-    async def check(self, asked: StructuredOutput) -> None:
-        """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
-        if self._waiting >= MAX_WAITING and not self._checker.known(asked):
-            message = f"{self._waiting} structured outputs are waiting to be compiled"
-            raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_structured_outputs")
-        self._waiting += 1
-        try:
-            fault = await asyncio.get_running_loop().run_in_executor(self._threads, self._checker.check, asked)
-        except CheckerBroken as error:
-            raise Unavailable(f"{asked.field}: {error}", "NO_STRUCTURED_OUTPUT", RETRY_AFTER_S) from error
-        finally:
-            self._waiting -= 1
-        if fault is not None:
-            raise InvalidArgument(asked.field, fault)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._checker.close()
-
-
-TOKEN_IDS = "token_ids.ids"
-MAX_STOPS = 16
-MAX_STOP_BYTES = 256
-MAX_STOP_TOKEN_IDS = 64
-MAX_REQUEST_ID_CHARACTERS = 128
-MAX_SALT_CHARACTERS = 256
-MAX_LOGPROBS = 20
-MOST_PRIORITY = 100
-MAX_TEXT_BYTES = 1 << 20
-"""Of any text at once; a longer prompt is sent as token ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Random values for fields that a client may leave out, drawn by the caller: this module is deterministic."""
-
-    request_id: str
-    seed: int  # 64 bits
-
-
-def validate(
-    request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: Drawn
-) -> ValidRequest:
-    """Checks everything that needs no tokenizer and fills in the defaults.
-
-    `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
-    """
-    sampling = request.sampling
-    n, resolved, rules = choices(sampling.n), numbers(sampling, defaults), logit_rules(sampling, vocab_size)
-    beams, logprobs = beam_search(sampling, n, resolved, rules), _logprobs("logprobs", sampling.logprobs)
-    stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
-    _check_length("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
-    _check_length("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS)
-    return ValidRequest(
-        operation=request.operation,
-        prompt=_prompt(request.prompt, vocab_size, max_model_len),
-        request_id=request.request_id or drawn.request_id,
-        max_tokens=_max_tokens(sampling.max_tokens),
-        numbers=resolved if beams is None else replace(resolved, temperature=0.0),
-        seed=drawn.seed if sampling.seed is None else sampling.seed,
-        stop=check_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
-        stop_token_ids=stop_token_ids,
-        n=n,
-        cache_salt=request.cache_salt,
-        rules=rules,
-        bad_words=check_texts("bad_words", sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
-        logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(request, logprobs),
-        best_of=best_of(sampling, n),
-        beams=beams,
-        structured=structured_output(sampling, stop_token_ids),
-        echo=request.echo,
-        priority=_priority(request.priority),
-        tenant=request.tenant,
-        session=_session(request.session),
-        key_salt=request.key_salt,
-    )
-
-
-def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
-    """Tokens per choice: as asked, or the room that the prompt leaves. Raises: InvalidArgument."""
-    prompt_field, max_tokens = valid.prompt_field, valid.max_tokens
-    if prompt_tokens == 0:
-        raise InvalidArgument(prompt_field, "the prompt has no tokens")
-    room = max_model_len - prompt_tokens
-    if room < 1:
-        raise prompt_too_long(prompt_field, prompt_tokens, max_model_len)
-    if max_tokens is not None and max_tokens > room:
-        raise InvalidArgument(
-            "sampling.max_tokens",
-            f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {max_tokens}",
-        )
-    if valid.numbers.min_tokens > room:
-        raise min_tokens_too_many(valid.numbers.min_tokens, room)
-    return room if max_tokens is None else max_tokens
-
-
-def prompt_too_long(
-    prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False
-) -> InvalidArgument:
-    """The error for a prompt that leaves no room for a single token. `or_more`: it was not counted to its end."""
-    counted = f"{prompt_tokens} tokens or more" if or_more else f"{prompt_tokens} tokens"
-    return InvalidArgument(
-        prompt_field,
-        f"{counted}; at most {max_model_len - 1} leave room for one token of the answer",
-        reason="PROMPT_TOO_LONG",
-        metadata={"limit": str(max_model_len - 1), "got": str(prompt_tokens)},
-    )
-
-
-def check_text(field: str, text: str) -> None:
-    """Raises: InvalidArgument for a text over MAX_TEXT_BYTES."""
-    if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
-        raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes of text")
-
-
-def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:
-    match prompt:
-        case None:
-            raise InvalidArgument("prompt", "text or token_ids is required")
-        case TextPrompt(text):
-            if not text:
-                raise InvalidArgument("text", "the prompt is empty")
-            check_text("text", text)
-            return prompt
-        case TokenPrompt(token_ids):
-            if not token_ids:
-                raise InvalidArgument("token_ids", "the prompt is empty")
-            if len(token_ids) >= max_model_len:
-                raise prompt_too_long("token_ids", len(token_ids), max_model_len)
-            if len(token_ids) > PIECE_TOKENS:
-                return prompt  # its ids are checked on a thread, by ServedModel.prepare
-            return TokenPrompt(check_token_ids(TOKEN_IDS, token_ids, vocab_size))
-        case ChatPrompt():
-            return check_chat(prompt, MAX_TEXT_BYTES)
-
-
-def _max_tokens(asked: int | None) -> int | None:
-    if asked is not None and asked < 1:
-        raise InvalidArgument("sampling.max_tokens", "must be at least 1")
-    return asked
-
-
-def _session(asked: str) -> str:
-    if len(asked) > MAX_SESSION_CHARACTERS:
-        raise InvalidArgument("session", f"at most {MAX_SESSION_CHARACTERS} characters")
-    return asked
-
-
-def _priority(asked: int) -> int:
-    if not -MOST_PRIORITY <= asked <= MOST_PRIORITY:
-        raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {asked}")
-    return asked
+def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
+    asked = _token_ids("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, vocab_size)
+    own = frozenset() if sampling.ignore_eos else defaults.eos_token_ids
+    return tuple(sorted(own.union(asked)))
 
 
 def _logprobs(name: str, asked: int | None) -> int | None:
@@ -465,19 +377,40 @@ def _logprobs(name: str, asked: int | None) -> int | None:
     return asked
 
 
-def _prompt_logprobs(request: GenerationRequest, logprobs: int | None) -> int | None:
-    """An echoed prompt has log-probabilities where the answer has."""
-    asked = _logprobs("prompt_logprobs", request.sampling.prompt_logprobs)
-    return logprobs if asked is None and request.echo else asked
+def _texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> tuple[str, ...]:
+    """Short texts of a sampling field, none empty. Raises: InvalidArgument."""
+    _check_count(name, texts, most)
+    checked = tuple(texts)
+    for index, text in enumerate(checked):
+        if not text:
+            raise InvalidArgument(f"sampling.{name}[{index}]", "is empty")
+        if len(text.encode()) > most_bytes:
+            raise InvalidArgument(f"sampling.{name}[{index}]", f"at most {most_bytes} bytes")
+    return checked
 
 
-def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
-    check_count("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
-    own = frozenset() if sampling.ignore_eos else defaults.eos_token_ids
-    asked = check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocab_size)
-    return tuple(sorted(own.union(asked)))
+def _choices(name: str, asked: int, least: int) -> int:
+    if not least <= asked <= MAX_CHOICES:
+        bounds = f"from 1 to {MAX_CHOICES}" if name == "n" else f"from n, {least}, to {MAX_CHOICES}"
+        raise InvalidArgument(f"sampling.{name}", f"must be {bounds}, not {asked}")
+    return asked
 
 
-def _check_length(field: str, text: str, characters: int) -> None:
-    if len(text) > characters:
-        raise InvalidArgument(field, f"at most {characters} characters, not {len(text)}")
+def _token_ids(name: str, asked: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
+    """Of a sampling field. Raises: InvalidArgument."""
+    _check_count(name, asked, most)
+    return check_token_ids(f"sampling.{name}", asked, vocab_size)
+
+
+def _check_number(name: str, asked: float, allowed: NumberRange) -> float:
+    """The value of a sampling field. Raises: InvalidArgument."""
+    fault = allowed.fault(asked)
+    if fault is not None:
+        raise InvalidArgument(f"sampling.{name}", fault)
+    return asked
+
+
+def _check_count(name: str, values: Sized, most: int) -> None:
+    """Raises: InvalidArgument for a sampling field of too many values. Reads none of them."""
+    if len(values) > most:
+        raise InvalidArgument(f"sampling.{name}", f"at most {most}, not {len(values)}")

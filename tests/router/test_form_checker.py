@@ -10,7 +10,9 @@ import pytest
 
 from baton.generation.structured.library import Vocabulary
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.router.model.form_checker import Checker, CheckerBroken, Setup, fault
+from baton.router.model.form_checker import FormChecker
+from baton.router.model.form_process import Setup, fault
+from baton.service.errors import Unavailable
 from tests.fixtures.checkpoints import make_tokenizer
 
 LIMIT_S = 20.0  # no good form takes so long, on whatever machine
@@ -27,53 +29,53 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 
 
 @pytest.fixture
-def checker(setup: Setup) -> Iterator[Checker]:
-    checker = Checker(setup, processes=1, limit_s=LIMIT_S)
+def checker(setup: Setup) -> Iterator[FormChecker]:
+    checker = FormChecker(setup, processes=1, limit_s=LIMIT_S)
     yield checker
     checker.close()
 
 
-def processes(checker: Checker) -> list[int]:
+def processes(checker: FormChecker) -> list[int]:
     return [each.pid for each in checker._processes if each.pid is not None]
 
 
-def test_a_form_that_takes_too_long_is_killed_and_the_next_is_served(
-    checker: Checker, monkeypatch: pytest.MonkeyPatch
+async def test_a_form_that_takes_too_long_is_killed_and_the_next_is_served(
+    checker: FormChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert checker.check(GOOD) is None
+    assert await checker.fault(GOOD) is None
     [first] = processes(checker)
     started = time.monotonic()
     with monkeypatch.context() as impatient:
         impatient.setattr(checker, "_limit_s", SHORT_S)
-        assert checker.check(SLOW) == "takes more than 0.1 s to compile"
+        assert await checker.fault(SLOW) == "takes more than 0.1 s to compile"
     assert time.monotonic() - started < SHORT_S + 8
     assert processes(checker) == []
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
-    assert checker.check(StructuredOutput(StructuredKind.REGEX, "[0-9]+")) is None
+    assert await checker.fault(StructuredOutput(StructuredKind.REGEX, "[0-9]+")) is None
 
 
-def test_a_form_that_takes_too_much_memory_is_refused(setup: Setup) -> None:
-    checker = Checker(replace(setup, memory_bytes=1 << 20), processes=1, limit_s=20.0)
+async def test_a_form_that_takes_too_much_memory_is_refused(setup: Setup) -> None:
+    checker = FormChecker(replace(setup, memory_bytes=1 << 20), processes=1, limit_s=20.0)
     try:
         many = StructuredOutput(StructuredKind.REGEX, "|".join(f"{number}[a-z]{{99}}" for number in range(2000)))
-        assert checker.check(many) == "takes more than 1 MiB to compile"
+        assert await checker.fault(many) == "takes more than 1 MiB to compile"
     finally:
         checker.close()
 
 
-def test_verdicts_are_remembered_bad_ones_too(checker: Checker) -> None:
+async def test_verdicts_are_remembered_bad_ones_too(checker: FormChecker) -> None:
     bad = StructuredOutput(StructuredKind.REGEX, "(a")
-    first = checker.check(bad)
+    first = await checker.fault(bad)
     assert first is not None and "unclosed group" in first
-    assert checker.check(GOOD) is None
-    assert (checker.check(bad), checker.check(GOOD), checker.checked) == (first, None, 2)
+    assert await checker.fault(GOOD) is None
+    assert (await checker.fault(bad), await checker.fault(GOOD), checker.checked) == (first, None, 2)
 
 
-def test_a_checker_that_cannot_read_the_tokenizer_says_so(setup: Setup, tmp_path: Path) -> None:
-    checker = Checker(replace(setup, folder=str(tmp_path)), processes=1, limit_s=LIMIT_S)
-    with pytest.raises(CheckerBroken, match="tokenizer cannot be read"):
-        checker.check(GOOD)
+async def test_a_checker_that_cannot_read_the_tokenizer_says_so(setup: Setup, tmp_path: Path) -> None:
+    checker = FormChecker(replace(setup, folder=str(tmp_path)), processes=1, limit_s=LIMIT_S)
+    with pytest.raises(Unavailable, match="tokenizer cannot be read"):
+        await checker.fault(GOOD)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 
 from baton.router.admission.key_limits import KeyMeters, Meter
@@ -21,8 +21,7 @@ from baton.router.request.resume import (
     check_received,
     without_sent,
 )
-from baton.router.request.retry import Scheduling
-from baton.router.request.run import Generation
+from baton.router.request.run import Generation, Scheduling
 from baton.router.trace.counts import Accounts
 from baton.router.trace.record import Reader, RequestRecord
 from baton.router.trace.spans import Tracer
@@ -102,15 +101,30 @@ class Dispatcher:
         current_trace.set(record.identity)  # for log lines: those of the workers bear the same id
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
-        with self.accounts.request(record, deadline_s, reader or Reader(), life):
+        with self.accounts.request(record, deadline_s, reader or Reader(), life), ExitStack() as held:
             meter = self._admit(asked, record)
-            try:
-                async with aclosing(self._answer(request, record, deadline_s, meter, life)) as events:
-                    async for event in events:
+            if meter is not None:
+                held.callback(meter.end)
+            beginning = await self._prepared(request, record, deadline_s)
+            if meter is not None:
+                meter.charge_prompt(len(beginning.request.token_ids), time.monotonic())
+            entry = held.enter_context(self._streams.open(beginning, life, deadline_s))
+            generation = self._generation(beginning, record, deadline_s)
+            # It goes out with the first token: before it, a client may safely try again.
+            started: Started | None = _started(beginning)
+            async with aclosing(generation.events(entry)) as events:
+                async for event in events:
+                    if started is not None:
+                        yield started
+                        started = None
+                    if isinstance(event, Delta):
+                        record.delivered_tokens += len(event.token_ids)
+                        if meter is not None:
+                            meter.charge_answer(len(event.token_ids), time.monotonic())
+                    if isinstance(event, ChoiceFinished):
+                        yield self._finished(event, beginning, record)
+                    else:
                         yield event
-            finally:
-                if meter is not None:
-                    meter.end()
 
     def _admit(self, asked: GenerationRequest | None, record: RequestRecord) -> Meter | None:
         """The meter of its key. Raises: BatonError where it is not taken."""
@@ -122,70 +136,19 @@ class Dispatcher:
         # A request that is resumed by its record was charged to the key when it began.
         return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
 
-    async def _answer(
-        self,
-        request: GenerationRequest | ResumeRequest,
-        record: RequestRecord,
-        deadline_s: float,
-        meter: Meter | None,
-        life: asyncio.Timeout | None,
-    ) -> AsyncGenerator[ResponseEvent, None]:
+    async def _prepared(
+        self, request: GenerationRequest | ResumeRequest, record: RequestRecord, deadline_s: float
+    ) -> Beginning:
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 beginning = await self._begin(request, deadline_s)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
-        prepared = record.prepared = beginning.request
-        record.model, record.operation = beginning.chosen.name, prepared.valid.operation
+        record.prepared = beginning.request
+        record.model, record.operation = beginning.chosen.name, beginning.request.valid.operation
         record.is_resumed = beginning.resumption is not None
         record.timeline.tokenised_s = time.monotonic()
-        if meter is not None:
-            meter.charge_prompt(len(prepared.token_ids), record.timeline.tokenised_s)
-        with self._streams.open(beginning, life, deadline_s) as entry:
-            generation = Generation(
-                prepared,
-                self._scheduling,
-                record.timeline,
-                beginning.chosen.served.tokenizer.detokenizer,
-                deadline_s,
-                record.identity.traceparent,
-                resumption=beginning.resumption,
-                entry=entry,
-            )
-            record.answer = generation.answer
-            async with aclosing(self._follow(generation, beginning, record, meter)) as events:
-                async for event in events:
-                    yield event
-
-    async def _follow(
-        self, generation: Generation, beginning: Beginning, record: RequestRecord, meter: Meter | None
-    ) -> AsyncGenerator[ResponseEvent, None]:
-        prepared = beginning.request
-        # Started goes out with the first token: before it, a client may safely try again.
-        started: Started | None = Started(
-            prepared.valid.request_id,
-            beginning.chosen.name,
-            len(prepared.token_ids),
-            prepared.valid.seed,
-            prepared.token_ids,
-            beginning.resume_token,
-        )
-        async with aclosing(generation.events()) as events:
-            async for event in events:
-                if started is not None:
-                    yield started
-                    started = None
-                if isinstance(event, Delta):
-                    record.delivered_tokens += len(event.token_ids)
-                    if meter is not None:
-                        meter.charge_answer(len(event.token_ids), time.monotonic())
-                if not isinstance(event, ChoiceFinished):
-                    yield event
-                    continue
-                record.finish_reasons.append(event.reason.name.lower())
-                last = len(record.finish_reasons) == beginning.choices
-                record.summary = self._summary(prepared, generation) if last else None
-                yield Finished(event, record.summary)
+        return beginning
 
     async def _begin(self, request: GenerationRequest | ResumeRequest, deadline_s: float) -> Beginning:
         """The request that is to be answered. Raises: BatonError."""
@@ -196,6 +159,25 @@ class Dispatcher:
         chosen = await self.choose(request.model)
         prepared = await self._prepare(request, chosen)
         return Beginning(prepared, chosen, request.tenant, secrets.token_hex(TOKEN_CHARACTERS // 2))
+
+    def _generation(self, beginning: Beginning, record: RequestRecord, deadline_s: float) -> Generation:
+        generation = Generation(
+            beginning.request,
+            self._scheduling,
+            record.timeline,
+            beginning.chosen.served.tokenizer.detokenizer,
+            deadline_s,
+            record.identity.traceparent,
+            resumption=beginning.resumption,
+        )
+        record.answer = generation.answer
+        return generation
+
+    def _finished(self, choice: ChoiceFinished, beginning: Beginning, record: RequestRecord) -> Finished:
+        record.finish_reasons.append(choice.reason.name.lower())
+        if len(record.finish_reasons) == beginning.choices:
+            record.summary = self._summary(beginning.request, record)
+        return Finished(choice, record.summary)
 
     async def _begin_again(self, asked: ResumeRequest) -> Beginning:
         """From the journal's record, or from the request itself. Raises: BatonError."""
@@ -228,13 +210,13 @@ class Dispatcher:
         valid = validate(request, served.defaults, served.vocab_size, max_context, drawn)
         return await served.prepare(valid, chosen.adapter, allowed_tokens)
 
-    def _summary(self, prepared: PreparedRequest, generation: Generation) -> Summary:
-        timeline = generation.timeline
+    def _summary(self, prepared: PreparedRequest, record: RequestRecord) -> Summary:
+        timeline = record.timeline
         kv_received, placement = timeline.last_kv_received, timeline.placement
         return Summary(
             usage=Usage(
                 prompt_tokens=len(prepared.token_ids),
-                completion_tokens=generation.answer.completion_tokens,
+                completion_tokens=record.answer.completion_tokens if record.answer is not None else 0,
                 cached_tokens=timeline.prefill.cached_tokens if timeline.prefill else 0,
             ),
             timings=Timings(
@@ -249,3 +231,9 @@ class Dispatcher:
     def _pid(self, endpoint: str) -> int:
         worker = self._scheduling.cluster.find(endpoint)
         return worker.description.pid if worker is not None and worker.description is not None else 0
+
+
+def _started(beginning: Beginning) -> Started:
+    valid, token_ids = beginning.request.valid, beginning.request.token_ids
+    name, resume_token = beginning.chosen.name, beginning.resume_token
+    return Started(valid.request_id, name, len(token_ids), valid.seed, token_ids, resume_token)

@@ -27,7 +27,7 @@ from baton.router.readiness import Readiness
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import Journal
 from baton.router.request.resume import Streams
-from baton.router.request.retry import Scheduling
+from baton.router.request.run import Scheduling
 from baton.router.roles import RolePlanning, SloTargets
 from baton.router.trace.counts import RecentLatency
 from baton.router.trace.spans import Tracer

@@ -9,15 +9,15 @@ Where no worker that could take a request would ever have room for it within thi
 to lend more: one worker at a time.
 
 A request that cannot be served in time is refused at once with the time to come back, before anything was computed
-for it. A placement is charged to the cluster as soon as it is made; the caller that receives it returns the charge,
-and reports here when the attempt has ended.
+for it. A placement is charged to the cluster as soon as it is made; its owner returns the charge, and reports here when
+the attempt has ended.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -80,9 +80,6 @@ class RequestClass:
     deadline_s: float = math.inf
 
 
-NO_CLASS = RequestClass()
-
-
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """`route_began_s`: when its turn came, monotonic."""
@@ -100,13 +97,16 @@ class Ticket:
     request: PlacementRequest
     block_hashes: Sequence[bytes]
     request_class: RequestClass
+    on_settled: Callable[[Admitted | BatonError], None]
     overtaken_tokens: int = 0  # of requests that went before it out of their turn
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Admitted | BatonError | None = None
+    patience: asyncio.TimerHandle | None = None  # runs while it waits
 
     def settle(self, outcome: Admitted | BatonError) -> None:
         self.outcome = outcome
-        self.settled.set()
+        if self.patience is not None:
+            self.patience.cancel()
+        self.on_settled(outcome)
 
 
 PLANNED_SHARE = 0.8
@@ -334,17 +334,19 @@ class AdmissionQueue:
     def waiting(self) -> int:
         return len(self._queue)
 
-    async def admit(
+    def submit(
         self,
         attempt_id: int,
         request: PlacementRequest,
         block_hashes: Sequence[bytes],
-        request_class: RequestClass = NO_CLASS,
-    ) -> Admitted:
-        """Waits for its turn and for room; the attempt is charged on its workers when this returns.
+        request_class: RequestClass,
+        on_settled: Callable[[Admitted | BatonError], None],
+    ) -> Entry[Ticket]:
+        """It waits for its turn and for room. `on_settled` is called once, perhaps before this returns: the attempt is
+        charged on its workers then, or refused with ResourceExhausted (no room in time), Unavailable (no workers), or
+        InvalidArgument (can never fit).
 
-        Raises: ResourceExhausted (queue full, or no room in time), Unavailable (no workers), InvalidArgument (can
-        never fit).
+        Raises: ResourceExhausted where it is not even queued.
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
@@ -353,27 +355,26 @@ class AdmissionQueue:
             self.pump()  # there may be room since this turn of the event loop began
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(request_class)
-        ticket = Ticket(attempt_id, request, block_hashes, request_class)
+        ticket = Ticket(attempt_id, request, block_hashes, request_class, on_settled)
         entry = self._queue.add(ticket, request_class.tenant, request_class.priority, tokens)
         self._pump(ticket, views)
-        try:
-            async with asyncio.timeout(self._limits.max_wait_s):
-                await ticket.settled.wait()
-        except TimeoutError:
-            self._withdraw(entry)
-            absent = self._absent(ticket)
-            if absent is not None:
-                raise absent from None
-            message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
-            raise self.forecast.refusal(message, request_class, "no_room") from None
-        except asyncio.CancelledError:
-            self._withdraw(entry)
-            raise
-        if isinstance(ticket.outcome, Admitted):
-            return ticket.outcome
         if ticket.outcome is None:
-            raise RuntimeError("a settled ticket has an outcome")
-        raise ticket.outcome
+            loop = asyncio.get_running_loop()
+            ticket.patience = loop.call_later(self._limits.max_wait_s, self._waited_too_long, entry)
+        return entry
+
+    def withdraw(self, entry: Entry[Ticket]) -> None:
+        """Its owner has gone: it leaves the queue, or, if it was placed at the same moment, its charge is returned."""
+        ticket = entry.item
+        if ticket.patience is not None:
+            ticket.patience.cancel()
+        if isinstance(ticket.outcome, Admitted):
+            for endpoint in ticket.outcome.placement.endpoints:
+                self._cluster.release(ticket.attempt_id, endpoint)
+            self.forecast.ended(ticket.attempt_id, answered=False)
+        elif ticket.outcome is None:
+            self._queue.withdraw(entry)
+        self.pump_soon()
 
     def adopted(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
@@ -495,15 +496,12 @@ class AdmissionQueue:
         outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
         return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
 
-    def _withdraw(self, entry: Entry[Ticket]) -> None:
-        """Its owner has gone: removed from the queue, or, if it was placed at the same moment, its charge returned."""
+    def _waited_too_long(self, entry: Entry[Ticket]) -> None:
         ticket = entry.item
-        if isinstance(ticket.outcome, Admitted):
-            for endpoint in ticket.outcome.placement.endpoints:
-                self._cluster.release(ticket.attempt_id, endpoint)
-            self.forecast.ended(ticket.attempt_id, answered=False)
-        elif ticket.outcome is None:
-            self._queue.withdraw(entry)
+        self._queue.withdraw(entry)
+        message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
+        refusal = self.forecast.refusal(message, ticket.request_class, "no_room")
+        ticket.settle(self._absent(ticket) or refusal)
         self.pump_soon()
 
 

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from baton.router.admission.queue import CreditRequest
 from baton.router.cache import wire as cache_wire
@@ -35,7 +36,7 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    inbox: Inbox
+    inbox: Inbox[Any]
     placement: Placement
 
 
@@ -64,7 +65,8 @@ class Fleet:
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
-        self._wake_ups = WakeUpLimiter()
+        self.wake_ups = WakeUpLimiter()
+        """Shared by the inboxes of all requests."""
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
@@ -73,11 +75,9 @@ class Fleet:
             async for records in membership.watch():
                 self._follow(records, tasks)
 
-    def open(self, attempt_id: int, placement: Placement) -> Inbox:
+    def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
         """From now on its workers' events about this attempt go to the inbox, until `close`."""
-        inbox = Inbox(self._wake_ups)
         self._attempts[attempt_id] = _Open(inbox, placement)
-        return inbox
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
         """Sends the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
@@ -85,22 +85,16 @@ class Fleet:
         if placement.prefill is not None:
             commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
         for endpoint, command in commands:
-            if not self._send(endpoint, command):
-                failed = Failed(
-                    tag.attempt_id,
-                    endpoint,
-                    FailureReason.WORKER_LOST,
-                    "the worker was lost before the request was sent",
-                )
-                self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
+            self._send_attempt(tag.attempt_id, endpoint, command)
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
         """Has a decode worker continue an answer that it makes for that router. A lost worker fails the attempt."""
-        if not self._send(endpoint, session_wire.adopt(router_id, attempt_id, tag)):
-            failed = Failed(
-                tag.attempt_id, endpoint, FailureReason.WORKER_LOST, "the worker was lost before the request was sent"
-            )
-            self._attempts[tag.attempt_id].inbox.put(failed, time.monotonic())
+        self._send_attempt(tag.attempt_id, endpoint, session_wire.adopt(router_id, attempt_id, tag))
+
+    def _send_attempt(self, attempt_id: int, endpoint: str, command: session_wire.Command) -> None:
+        if not self._send(endpoint, command):
+            lost = "the worker was lost before the request was sent"
+            self.on_event(Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
         """`keep_landed`: to a decode worker, its blocks of the prompt are of use to the next attempt."""

@@ -1,4 +1,4 @@
-"""Events that sessions have received for one attempt and its reader has not taken yet.
+"""Events of one request, received by sessions or its own, that it has not taken yet.
 
 A session reads one message a turn. If all streams wrote the tokens of one message before the next one is read, a router
 at full load would fall behind with the reading, and the workers' messages would pile up in the workers. So the rest of
@@ -10,7 +10,7 @@ more here than it asked for.
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from baton.router.types.events import AttemptEvent
 
@@ -57,22 +57,25 @@ class Arrival(NamedTuple):
     at_s: float  # monotonic
 
 
-class Inbox:
-    """One writer (a session), one reader (the request). `wake_ups` are shared by all inboxes of a router."""
+Own = TypeVar("Own")
+
+
+class Inbox(Generic[Own]):
+    """Of one request: what workers send about its attempts, and its own events. `wake_ups` are those of the router."""
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
         self._wake_ups = wake_ups
         self._arrivals: deque[Arrival] = deque()
-        self._reader: asyncio.Future[None] | None = None  # waits for an arrival
-        self._expired = False
+        self._own: deque[Own] = deque()
+        self._reader: asyncio.Future[None] | None = None  # waits for an event
 
     def put(self, event: AttemptEvent, now: float) -> None:
         self._arrivals.append(Arrival(event, now))
         self._wake()
 
-    def expire(self) -> None:
-        """Ends all waiting: a reader that waits now or later gets TimeoutError."""
-        self._expired = True
+    def put_own(self, event: Own) -> None:
+        """It goes before all that workers have sent, and waits for no turn."""
+        self._own.append(event)
         self._wake()
 
     @property
@@ -84,20 +87,17 @@ class Inbox:
         """Raises: IndexError without one."""
         return self._arrivals.popleft()
 
-    async def take(self) -> Arrival:
-        """The oldest arrival; waits for one. Raises: TimeoutError once expired."""
-        while not self._arrivals:
-            if self._expired:
-                raise TimeoutError
+    async def take(self) -> Arrival | Own:
+        """The next event; waits for one."""
+        while not self._own and not self._arrivals:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-        await self._wake_ups.take()
-        if self._expired:
-            raise TimeoutError
-        return self._arrivals.popleft()
+        if not self._own:
+            await self._wake_ups.take()
+        return self._own.popleft() if self._own else self._arrivals.popleft()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

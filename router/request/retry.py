@@ -19,23 +19,14 @@ One case is not distinguished: an innocent in its turn whose worker is killed by
 third time in a row. A router knows only its own requests; each of several learns by itself.
 """
 
-import asyncio
 import hashlib
-import logging
-import time
 from array import array
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from baton.generation.block_hash import block_hashes
-from baton.router.admission.queue import RETRY_AFTER_S, AdmissionQueue
-from baton.router.fleet.fleet import Fleet
-from baton.router.placement.cluster import Cluster
-from baton.router.trace.decision_record import AttemptNote
+from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.types.events import End, Failed, FailureReason
 from baton.router.types.request import PreparedRequest, Sampling
 from baton.service.errors import (
@@ -66,14 +57,6 @@ ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
 
 PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
 """Of a prefill worker: nothing is wrong with what it computed, and another prefill worker continues."""
-
-
-class AttemptFailed(Exception):
-    """One attempt at a request ended without an answer."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(f"{failed.reason.name} at {failed.endpoint}: {failed.message}")
-        self.failed = failed
 
 
 def error_of(failed: Failed, request_id: str) -> BatonError:
@@ -223,145 +206,35 @@ class Quarantine:
 
 
 class Suspects:
-    """One at a time is attempted. `async with suspects.lock()` waits for it; leaving gives it up, as does `release`."""
+    """Suspected requests are attempted one at a time, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._locks: deque[SuspectLock] = deque()  # the first one is held
 
-    def lock(self) -> "SuspectLock":
-        return SuspectLock(self._lock)
+    def lock(self, on_held: Callable[[], None]) -> "SuspectLock":
+        """`on_held` is called once it is held, perhaps before this returns."""
+        lock = SuspectLock(self._locks, on_held)
+        self._locks.append(lock)
+        if self._locks[0] is lock:
+            on_held()
+        return lock
 
 
 class SuspectLock:
-    """Given up exactly once: the first call releases it."""
+    """Given up exactly once, held or not: the first call releases it."""
 
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock = lock
-        self._held = False
-
-    async def __aenter__(self) -> Self:
-        await self._lock.acquire()
-        self._held = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+    def __init__(self, locks: "deque[SuspectLock]", on_held: Callable[[], None]) -> None:
+        self._locks = locks
+        self._on_held = on_held
 
     def release(self) -> None:
-        if self._held:
-            self._held = False
-            self._lock.release()
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """`attempt_ids` never repeat within this process. `attempts` of a request may fail one after another."""
-
-    cluster: Cluster
-    fleet: Fleet
-    queue: AdmissionQueue
-    attempt_ids: Iterator[int]
-    attempts: int = 6
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    suspects: Suspects = field(default_factory=Suspects)
-
-
-logger = logging.getLogger(__name__)
-_LOOK_S, _LOOKS = 0.05, 20
-
-
-class Recovery:
-    """Of one request."""
-
-    def __init__(
-        self, request: PreparedRequest, scheduling: Scheduling, deadline_s: float, may_be_poison: bool = True
-    ) -> None:
-        """`may_be_poison` False: it is never quarantined, even if workers die of it."""
-        self.avoided_prefill: frozenset[str] = frozenset()
-        """Workers that the next attempt had better not go to."""
-        self.preferred_decode: str | None = None
-        """One that was at the last attempt, where it was not that which failed."""
-        self._request = request
-        self._scheduling = scheduling
-        self._deadline_s = deadline_s
-        self._may_be_poison = may_be_poison
-
-    def refuse_poison(self) -> None:
-        """Raises: Internal for a request that counts as deadly to its workers."""
-        if self._scheduling.quarantine.holds(self._request, time.monotonic()):
-            raise self._poisonous()
-
-    async def another(self, failed: Failed, note: AttemptNote | None, tries: Tries, fresh_tokens: int) -> Tries:
-        """Returns when it is time for another attempt. Raises: BatonError where there is none.
-
-        `tries` are those before this one, which made so many new tokens.
-        """
-        request_id, scheduling = self._request.valid.request_id, self._scheduling
-        if failed.reason not in RETRYABLE:
-            raise error_of(failed, request_id)
-        pause_s = tries.after(failed.reason, fresh_tokens, died=False).pause_s(failed.reason, failed.attempt_id)
-        await asyncio.sleep(max(0.0, min(pause_s, self._deadline_s - time.monotonic())))
-        if failed.reason in ABOUT_A_PAIR and note is not None and note.placement.prefill is not None:
-            await self._settled(note.placement.prefill)
-        died = self._died(failed, note)
-        tries = tries.after(failed.reason, fresh_tokens, died)
-        if not died and failed.reason in ABOUT_A_PAIR and note is not None and note.placement.prefill is not None:
-            scheduling.cluster.pairs.failed((note.placement.prefill, note.placement.decode), time.monotonic())
-        if tries.poisonous and self._may_be_poison:
-            scheduling.quarantine.add(fingerprint(self._request), time.monotonic())
-            logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
-            raise self._poisonous()
-        if tries.exhausted(scheduling.attempts):
-            raise error_of(failed, request_id)
-        logger.info("starting another attempt after %s at %s: %s", failed.reason.name, failed.endpoint, failed.message)
-        self._avoid(failed, note, fresh_tokens)
-        return tries
-
-    @asynccontextmanager
-    async def suspect_lock(self) -> AsyncGenerator[SuspectLock, None]:
-        """Waits until no other suspected request is attempted. Raises: DeadlineExceeded."""
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(self._deadline_s - time.monotonic()):
-                    lock = await held.enter_async_context(self._scheduling.suspects.lock())
-            except TimeoutError:
-                raise DeadlineExceeded("the deadline passed while the request waited to be retried alone") from None
-            yield lock
-
-    async def _settled(self, endpoint: str) -> None:
-        """Until it is known whether a worker with a broken connection comes back; its session's grace bounds that."""
-        for _ in range(_LOOKS):
-            worker = self._scheduling.cluster.find(endpoint)
-            if worker is None or worker.connected or not worker.held:
-                return
-            await asyncio.sleep(_LOOK_S)
-
-    def _died(self, failed: Failed, note: AttemptNote | None) -> bool:
-        """Whether a worker that was at the attempt is gone; decode may report its prefill worker first."""
-        if failed.reason is FailureReason.WORKER_DIED:
-            return True
-        if failed.reason not in ABOUT_A_PAIR or note is None or note.placement.prefill is None:
-            return False
-        prefill = self._scheduling.cluster.find(note.placement.prefill)
-        return prefill is not None and prefill.died_s is not None and prefill.died_s >= note.placed_s
-
-    def _avoid(self, failed: Failed, note: AttemptNote | None, fresh_tokens: int) -> None:
-        """The next attempt goes to another prefill worker where this one failed, or its KV could not be read.
-
-        Its decode worker has nothing to do with that.
-        """
-        if fresh_tokens >= PROGRESS_TOKENS:
-            self.avoided_prefill = frozenset()
-        self.preferred_decode = None
-        prefill = note.placement.prefill if note is not None else None
-        if note is None or prefill is None:
+        if self not in self._locks:
             return
-        if failed.endpoint == prefill or failed.reason in ABOUT_A_PAIR:
-            self.avoided_prefill |= {prefill}
-            self.preferred_decode = note.placement.decode
+        was_held = self._locks[0] is self
+        self._locks.remove(self)
+        if was_held and self._locks:
+            self._locks[0]._on_held()
 
-    def _poisonous(self) -> Internal:
-        message = "each worker that computed this request died; it is refused for a while"
-        return Internal("POISON", self._request.valid.request_id, message)
+
+def poisonous(request_id: str) -> Internal:
+    return Internal("POISON", request_id, "each worker that computed this request died; it is refused for a while")

@@ -1,69 +1,157 @@
-"""One request from its tokens to its end: waits for room, dispatches, follows the answer, retries.
+"""One request from its tokens to its end: one loop over one inbox.
 
-continues with another one.
+The state decides (see state.py); what follows from its decisions is done here.
 
 Tokens that were given out are final, and are part of the next attempt's prompt (see retry.py). Detokenisers, stop
 strings and counts are those of the request, and know nothing of attempts.
 """
 
 import asyncio
+import functools
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
-from types import MappingProxyType
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from baton.generation.detokenizer import Detokenizer
-from baton.router.admission.queue import RETRY_AFTER_S
+from baton.router.admission.fair_queue import Entry as QueueEntry
+from baton.router.admission.queue import (
+    BEGUN_PRIORITY,
+    RETRY_AFTER_S,
+    AdmissionQueue,
+    Admitted,
+    RequestClass,
+    Ticket,
+)
+from baton.router.fleet import wire as session_wire
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.inbox import Arrival, Inbox
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import Placement
+from baton.router.placement.views import PlacementRequest, placement_request
 from baton.router.request.answer import Answer, BestOf, PromptEcho
-from baton.router.request.attempt import AttemptDispatcher, adopt, location_of, placed, within_reach
-from baton.router.request.journal import AttemptLocation, Entry, journaled
+from baton.router.request.journal import AttemptLocation, Entry
 from baton.router.request.resume import ResumeFilter, Resumption, adoptable
-from baton.router.request.retry import PROGRESS_TOKENS, AttemptFailed, Recovery, Scheduling, Tries, end_of, replays
-from baton.router.request.tokens import InconsistentOutput, NotRepeated, TokenStream
+from baton.router.request.retry import (
+    ABOUT_A_PAIR,
+    Quarantine,
+    SuspectLock,
+    Suspects,
+    fingerprint,
+    poisonous,
+    replay,
+)
+from baton.router.request.state import (
+    Adopt,
+    Attempt,
+    AwaitKv,
+    AwaitTurn,
+    BackOff,
+    Begun,
+    Closed,
+    Deadline,
+    Delivered,
+    Dispatch,
+    Drains,
+    Effect,
+    Fail,
+    Forgive,
+    KvArrived,
+    KvOverdue,
+    OwnEvent,
+    PairFailed,
+    Placed,
+    PromptComputed,
+    Quarantined,
+    Refused,
+    Release,
+    RequestPhase,
+    RequestState,
+    Retry,
+    RetryDue,
+    Submit,
+    TurnCame,
+)
+from baton.router.request.tokens import InconsistentOutput, NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.trace.timeline import Timeline
-from baton.router.types.events import NewTokens, PromptScores, TokenLogprob
+from baton.router.types.events import Failed, FailureReason, PrefillTimings, TokenLogprob
 from baton.router.types.request import PreparedRequest
 from baton.router.types.response import AnswerEvent, PromptPart
-from baton.service.errors import DeadlineExceeded, Internal, Unavailable
-
-Item = TypeVar("Item")
-
-
-async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """Until all have ended. The first error of one ends all of them, as does closing this.
-
-    A reader that is slow holds them up: of each, one item at most waits here.
-    """
-    awaited = {asyncio.create_task(_next(stream)): stream for stream in streams}
-    try:
-        while awaited:
-            come, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            for task in come:
-                stream = awaited.pop(task)
-                try:
-                    item = task.result()
-                except StopAsyncIteration:
-                    continue
-                awaited[asyncio.create_task(_next(stream))] = stream
-                yield item
-    finally:
-        for task in awaited:
-            task.cancel()
-        await asyncio.gather(*awaited, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
-
-
-async def _next(stream: AsyncGenerator[Item, None]) -> Item:
-    return await anext(stream)
-
+from baton.service.errors import BatonError, Internal, Unavailable
 
 logger = logging.getLogger(__name__)
 
 _UNSCORED = TokenLogprob(float("nan"), ())  # of a token that another router gave out
+_KV_RECEIVED_WAIT_S = 0.1  # KvReceived travels beside the tokens; it may come just after the last
+_TRANSFER_ID_BYTES = 16
+_MAX_TIME_LEFT_MS = 2**32 - 1
+_LOOK_S, _LOOKS = 0.05, 20
+REACH_S = 1.0
+"""For the session with a decode worker: this router may just have started. Workers keep answers for longer."""
+_REACH_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """`attempt_ids` never repeat within this process. `attempts` of a request may fail one after another."""
+
+    cluster: Cluster
+    fleet: Fleet
+    queue: AdmissionQueue
+    attempt_ids: Iterator[int]
+    attempts: int = 6
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    suspects: Suspects = field(default_factory=Suspects)
+
+
+class Lease:
+    """All that one attempt holds outside of its request. `release` returns it, exactly once.
+
+    That is the lock of a suspected request; its place in the queue; then its charges on the workers, its stay in the
+    wait estimate, its inbox at the fleet, the work of its workers, and its entry in the journal.
+    """
+
+    def __init__(self, attempt_id: int, scheduling: Scheduling, entry: Entry | None) -> None:
+        self._attempt_id = attempt_id
+        self._scheduling = scheduling
+        self._entry = entry
+        self._released = False
+        self.lock: SuspectLock | None = None
+        self.queued: QueueEntry[Ticket] | None = None
+        self._placement: Placement | None = None
+
+    def placed(self, placement: Placement, location: AttemptLocation, inbox: Inbox[OwnEvent]) -> None:
+        """It is charged on its workers, and about to be sent to them."""
+        self._placement = placement
+        self._scheduling.fleet.open(self._attempt_id, placement, inbox)
+        if self._entry is not None:
+            self._entry.placed(location)
+
+    def forgive(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+
+    def release(self, cancels: Sequence[str] = (), keeps_kv: bool = False, answered: bool = False) -> None:
+        """As `state.Release`; `answered`: its duration predicts that of others."""
+        if self._released:
+            return
+        self._released = True
+        queue, fleet, attempt_id = self._scheduling.queue, self._scheduling.fleet, self._attempt_id
+        if self._placement is not None:
+            queue.ended(attempt_id, answered)
+            if self._entry is not None:
+                self._entry.left(attempt_id)
+            fleet.close(attempt_id)
+            for endpoint in cancels:
+                fleet.cancel(attempt_id, endpoint, keep_landed=keeps_kv and endpoint == self._placement.decode)
+            for endpoint in self._placement.endpoints:
+                self._scheduling.cluster.release(attempt_id, endpoint)
+            fleet.on_change()
+        elif self.queued is not None:
+            queue.withdraw(self.queued)
+        self.forgive()
 
 
 class Generation:
@@ -78,177 +166,292 @@ class Generation:
         deadline_s: float,
         traceparent: str = "",
         is_usual: bool = True,
-        received: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
         resumption: Resumption | None = None,
-        entry: Entry | None = None,
     ) -> None:
         """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's request, and its duration
         predicts that of others.
 
-        `received`: by choice, the tokens that another router gave out of an answer. They are sent again; with
-        `resumption`, only those that the client does not have. `entry`: where to record the request's workers.
+        `resumption`: what the client has of the answer already; only the rest goes out.
         """
-        sampling = request.sampling
-        valid = request.valid
+        sampling, valid = request.sampling, request.valid
         made = Answer(sampling.n, valid.stop, sampling.min_tokens, new_detokenizer)
         self.answer: AnswerStream = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
-        self._resumption = resumption
         if resumption is not None:
             self.answer = ResumeFilter(self.answer, valid.n, resumption.received)
-            received = resumption.carried(request)
-        self._entry = entry
         self.timeline = timeline
         timeline.streams = valid.streams
         self._request = request
         self._scheduling = scheduling
+        self._deadline_s = deadline_s
+        self._traceparent = traceparent
         self._is_usual = is_usual
-        self._stream = TokenStream(sampling.n)
+        self._resumption = resumption
         scored = sampling.prompt_logprobs is not None
         sent_tokens = resumption.received.prompt_tokens if resumption is not None else 0
         echo = PromptEcho(request.token_ids, request.echo_text, scored, sent_tokens)
         self._echo = echo if scored or valid.echo else None
-        self._recovery = Recovery(request, scheduling, deadline_s, may_be_poison=is_usual)
-        self._attempts = AttemptDispatcher(
-            request, scheduling, timeline, self._stream, self._recovery, deadline_s, traceparent, resumption
+        self._state = RequestState(
+            request, self.answer, timeline, scheduling.attempt_ids, scheduling.attempts, may_be_poison=is_usual
         )
-        self._received = received
+        self._inbox: Inbox[OwnEvent] = Inbox(scheduling.fleet.wake_ups)
+        self._entry: Entry | None = None
+        self._leases: dict[int, Lease] = {}  # by attempt
+        self._timers: list[asyncio.TimerHandle] = []
 
-    def events(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+    async def events(self, entry: Entry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
 
-        Where the prompt is to be sent back, it comes before the first of them.
-
-        Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
+        Where the prompt is to be sent back, it comes before the first of them. `entry`: where to record the request's
+        workers. Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
         """
-        self._recovery.refuse_poison()
-        resumes = self._resumption is not None or any(self._received.values())
-        return self._resume() if resumes else self._follow(self._request, Tries())
+        if self._scheduling.quarantine.holds(self._request, time.monotonic()):
+            raise poisonous(self._request.valid.request_id)
+        state, self._entry, closed = self._state, entry, Closed(RequestPhase.CANCELLED)
+        last: list[AnswerEvent | PromptPart] = []
+        try:
+            for carried in self._carried():
+                yield carried
+            locations = await self._reachable()
+            self._put_at(self._deadline_s, Deadline())
+            self._advance(Begun(locations))
+            while not state.is_over:
+                if not state.has_more:
+                    self._take(await self._inbox.take())
+                events = self._deliver()
+                if self.answer.done:
+                    last += events
+                else:
+                    for event in events:
+                        yield event
+            for event in last:  # the workers are free already, whether or not the client reads on
+                yield event
+        except NotRepeated as error:
+            closed = Closed(RequestPhase.FAILED)
+            message = "a worker failed, and another one did not repeat the token that had gone out"
+            raise Unavailable(message, "NOT_REPEATED", RETRY_AFTER_S) from error
+        except InconsistentOutput as error:
+            closed = Closed(RequestPhase.FAILED)
+            logger.exception("a worker broke the protocol")
+            raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
+        finally:
+            self._advance(closed)
+            for timer in self._timers:
+                timer.cancel()
 
-    async def _resume(self) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        for choice, token_ids in self._received.items():
+    def _carried(self) -> Iterator[AnswerEvent]:
+        """The client's part of the answer goes through detokenisers and stop strings anew."""
+        carried = self._resumption.carried(self._request) if self._resumption is not None else {}
+        for choice, token_ids in carried.items():
             unscored = (_UNSCORED,) * len(token_ids) if self._request.sampling.logprobs is not None else ()
-            for event in self.answer.take(self._stream.prime(choice, token_ids)._replace(logprobs=unscored)):
-                yield event
-        locations: Sequence[AttemptLocation] = ()
-        if self._resumption is not None and not self.answer.done:
-            locations = await within_reach(adoptable(self._request, self._resumption), self._scheduling)
-        async with aclosing(self._go_on(self._request, Tries(), locations)) as events:
-            async for further in events:
-                yield further
+            yield from self.answer.take(self._state.stream.prime(choice, token_ids)._replace(logprobs=unscored))
 
-    async def _go_on(
-        self, part: PreparedRequest, tries: Tries, locations: Sequence[AttemptLocation] = ()
-    ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        """The rest of a part, each choice by itself where some of it is out, and where it is made already."""
-        ended, parts = self._left(part)
-        for event in ended:
-            yield event
-        streams = [self._follow(each, tries, location) for each, location in placed(self._request, parts, locations)]
-        async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
-            async for further in events:
-                yield further
-
-    async def _follow(
-        self, part: PreparedRequest, tries: Tries, location: AttemptLocation | None = None
-    ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        """The request, or a part of it, over as many attempts as it takes; the first of them where it is made."""
+    async def _reachable(self) -> Sequence[AttemptLocation]:
+        """Attempts of another router that can be adopted and whose workers are connected, REACH_S from now at the
+        latest."""
+        if self._resumption is None or self.answer.done:
+            return ()
+        locations, until_s = adoptable(self._request, self._resumption), time.monotonic() + REACH_S
         while True:
-            released = self._released(part)
-            try:
-                async with AsyncExitStack() as held:
-                    lock = await held.enter_async_context(self._recovery.suspect_lock()) if tries.suspect else None
-                    events = await held.enter_async_context(aclosing(self._attempt(part, location)))
-                    async for event in events:
-                        if lock is not None and self._fresh_tokens(part, released) >= PROGRESS_TOKENS:
-                            lock.release()
-                        yield event
+            reached = tuple(location for location in locations if self._is_connected(location.endpoint))
+            if len(reached) == len(locations) or time.monotonic() > until_s:
+                return reached
+            await asyncio.sleep(_REACH_LOOK_S)
+
+    def _is_connected(self, endpoint: str) -> bool:
+        worker = self._scheduling.cluster.find(endpoint)
+        return worker is not None and worker.connected
+
+    def _take(self, event: Arrival | OwnEvent) -> None:
+        """With it all that workers have sent, up to a failure: outputs that came before one go out before it."""
+        if not isinstance(event, Arrival):
+            self._advance(event)
+            return
+        inbox, arrival = self._inbox, event
+        while True:
+            effects = self._state.advance(arrival.event, arrival.at_s)
+            if effects:
+                self._perform(effects)
+            following = inbox.first
+            if following is None or isinstance(following.event, Failed):
                 return
-            except AttemptFailed as failure:
-                failed = failure.failed
-            except NotRepeated as error:
-                message = "a worker failed, and another one did not repeat the token that had gone out"
-                raise Unavailable(message, "NOT_REPEATED", RETRY_AFTER_S) from error
-            except InconsistentOutput as error:
-                logger.exception("a worker broke the protocol")
-                raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
-            location, note = None, self.timeline.take_failure(failed, time.monotonic())
-            tries = await self._recovery.another(failed, note, tries, self._fresh_tokens(part, released))
-            if len(part.choices) > 1:
-                async with aclosing(self._go_on(part, tries)) as further:
-                    async for event in further:
-                        yield event
-                return
-            ended, parts = self._left(part)
-            for event in ended:
-                yield event
-            if not parts:
-                return
-            part = parts[0]
+            arrival = inbox.take_first()
 
-    def _released(self, part: PreparedRequest) -> list[int]:
-        return [self._stream.released(choice) for choice in part.choices]
-
-    def _fresh_tokens(self, part: PreparedRequest, before: list[int]) -> int:
-        """Most of any choice, since so many were released."""
-        return max(now - then for now, then in zip(self._released(part), before, strict=True))
-
-    def _left(self, part: PreparedRequest) -> tuple[Sequence[AnswerEvent], tuple[PreparedRequest, ...]]:
-        """Of a part whose attempt failed: the ends that were reached all the same, and the parts still to be made."""
-        sampling, stream = self._request.sampling, self._stream
-        ended: list[AnswerEvent] = []
-        answers: dict[int, tuple[int, ...]] = {}
-        for choice in part.choices:
-            if self.answer.has_finished(choice):
-                continue
-            answered = stream.answer(choice)
-            end = end_of(sampling, answered) if sampling.beams is None else None
-            if end is None:
-                answers[choice] = answered
-            else:
-                ended += self.answer.take(stream.finish(choice, end))
-        if self.answer.done:
-            self.timeline.ended_s = time.monotonic()
-        return ended, replays(self._request, part, answers)
-
-    async def _attempt(
-        self, part: PreparedRequest, location: AttemptLocation | None
-    ) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        events: Sequence[AnswerEvent | PromptPart] = ()
-        shared = (self._scheduling, self.timeline, self._stream)
-        attempt = await self._attempts.place(part) if location is None else adopt(location, part, *shared)
-        with attempt, journaled(self._entry, location_of(attempt, part, location)):
-            deadline = asyncio.get_running_loop().call_later(self._attempts.time_left_s(), attempt.expire)
-            try:
-                self._attempts.dispatch(attempt, location)
-                while not self._is_done(part):
-                    events = self._take(await attempt.next())
-                    if not self._is_done(part):
-                        for event in events:
-                            yield event
-                await attempt.wait_for_kv()
-            except TimeoutError:
-                raise DeadlineExceeded from None
-            finally:
-                deadline.cancel()
-                is_usual = self._is_usual and not part.answered_tokens
-                self._scheduling.queue.ended(attempt.attempt_id, is_usual and self._is_done(part))
-            self.timeline.ended_s = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._attempts.record_answer, attempt.placement, part)
-        for event in events:  # the last ones: the workers are free already, whether or not the client reads on
-            yield event
-
-    def _is_done(self, part: PreparedRequest) -> bool:
-        """All of it, or the one choice of a part."""
-        return self.answer.done or (part is not self._request and self.answer.has_finished(part.first_choice))
-
-    def _take(self, arrived: PromptScores | tuple[NewTokens, ...]) -> Sequence[AnswerEvent | PromptPart]:
-        if isinstance(arrived, PromptScores):
-            return self._echo.take(arrived) if self._echo is not None else ()
-        began_s = time.monotonic()
-        parts = self._echo.rest() if self._echo is not None else ()
-        events = [event for released in arrived for event in self.answer.take(released)]
+    def _deliver(self) -> Sequence[AnswerEvent | PromptPart]:
+        """What goes out now."""
+        state, echo, began_s = self._state, self._echo, time.monotonic()
+        parts = [part for scores in state.new_scores() for part in (echo.take(scores) if echo is not None else ())]
+        tokens = state.new_tokens()
+        if tokens and echo is not None:
+            parts += echo.rest()
+        events = [event for released in tokens for event in self.answer.take(released)]
         now = time.monotonic()
         self.timeline.detokenise_ms += (now - began_s) * 1e3
         if self.timeline.first_token_s is None and events:
             self.timeline.first_token_s = now
+        self._perform(state.advance(Delivered(), now))
         return [*parts, *events] if parts else events
+
+    def _advance(self, event: OwnEvent) -> None:
+        self._perform(self._state.advance(event, time.monotonic()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        """Raises: BatonError where the request fails."""
+        cluster = self._scheduling.cluster
+        for effect in effects:
+            match effect:
+                case AwaitTurn(attempt):
+                    came = functools.partial(self._inbox.put_own, TurnCame(attempt.attempt_id))
+                    self._lease(attempt).lock = self._scheduling.suspects.lock(came)
+                case Submit(attempt):
+                    self._submit(attempt)
+                case Dispatch(attempt, placement):
+                    self._dispatch(attempt, placement)
+                case Adopt(attempt, placement, asked, location):
+                    self._adopt(attempt, placement, asked, location)
+                case PromptComputed(attempt, placement, timings):
+                    self._prompt_computed(attempt, placement, timings)
+                case KvArrived(attempt, placement, kv_received):
+                    cluster.caches.audit(placement.decode, placement.decode_hit_tokens, kv_received.cached_tokens)
+                    moved_tokens = len(attempt.part.token_ids) - kv_received.cached_tokens
+                    cluster.rates.transferred(moved_tokens, kv_received.transferred_bytes)
+                    if placement.prefill is not None:
+                        cluster.pairs.succeeded((placement.prefill, placement.decode))
+                case AwaitKv(attempt):
+                    self._put_at(time.monotonic() + _KV_RECEIVED_WAIT_S, KvOverdue(attempt.attempt_id))
+                case Forgive(attempt):
+                    self._leases[attempt.attempt_id].forgive()
+                case Release():
+                    self._release(effect)
+                case Drains(endpoint):
+                    self._scheduling.fleet.drains(endpoint)
+                case BackOff():
+                    self._back_off(effect)
+                case PairFailed(pair):
+                    cluster.pairs.failed(pair, time.monotonic())
+                case Retry(failed):
+                    where = f"{failed.reason.name} at {failed.endpoint}"
+                    logger.info("starting another attempt after %s: %s", where, failed.message)
+                case Quarantined(failed):
+                    self._scheduling.quarantine.add(fingerprint(self._request), time.monotonic())
+                    request_id = self._request.valid.request_id
+                    logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
+                case Fail(error):
+                    raise error
+
+    def _lease(self, attempt: Attempt) -> Lease:
+        """Its own, from the first thing that it holds on."""
+        return self._leases.setdefault(attempt.attempt_id, Lease(attempt.attempt_id, self._scheduling, self._entry))
+
+    def _submit(self, attempt: Attempt) -> None:
+        scheduling, state, part, attempt_id = self._scheduling, self._state, attempt.part, attempt.attempt_id
+        began_s = time.monotonic()
+        if began_s >= self._deadline_s:
+            self._inbox.put_own(Deadline())
+            return
+        broken_pairs = scheduling.cluster.pairs.broken(began_s)
+        asked = placement_request(part, attempt_id, state.avoided_prefill, broken_pairs, state.preferred_decode)
+
+        def settled(outcome: Admitted | BatonError) -> None:
+            if isinstance(outcome, Admitted):
+                self._inbox.put_own(Placed(attempt_id, asked, outcome, began_s))
+            else:
+                self._inbox.put_own(Refused(attempt_id, outcome))
+
+        # A prompt whose log-probabilities are wanted is computed in full: cached blocks do not matter.
+        cacheable = part.block_hashes if part.sampling.prompt_logprobs is None else ()
+        valid = self._request.valid
+        priority = BEGUN_PRIORITY if self.timeline.attempts or self._resumption is not None else valid.priority
+        request_class = RequestClass(valid.tenant, priority, self._deadline_s)
+        lease = self._lease(attempt)
+        try:
+            lease.queued = scheduling.queue.submit(attempt_id, asked, cacheable, request_class, settled)
+        except BatonError as refusal:
+            settled(refusal)
+
+    def _dispatch(self, attempt: Attempt, placement: Placement) -> None:
+        made = attempt.part.choices
+        answered_tokens = attempt.part.answered_tokens
+        location = AttemptLocation(placement.decode, attempt.attempt_id, made.start, len(made), answered_tokens)
+        self._lease(attempt).placed(placement, location, self._inbox)
+        self._scheduling.fleet.dispatch(self._tag(attempt), attempt.part, placement)
+        self.timeline.dispatched(time.monotonic())
+
+    def _adopt(
+        self, attempt: Attempt, placement: Placement, asked: PlacementRequest, location: AttemptLocation
+    ) -> None:
+        if self._resumption is None:
+            raise RuntimeError("only a resumed request has attempts to adopt")
+        attempt_id = attempt.attempt_id
+        self._scheduling.queue.adopted(attempt_id, placement, asked, attempt.part.block_hashes)
+        self._lease(attempt).placed(placement, replace(location, attempt_id=attempt_id), self._inbox)
+        tag, router_id = self._tag(attempt), self._resumption.router_id
+        self._scheduling.fleet.adopt(tag, router_id, location.attempt_id, placement.decode)
+        self.timeline.dispatched(time.monotonic())
+
+    def _tag(self, attempt: Attempt) -> session_wire.Tag:
+        time_left_s = self._deadline_s - time.monotonic()
+        return session_wire.Tag(
+            attempt_id=attempt.attempt_id,
+            transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
+            fetch_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
+            time_left_ms=max(1, min(round(time_left_s * 1e3), _MAX_TIME_LEFT_MS)),
+            traceparent=self._traceparent,
+        )
+
+    def _prompt_computed(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
+        """A prefill worker's rate is learned; a decode worker computes prompts beside answers, and reports its own."""
+        cluster, found_tokens = self._scheduling.cluster, timings.cached_tokens - timings.fetched_tokens
+        if placement.prefill is None:
+            cluster.caches.audit(placement.decode, placement.decode_hit_tokens, found_tokens)
+            cluster.prompt_computed(attempt.attempt_id, placement.decode)
+            return
+        cluster.caches.audit(placement.prefill, placement.prefill_hit_tokens, found_tokens)
+        computed_tokens = len(attempt.part.token_ids) - timings.cached_tokens
+        cluster.rates.computed(placement.prefill, computed_tokens, sum(timings.chunk_ms))
+        cluster.release(attempt.attempt_id, placement.prefill)
+
+    def _release(self, effect: Release) -> None:
+        attempt, lease = effect.attempt, self._leases.pop(effect.attempt.attempt_id, None)
+        is_usual = self._is_usual and not attempt.part.answered_tokens
+        if lease is not None:
+            lease.release(effect.cancels, effect.keeps_kv, effect.answered and is_usual)
+        if effect.answered and attempt.placement is not None:
+            asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, attempt.part)
+
+    def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:
+        """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
+
+        Most workers report them themselves. The last token of a choice has no KV yet.
+        """
+        cluster = self._scheduling.cluster
+        if cluster.caches.follows(placement.decode):
+            return
+        for choice in part.choices:
+            made = replay(self._request, choice, self._state.stream.answer(choice)[:-1])
+            cluster.answered(placement.decode, made.block_hashes)
+
+    def _put_at(self, when_s: float, event: OwnEvent) -> None:
+        delay_s = max(0.0, when_s - time.monotonic())
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._inbox.put_own, event))
+
+    def _back_off(self, effect: BackOff) -> None:
+        delay_s = max(0.0, min(effect.pause_s, self._deadline_s - time.monotonic()))
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._look, effect, _LOOKS))
+
+    def _look(self, effect: BackOff, looks: int) -> None:
+        """Whether it is known if a worker with a broken connection comes back; its session's grace bounds that."""
+        worker = self._scheduling.cluster.find(effect.settles) if effect.settles is not None else None
+        if looks and worker is not None and worker.held and not worker.connected:
+            self._timers.append(asyncio.get_running_loop().call_later(_LOOK_S, self._look, effect, looks - 1))
+            return
+        self._inbox.put_own(RetryDue(effect.attempt.attempt_id, self._died(effect.attempt, effect.failed)))
+
+    def _died(self, attempt: Attempt, failed: Failed) -> bool:
+        """Whether a worker that was at the attempt is gone; decode may report its prefill worker first."""
+        if failed.reason is FailureReason.WORKER_DIED:
+            return True
+        note = attempt.note
+        if failed.reason not in ABOUT_A_PAIR or note is None or note.placement.prefill is None:
+            return False
+        prefill = self._scheduling.cluster.find(note.placement.prefill)
+        return prefill is not None and prefill.died_s is not None and prefill.died_s >= note.placed_s

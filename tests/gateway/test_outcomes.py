@@ -10,7 +10,10 @@ import pytest
 
 from baton.protos import baton_pb2, session_pb2
 from baton.router.dispatcher import Dispatcher
-from baton.router.request.attempt import Attempt
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.inbox import Inbox
+from baton.router.placement.decide import Placement
+from baton.router.request.state import Deadline
 from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.gateway.outcome_world import PROMPT, PROMPT_TOKENS, OutcomeWorld, Seen, outcome_world
 from tests.router.conftest import encode
@@ -217,18 +220,18 @@ async def test_a_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> Non
 
 
 async def test_a_deadline_passes_in_the_middle(world: OutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, enter = list[Attempt](), Attempt.__enter__
+    opened, open_ = list[Inbox[Any]](), Fleet.open
 
-    def noted(attempt: Attempt) -> Attempt:
-        opened.append(attempt)
-        return enter(attempt)
+    def noted(fleet: Fleet, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
+        opened.append(inbox)
+        open_(fleet, attempt_id, placement, inbox)
 
-    monkeypatch.setattr(Attempt, "__enter__", noted)
+    monkeypatch.setattr(Fleet, "open", noted)
     world.pair.manual = True
     call = world.generate()
     world.first(await world.attempt())
     await world.check(Seen("", "", PROMPT_TOKENS, 1), running=1)
-    opened[-1].expire()
+    opened[-1].put_own(Deadline())
     assert await world.refused(call) is grpc.StatusCode.DEADLINE_EXCEEDED
     await world.check(Seen("failed", "deadline_exceeded", PROMPT_TOKENS, 1))
 

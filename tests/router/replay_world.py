@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
@@ -22,8 +23,8 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Decision, Placement, Weighed
 from baton.router.placement.policies import Costs
 from baton.router.placement.views import WorkerView
-from baton.router.request.retry import Scheduling
-from baton.router.request.run import Generation
+from baton.router.request.resume import Received, ReceivedChoice, Resumption
+from baton.router.request.run import Generation, Scheduling
 from baton.router.trace.timeline import Timeline
 from baton.router.types.events import (
     Alternative,
@@ -102,18 +103,17 @@ class World:
 
     fates: list[Fate]
     dispatched: list[PreparedRequest] = field(default_factory=list)
-    inboxes: dict[int, Inbox] = field(default_factory=dict)
+    inboxes: dict[int, Inbox[Any]] = field(default_factory=dict)
     late: list[tuple[int, SequenceOutput]] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     admitted: int = 0
     ended: int = 0
-    turns: WakeUpLimiter = field(default_factory=WakeUpLimiter)
+    wake_ups: WakeUpLimiter = field(default_factory=WakeUpLimiter)
     cluster: Cluster = field(default_factory=Cluster)
     on_dispatch: Callable[[PreparedRequest], None] = lambda request: None
 
-    def open(self, attempt_id: int, placement: Placement) -> Inbox:
-        self.inboxes[attempt_id] = Inbox(self.turns)
-        return self.inboxes[attempt_id]
+    def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
+        self.inboxes[attempt_id] = inbox
 
     def close(self, attempt_id: int) -> None:
         del self.inboxes[attempt_id]
@@ -127,10 +127,14 @@ class World:
     def on_change(self) -> None:
         pass
 
-    async def admit(self, attempt_id: int, *rest: Any) -> Admitted:
+    def submit(self, attempt_id: int, *rest: Any) -> object:
+        """Settled in the next turn of the event loop."""
         self.admitted += 1
-        await asyncio.sleep(0)
-        return Admitted(PLACEMENT, time.monotonic(), DECISION)
+        asyncio.get_running_loop().call_soon(rest[-1], Admitted(PLACEMENT, time.monotonic(), DECISION))
+        return attempt_id
+
+    def withdraw(self, entry: object) -> None:
+        self.ended += 1
 
     def ended_(self, attempt_id: int, answered: bool) -> None:
         self.ended += 1
@@ -203,7 +207,7 @@ class Got:
 
 
 def scheduling_of(world: World, attempts: int = 6) -> Scheduling:
-    queue: Any = type("Queue", (), {"admit": world.admit, "ended": world.ended_})()
+    queue: Any = SimpleNamespace(submit=world.submit, withdraw=world.withdraw, ended=world.ended_)
     fleet: Any = world
     return Scheduling(world.cluster, fleet, queue, itertools.count(1), attempts)
 
@@ -216,13 +220,22 @@ def generation_of(
     is_usual: bool = True,
 ) -> Generation:
     now = time.monotonic()
-    end_s, timeline = now + deadline_s, Timeline(now)
-    return Generation(request, scheduling, timeline, new_detokenizer, end_s, is_usual=is_usual, received=received or {})
+    resumption = Resumption(Received({choice: ReceivedChoice(ids) for choice, ids in (received or {}).items()}))
+    return Generation(
+        request,
+        scheduling,
+        Timeline(now),
+        new_detokenizer,
+        now + deadline_s,
+        is_usual=is_usual,
+        resumption=resumption if received is not None else None,
+    )
 
 
-async def read(generation: Generation, n: int) -> list[Got]:
-    """Everything, checked on the way: offsets contiguous, one end each, nothing behind it."""
-    got = [Got() for _ in range(n)]
+async def read(generation: Generation, n: int, received: Mapping[int, tuple[int, ...]] | None = None) -> list[Got]:
+    """Everything, behind the tokens that were `received`; checked on the way: offsets contiguous, one end each, nothing
+    behind it."""
+    got = [Got(list((received or {}).get(index, ()))) for index in range(n)]
     async for event in generation.events():
         assert isinstance(event, Delta | ChoiceFinished)
         each = got[event.index]
@@ -230,7 +243,7 @@ async def read(generation: Generation, n: int) -> list[Got]:
         if isinstance(event, ChoiceFinished):
             each.end = event
             continue
-        assert event.offset == len(each.token_ids)
+        assert event.offset == len(each.token_ids) or (received and not event.token_ids)
         each.token_ids += event.token_ids
         each.text += event.text
         each.logprobs += event.logprobs

@@ -1,19 +1,28 @@
 """The queue for room: in turn, bounded, in time, and never leaking a charge."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from baton.router.admission.queue import BEGUN_PRIORITY, PLANNED_SHARE, AdmissionLimits, AdmissionQueue, RequestClass
+from baton.router.admission.queue import (
+    BEGUN_PRIORITY,
+    PLANNED_SHARE,
+    AdmissionLimits,
+    AdmissionQueue,
+    Admitted,
+    RequestClass,
+)
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
 from baton.router.placement.views import PlacementRequest
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
-from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.registry.worker_record import WorkerRole
 
 MODEL = ModelDescription("m", "/m", 128, 100, "float32", 4)
 LIMITS = AdmissionLimits(max_waiting=3, max_wait_s=5.0, without_workers_s=5.0)
+NO_CLASS = RequestClass()
 POLICY = PlacementPolicy(NoPrefillWorker.QUEUE)
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=1)  # 8 tokens
 WIDE = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=2)  # 12 tokens
@@ -32,6 +41,26 @@ def charges(cluster: Cluster) -> list[set[int]]:
     return [set(worker.charges) for worker in cluster.workers]
 
 
+async def admit(
+    queue: AdmissionQueue,
+    attempt_id: int,
+    request: PlacementRequest,
+    block_hashes: Sequence[bytes],
+    request_class: RequestClass = NO_CLASS,
+) -> Admitted:
+    """Waits until it is settled, and withdraws it if the waiting is cancelled."""
+    outcome: asyncio.Future[Admitted | BatonError] = asyncio.get_running_loop().create_future()
+    entry = queue.submit(attempt_id, request, block_hashes, request_class, outcome.set_result)
+    try:
+        await asyncio.wait({outcome})
+    except asyncio.CancelledError:
+        queue.withdraw(entry)
+        raise
+    if isinstance(result := outcome.result(), BatonError):
+        raise result
+    return result
+
+
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -40,8 +69,8 @@ async def settled() -> None:
 async def test_requests_are_admitted_in_order_as_room_becomes_free() -> None:
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    await queue.admit(1, REQUEST, ())
-    waiting = [asyncio.create_task(queue.admit(attempt_id, REQUEST, ())) for attempt_id in (2, 3)]
+    await admit(queue, 1, REQUEST, ())
+    waiting = [asyncio.create_task(admit(queue, attempt_id, REQUEST, ())) for attempt_id in (2, 3)]
     await settled()
     assert queue.waiting == 2 and not any(task.done() for task in waiting)
     cluster.release(1, "decode")
@@ -57,13 +86,13 @@ async def test_requests_are_admitted_in_order_as_room_becomes_free() -> None:
 async def test_small_requests_overtake_one_without_room_until_they_have_taken_as_much_as_it_does() -> None:
     cluster = cluster_with(slots=2)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    await queue.admit(1, REQUEST, ())
-    wide = asyncio.create_task(queue.admit(2, WIDE, ()))
+    await admit(queue, 1, REQUEST, ())
+    wide = asyncio.create_task(admit(queue, 2, WIDE, ()))
     await settled()
     for attempt_id in (3, 4):  # 8 tokens, and 16: now the wide one has waited long enough
-        await queue.admit(attempt_id, REQUEST, ())
+        await admit(queue, attempt_id, REQUEST, ())
         cluster.release(attempt_id, "decode")
-    late = asyncio.create_task(queue.admit(5, REQUEST, ()))
+    late = asyncio.create_task(admit(queue, 5, REQUEST, ()))
     await settled()
     assert not wide.done() and not late.done()
     cluster.release(1, "decode")
@@ -77,13 +106,13 @@ async def test_small_requests_overtake_one_without_room_until_they_have_taken_as
 async def test_whoever_leaves_the_queue_lets_the_next_one_in() -> None:
     cluster = cluster_with(slots=2)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    await queue.admit(1, REQUEST, ())
-    wide = asyncio.create_task(queue.admit(2, WIDE, ()))
+    await admit(queue, 1, REQUEST, ())
+    wide = asyncio.create_task(admit(queue, 2, WIDE, ()))
     await settled()
     for attempt_id in (3, 4):
-        await queue.admit(attempt_id, REQUEST, ())
+        await admit(queue, attempt_id, REQUEST, ())
         cluster.release(attempt_id, "decode")
-    late = asyncio.create_task(queue.admit(5, REQUEST, ()))
+    late = asyncio.create_task(admit(queue, 5, REQUEST, ()))
     await settled()
     wide.cancel()
     await late
@@ -93,8 +122,8 @@ async def test_whoever_leaves_the_queue_lets_the_next_one_in() -> None:
 async def test_a_cancellation_in_the_moment_of_placement_returns_the_charge() -> None:
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    await queue.admit(1, REQUEST, ())
-    waiting = asyncio.create_task(queue.admit(2, REQUEST, ()))
+    await admit(queue, 1, REQUEST, ())
+    waiting = asyncio.create_task(admit(queue, 2, REQUEST, ()))
     await settled()
     cluster.release(1, "decode")
     queue.pump()  # placed and charged
@@ -106,10 +135,10 @@ async def test_a_cancellation_in_the_moment_of_placement_returns_the_charge() ->
 
 async def test_a_full_queue_refuses() -> None:
     queue = AdmissionQueue(cluster_with(slots=0), LIMITS, POLICY)
-    waiting = [asyncio.create_task(queue.admit(attempt_id, REQUEST, ())) for attempt_id in range(3)]
+    waiting = [asyncio.create_task(admit(queue, attempt_id, REQUEST, ())) for attempt_id in range(3)]
     await settled()
     with pytest.raises(ResourceExhausted, match="pending already"):
-        await queue.admit(4, REQUEST, ())
+        await admit(queue, 4, REQUEST, ())
     queue.close()
     assert all(isinstance(error, Unavailable) for error in await asyncio.gather(*waiting, return_exceptions=True))
 
@@ -117,7 +146,7 @@ async def test_a_full_queue_refuses() -> None:
 async def test_waiting_for_room_is_bounded() -> None:
     queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_wait_s=0.01), POLICY)
     with pytest.raises(ResourceExhausted, match="no worker had room"):
-        await queue.admit(1, REQUEST, ())
+        await admit(queue, 1, REQUEST, ())
     assert queue.waiting == 0
 
 
@@ -126,16 +155,16 @@ async def test_waiting_for_workers_is_bounded(missing: WorkerRole) -> None:
     roles = tuple(role for role in WorkerRole if role is not missing)
     queue = AdmissionQueue(cluster_with(slots=8, roles=roles), AdmissionLimits(without_workers_s=0.01), POLICY)
     with pytest.raises(Unavailable, match=f"no {missing.value} worker"):
-        await queue.admit(1, REQUEST, ())
+        await admit(queue, 1, REQUEST, ())
 
 
 async def test_what_can_never_fit_is_refused_and_lets_the_next_one_in() -> None:
     cluster = cluster_with(slots=8)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
     with pytest.raises(InvalidArgument) as caught:
-        await queue.admit(1, PlacementRequest(b"f", 4, prompt_tokens=4, max_tokens=400, choices=1), ())
+        await admit(queue, 1, PlacementRequest(b"f", 4, prompt_tokens=4, max_tokens=400, choices=1), ())
     assert caught.value.field == "sampling.max_tokens"
-    await queue.admit(2, REQUEST, ())
+    await admit(queue, 2, REQUEST, ())
 
 
 async def test_draining_and_lost_workers_take_nothing() -> None:
@@ -143,7 +172,7 @@ async def test_draining_and_lost_workers_take_nothing() -> None:
     queue = AdmissionQueue(cluster, AdmissionLimits(without_workers_s=0.01), POLICY)
     cluster.lost("decode")
     with pytest.raises(Unavailable):
-        await queue.admit(1, REQUEST, ())
+        await admit(queue, 1, REQUEST, ())
 
 
 async def test_a_router_told_to_refuse_does_not_wait_for_a_prefill_worker() -> None:
@@ -151,13 +180,13 @@ async def test_a_router_told_to_refuse_does_not_wait_for_a_prefill_worker() -> N
         cluster_with(8, (WorkerRole.DECODE,)), AdmissionLimits(), PlacementPolicy(NoPrefillWorker.REJECT)
     )
     with pytest.raises(Unavailable, match="no prefill worker"):
-        await queue.admit(1, REQUEST, ())
+        await admit(queue, 1, REQUEST, ())
 
 
 async def test_a_prompt_for_the_decode_worker_is_charged_there_alone() -> None:
     cluster = cluster_with(8, (WorkerRole.DECODE,))
     queue = AdmissionQueue(cluster, LIMITS, PlacementPolicy(NoPrefillWorker.LOCAL))
-    placement = (await queue.admit(1, REQUEST, ())).placement
+    placement = (await admit(queue, 1, REQUEST, ())).placement
     assert (placement.prefill, charges(cluster)) == (None, [{1}])
 
 
@@ -173,7 +202,7 @@ class Clock:
 
 async def answer(queue: AdmissionQueue, cluster: Cluster, clock: Clock, attempt_id: int, seconds: float) -> None:
     """One request by itself, from its dispatch to its end."""
-    await queue.admit(attempt_id, REQUEST, ())
+    await admit(queue, attempt_id, REQUEST, ())
     clock.now += seconds
     queue.ended(attempt_id, answered=True)
     for endpoint in ("prefill", "decode"):
@@ -184,14 +213,16 @@ async def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_
     cluster, clock = cluster_with(slots=1), Clock()
     queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
-    await queue.admit(2, REQUEST, ())
-    waiting = asyncio.create_task(queue.admit(3, REQUEST, ()))
+    await admit(queue, 2, REQUEST, ())
+    waiting = asyncio.create_task(admit(queue, 3, REQUEST, ()))
     await settled()
     # One of 8 tokens goes before it, and 8 tokens take 2 s: 4 s until it has its room, 2 s more until it has ended.
     with pytest.raises(ResourceExhausted, match=r"the request would be pending for 4\.0 s") as caught:
-        await queue.admit(4, REQUEST, (), RequestClass(deadline_s=clock.now + 5.9 / PLANNED_SHARE))
+        await admit(queue, 4, REQUEST, (), RequestClass(deadline_s=clock.now + 5.9 / PLANNED_SHARE))
     assert caught.value.retry_after_s == pytest.approx(4.0)
-    in_time = asyncio.create_task(queue.admit(5, REQUEST, (), RequestClass(deadline_s=clock.now + 6.1 / PLANNED_SHARE)))
+    in_time = asyncio.create_task(
+        admit(queue, 5, REQUEST, (), RequestClass(deadline_s=clock.now + 6.1 / PLANNED_SHARE))
+    )
     await settled()
     assert queue.waiting == 2
     for task in (waiting, in_time):
@@ -203,12 +234,12 @@ async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_
     cluster, clock = cluster_with(slots=1), Clock()
     queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
-    await queue.admit(2, REQUEST, ())
+    await admit(queue, 2, REQUEST, ())
     late = asyncio.create_task(
-        queue.admit(3, REQUEST, (), RequestClass(deadline_s=clock.now + 6.0))
+        admit(queue, 3, REQUEST, (), RequestClass(deadline_s=clock.now + 6.0))
     )  # takes 2 s itself
     await settled()
-    patient = asyncio.create_task(queue.admit(4, REQUEST, ()))
+    patient = asyncio.create_task(admit(queue, 4, REQUEST, ()))
     await settled()
     clock.now += 5.5
     cluster.release(2, "decode")
@@ -222,25 +253,25 @@ async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_
 async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> None:
     cluster = cluster_with(slots=0)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    noisy = [asyncio.create_task(queue.admit(i, REQUEST, (), RequestClass("noisy"))) for i in range(3)]
+    noisy = [asyncio.create_task(admit(queue, i, REQUEST, (), RequestClass("noisy"))) for i in range(3)]
     await settled()
-    small = asyncio.create_task(queue.admit(9, REQUEST, (), RequestClass("small")))
+    small = asyncio.create_task(admit(queue, 9, REQUEST, (), RequestClass("small")))
     await settled()
     assert [task.done() for task in (*noisy, small)] == [False, False, True, False]
     with pytest.raises(ResourceExhausted, match="pending already"):
         await noisy[2]
     with pytest.raises(ResourceExhausted):  # they have one more than it has, and not two: it would be taking turns
-        await queue.admit(10, REQUEST, (), RequestClass("small"))
+        await admit(queue, 10, REQUEST, (), RequestClass("small"))
     queue.close()
     await asyncio.gather(*noisy, small, return_exceptions=True)
 
 
 async def test_a_tenant_has_a_bound_of_its_own() -> None:
     queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_waiting_per_tenant=1), POLICY)
-    waiting = [asyncio.create_task(queue.admit(i, REQUEST, (), RequestClass(name))) for i, name in enumerate("ab")]
+    waiting = [asyncio.create_task(admit(queue, i, REQUEST, (), RequestClass(name))) for i, name in enumerate("ab")]
     await settled()
     with pytest.raises(ResourceExhausted, match="of this caller"):
-        await queue.admit(3, REQUEST, (), RequestClass("a"))
+        await admit(queue, 3, REQUEST, (), RequestClass("a"))
     queue.close()
     await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -248,10 +279,10 @@ async def test_a_tenant_has_a_bound_of_its_own() -> None:
 async def test_what_was_begun_goes_before_all_others_and_is_not_refused() -> None:
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting_per_tenant=1), POLICY)
-    await queue.admit(1, REQUEST, ())
-    urgent = asyncio.create_task(queue.admit(2, REQUEST, (), RequestClass(priority=-100)))
+    await admit(queue, 1, REQUEST, ())
+    urgent = asyncio.create_task(admit(queue, 2, REQUEST, (), RequestClass(priority=-100)))
     await settled()
-    begun = asyncio.create_task(queue.admit(3, REQUEST, (), RequestClass(priority=BEGUN_PRIORITY)))
+    begun = asyncio.create_task(admit(queue, 3, REQUEST, (), RequestClass(priority=BEGUN_PRIORITY)))
     await settled()
     cluster.release(1, "decode")
     queue.pump()
@@ -264,9 +295,9 @@ async def test_what_was_begun_goes_before_all_others_and_is_not_refused() -> Non
 async def test_those_without_workers_hold_nobody_up() -> None:
     cluster = cluster_with(slots=8)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    elsewhere = asyncio.create_task(queue.admit(1, PlacementRequest(b"other", 4, 4, 4, choices=1), ()))
+    elsewhere = asyncio.create_task(admit(queue, 1, PlacementRequest(b"other", 4, 4, 4, choices=1), ()))
     await settled()
-    await queue.admit(2, REQUEST, ())
+    await admit(queue, 2, REQUEST, ())
     assert not elsewhere.done()
     elsewhere.cancel()
     await asyncio.gather(elsewhere, return_exceptions=True)

@@ -1,80 +1,76 @@
 """Whoever is slow to take the answer gets more of it at a time, and the same answer."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from baton.protos import baton_pb2
-from baton.router.fleet.inbox import Inbox, WakeUpLimiter
-from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement
+from baton.router.fleet.inbox import WakeUpLimiter
 from baton.router.public.wire import Responses
-from baton.router.request.attempt import Attempt
-from baton.router.request.retry import AttemptFailed
-from baton.router.request.tokens import TokenStream
-from baton.router.trace.timeline import Timeline
-from baton.router.types.events import Failed, FailureReason, FirstStep, NewTokens, PrefillTimings, SequenceOutput
+from baton.router.request.state import Deadline
+from baton.router.types.events import Failed, FailureReason, FirstStep, PrefillTimings, SequenceOutput
+from baton.router.types.request import PreparedRequest
 from baton.router.types.response import Delta
+from baton.service.errors import DeadlineExceeded, Internal
+from tests.router.replay_world import ALPHABET, Fate, World, generation_of, request_of, scheduling_of
 
-PLACEMENT = Placement("p", "d", 0, 0, 0, 0, 1, 1)
 ATTEMPT = 1
-
-
-class OneInbox:
-    """As much of a fleet as an attempt needs."""
-
-    def __init__(self) -> None:
-        self.inbox = Inbox(WakeUpLimiter())
-
-    def open(self, attempt_id: int, placement: Placement) -> Inbox:
-        return self.inbox
-
-
-def attempt_on(fleet: OneInbox) -> Attempt:
-    sampling: Any = SimpleNamespace(prompt_logprobs=None, beams=None, n=2)
-    request: Any = SimpleNamespace(sampling=sampling, token_ids=(1, 2), choices=range(2), answered_tokens=0)
-    one: Any = fleet
-    attempt = Attempt(ATTEMPT, PLACEMENT, request, Cluster(), one, Timeline(0.0), TokenStream(2))
-    attempt.__enter__()
-    return attempt
 
 
 def output(offset: int, token_id: int, choice: int = 0) -> SequenceOutput:
     return SequenceOutput(ATTEMPT, choice, offset, (token_id,))
 
 
+class Silent(World):
+    """Its workers send only what a test puts into the inbox."""
+
+    def _speak(self, attempt_id: int, request: PreparedRequest, fate: Fate) -> None:
+        pass
+
+
+async def begun(world: World, **shape: Any) -> tuple[Any, "asyncio.Task[Any]"]:
+    """The events of a request that was dispatched, and the first of them, which is waited for."""
+    events = generation_of(request_of(**shape), scheduling_of(world)).events()
+    waiting = asyncio.create_task(anext(events))
+    while not world.dispatched:
+        await asyncio.sleep(0)
+    return events, waiting
+
+
 async def test_all_that_has_come_is_taken_at_once() -> None:
-    fleet = OneInbox()
-    attempt = attempt_on(fleet)
-    fleet.inbox.put(FirstStep(ATTEMPT, (output(0, 5), output(0, 7, choice=1)), PrefillTimings(0.0, (), 0.0, 0)), 1.0)
+    world = Silent([])
+    events, waiting = await begun(world, n=2)
+    inbox, a, b, timings = world.inboxes[ATTEMPT], ALPHABET[0], ALPHABET[1], PrefillTimings(0.0, (), 0.0, 0)
+    inbox.put(FirstStep(ATTEMPT, (output(0, a), output(0, b, choice=1)), timings), 1.0)
     for offset in range(1, 4):
-        fleet.inbox.put(output(offset, 5 + offset), 2.0)
-    assert await attempt.next() == (NewTokens(0, 0, (5, 6, 7, 8), None), NewTokens(1, 0, (7,), None))
+        inbox.put(output(offset, a), 2.0)
+    assert await waiting == Delta(0, 0, (a, a, a, a), "aaaa")
+    assert await anext(events) == Delta(1, 0, (b,), "b")
+    await events.aclose()
 
 
 async def test_what_came_before_a_failure_goes_out_before_it() -> None:
-    fleet = OneInbox()
-    attempt = attempt_on(fleet)
-    fleet.inbox.put(output(0, 5), 1.0)
-    fleet.inbox.put(Failed(ATTEMPT, "d", FailureReason.WORKER_LOST, ""), 1.0)
-    fleet.inbox.put(output(1, 6), 1.0)
-    assert await attempt.next() == (NewTokens(0, 0, (5,), None),)
-    with pytest.raises(AttemptFailed):
-        await attempt.next()
+    world = Silent([])
+    events, waiting = await begun(world)
+    inbox, a = world.inboxes[ATTEMPT], ALPHABET[0]
+    inbox.put(output(0, a), 1.0)
+    inbox.put(Failed(ATTEMPT, "d", FailureReason.NONFINITE, ""), 1.0)
+    inbox.put(output(1, a), 1.0)
+    assert await waiting == Delta(0, 0, (a,), "a")
+    with pytest.raises(Internal):
+        await anext(events)
 
 
-async def test_an_expired_inbox_ends_the_wait_and_gives_nothing_more() -> None:
-    inbox = Inbox(WakeUpLimiter())
-    waiting = asyncio.create_task(inbox.take())
-    await asyncio.sleep(0)
-    inbox.expire()
-    with pytest.raises(TimeoutError):
+async def test_a_deadline_goes_before_all_that_has_come() -> None:
+    world = Silent([])
+    _, waiting = await begun(world)
+    inbox = world.inboxes[ATTEMPT]
+    inbox.put(output(0, ALPHABET[0]), 1.0)
+    inbox.put_own(Deadline())
+    with pytest.raises(DeadlineExceeded):
         await waiting
-    inbox.put(output(0, 5), 1.0)
-    with pytest.raises(TimeoutError):
-        await inbox.take()
+    assert not world.inboxes and world.ended == 1
 
 
 def test_a_response_that_is_used_again_keeps_nothing_of_the_last_delta() -> None:

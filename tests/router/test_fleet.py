@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.inbox import Inbox
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
@@ -123,10 +124,11 @@ async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pa
     async with Followed(ChangingMembership(*records(pair))) as followed:
         await followed.connected(True, True)
         placement = Placement(pair.prefill.endpoint, "127.0.0.1:1", 0, 0, 0, 0, 1, 1)
-        inbox = followed.fleet.open(7, placement)
+        inbox: Inbox[None] = Inbox(followed.fleet.wake_ups)
+        followed.fleet.open(7, placement, inbox)
         sampling = Sampling(1, 0, (), 1)
         request = PreparedRequest(None, (1,), b"", (), sampling, b"f", 4)  # type: ignore[arg-type]
         followed.fleet.dispatch(Tag(7, bytes(16), bytes(16), 1000, ""), request, placement)
         arrival = await inbox.take()
-        assert isinstance(arrival.event, Failed)
+        assert arrival is not None and isinstance(arrival.event, Failed)
         assert (arrival.event.endpoint, arrival.event.reason) == ("127.0.0.1:1", FailureReason.WORKER_LOST)

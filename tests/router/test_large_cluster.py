@@ -6,6 +6,7 @@ from baton.router.placement.decide import PlacementPolicy, Strategy
 from baton.router.placement.views import PlacementRequest
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
+from tests.router.test_admission import admit
 
 F = b"f" * 32
 HASHES = tuple(bytes([number]) * 32 for number in range(8))
@@ -33,7 +34,7 @@ def queue_of(cluster: Cluster) -> AdmissionQueue:
 async def test_who_has_the_prefix_is_found_among_all() -> None:
     cluster = large_cluster()
     cluster.caches.assume("p177", HASHES, 1000)
-    admitted = await queue_of(cluster).admit(1, REQUEST, HASHES)
+    admitted = await admit(queue_of(cluster), 1, REQUEST, HASHES)
     assert admitted.placement.prefill == "p177"
     assert len(admitted.decision.workers) <= 2 * (HOLDERS + OTHERS)
 
@@ -41,7 +42,7 @@ async def test_who_has_the_prefix_is_found_among_all() -> None:
 async def test_the_one_worker_with_room_is_found_though_it_was_not_looked_at() -> None:
     cluster = large_cluster(slots=0)
     assert all(view.endpoint != "d199" for view in cluster.snapshot(HASHES, turn=REQUEST.turn))
-    admitted = await queue_of(cluster).admit(1, REQUEST, HASHES)
+    admitted = await admit(queue_of(cluster), 1, REQUEST, HASHES)
     assert admitted.placement.decode == "d199"
 
 

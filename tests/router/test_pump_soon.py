@@ -4,16 +4,16 @@ import asyncio
 from unittest.mock import Mock, patch
 
 from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
-from tests.router.test_admission import LIMITS, POLICY, REQUEST, cluster_with, settled
+from tests.router.test_admission import LIMITS, POLICY, REQUEST, admit, cluster_with, settled
 
 
 async def test_of_many_given_up_at_once_none_is_placed_in_the_room_of_another() -> None:
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, LIMITS, POLICY)
     charge = Mock(wraps=cluster.charge)
-    await queue.admit(1, REQUEST, ())
-    waiting = [asyncio.create_task(queue.admit(attempt_id, REQUEST, ())) for attempt_id in (2, 3)]
-    last = asyncio.create_task(queue.admit(4, REQUEST, ()))
+    await admit(queue, 1, REQUEST, ())
+    waiting = [asyncio.create_task(admit(queue, attempt_id, REQUEST, ())) for attempt_id in (2, 3)]
+    last = asyncio.create_task(admit(queue, 4, REQUEST, ()))
     await settled()
     for task in waiting:
         task.cancel()
@@ -27,10 +27,10 @@ async def test_of_many_given_up_at_once_none_is_placed_in_the_room_of_another() 
 async def test_a_newcomer_to_a_full_queue_has_the_room_of_the_same_turn() -> None:
     cluster = cluster_with(slots=1)
     queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting=1, max_wait_s=5.0, without_workers_s=5.0), POLICY)
-    await queue.admit(1, REQUEST, ())
-    waiting = asyncio.create_task(queue.admit(2, REQUEST, ()))
+    await admit(queue, 1, REQUEST, ())
+    waiting = asyncio.create_task(admit(queue, 2, REQUEST, ()))
     await settled()
-    newcomer = asyncio.create_task(queue.admit(3, REQUEST, ()))
+    newcomer = asyncio.create_task(admit(queue, 3, REQUEST, ()))
     cluster.release(1, "decode")
     queue.pump_soon()
     await waiting

@@ -150,13 +150,13 @@ async def test_keys_and_salts_name_the_same_blocks_differently(guarded: Stack) -
 
 async def test_the_tenant_is_the_keys_name(guarded: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, tenants = guarded.router.queue, list[str]()
-    admit = queue.admit
+    submit = queue.submit
 
-    async def noted(attempt_id: int, request: Any, hashes: Any, standing: Any) -> Any:
-        tenants.append(standing.tenant)
-        return await admit(attempt_id, request, hashes, standing)
+    def noted(attempt_id: int, request: Any, hashes: Any, request_class: Any, on_settled: Any) -> Any:
+        tenants.append(request_class.tenant)
+        return submit(attempt_id, request, hashes, request_class, on_settled)
 
-    monkeypatch.setattr(queue, "admit", noted)
+    monkeypatch.setattr(queue, "submit", noted)
     await ask(guarded, "baton-one", max_tokens=2)
     assert tenants == ["one"]
 

@@ -167,7 +167,7 @@ async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unav
 
 
 async def test_the_trace_and_the_explanation_tell_of_every_attempt(stack: Stack) -> None:
-    with traced_lines("baton.router.request.retry") as lines:
+    with traced_lines("baton.router.request.run") as lines:
         answer, _ = await cut(stack, 5, max_tokens=9)
         await restart(stack)
         await answer

@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import ask, bench, chaos, develop, inspect, keys, offline, simulate, up
+from baton.cli.commands import ask, bench, develop, inspect, keys, offline, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch.errors import CommandFailed
 
@@ -31,13 +31,13 @@ for command in (
     offline.plan,
     offline.batch,
     inspect.trace,
-    simulate.simulate,
+    develop.simulate,
 ):
     app.command()(command)
 app.command(epilog=status_legend())(inspect.status)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
-app.add_typer(chaos.app, name="chaos")
+app.add_typer(develop.chaos_app, name="chaos")
 app.command()(keys.certs)
 app.command(context_settings=PASS_ON)(develop.test)
 app.command()(develop.version)

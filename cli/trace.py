@@ -142,19 +142,8 @@ def read_spans(lines: Iterable[str]) -> list[Span]:
             content = json.loads(line)
         except json.JSONDecodeError:
             continue
-        spans.append(
-            Span(
-                trace_id=content["trace_id"],
-                span_id=content["span_id"],
-                parent_span_id=content["parent_span_id"],
-                name=content["name"],
-                kind=content["kind"],
-                start_ns=content["start_ns"],
-                end_ns=content["end_ns"],
-                is_error=content["status"] == "error",
-                attributes=content["attributes"],
-            )
-        )
+        names = ("trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "attributes")
+        spans.append(Span(**{name: content[name] for name in names}, is_error=content["status"] == "error"))
     return spans
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.launch.errors import CommandFailed
-from baton.service.adapter_folder import AdapterFolder, parse_adapters
+from baton.service.registry.worker_record import AdapterFolder, parse_adapters
 
 # The files of a checkpoint; weights in any other format would be code.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")

@@ -10,7 +10,6 @@ from baton import IMPORT_PATH
 from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.processes import ProcessSpec, Stage
-from baton.service.adapter_folder import AdapterFolder
 from baton.service.registry.redis_server import (
     NOISE,
     RedisServerError,
@@ -19,6 +18,7 @@ from baton.service.registry.redis_server import (
     redis_command,
     redis_url,
 )
+from baton.service.registry.worker_record import AdapterFolder
 
 DEFAULT_HTTP_PORT = 8000
 

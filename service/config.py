@@ -22,9 +22,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
-from baton.service.adapter_folder import AdapterFolder, parse_adapters
 from baton.service.affinity import parse_cores
-from baton.service.registry.worker_record import WorkerRecord, parse_workers
+from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
 from baton.service.security.tls import InternalTls
 
 _REQUIRED: Any = object()

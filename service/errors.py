@@ -98,24 +98,22 @@ class FailedPrecondition(BatonError):
         return (_rpc().PreconditionFailure(violations=[violation]),)
 
 
-class Unauthenticated(BatonError):
+class _WithReason(BatonError):
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason: str = reason
+
+
+class Unauthenticated(_WithReason):
     """`reason` is MISSING_API_KEY or INVALID_API_KEY; the message never contains the key that was shown."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason: str = reason
 
-
-class PermissionDenied(BatonError):
+class PermissionDenied(_WithReason):
     """`reason` is one upper-case word, for example `NOT_ADMIN`."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason: str = reason
 
 
 class NotFound(BatonError):
@@ -174,14 +172,10 @@ class Unavailable(BatonError):
         self.retry_after_s: float = retry_after_s
 
 
-class Aborted(BatonError):
+class Aborted(_WithReason):
     """`reason` is one upper-case word, for example `SUPERSEDED`."""
 
     code = grpc.StatusCode.ABORTED
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason: str = reason
 
 
 class DeadlineExceeded(BatonError):

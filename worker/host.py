@@ -10,7 +10,7 @@ from baton.engine.lora.files import read_adapter
 from baton.engine.prepare import PreparedModel
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.constraint import Grammars
-from baton.service.adapter_folder import AdapterFolder
+from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
 

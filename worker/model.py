@@ -10,7 +10,7 @@ from baton.engine.lora.files import adapter_digest
 from baton.engine.parallel.orders import RankOptions
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.protos import session_pb2
-from baton.service.adapter_folder import AdapterFolder
+from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
 from baton.worker.transfer.rank import RANK_MODULE
 

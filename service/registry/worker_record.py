@@ -1,8 +1,13 @@
-"""One worker, as the registry or a fixed list describes it. Plain values."""
+"""Workers and adapters, as the registry or a command line describes them. Plain values."""
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
+
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 
 
 class WorkerRole(StrEnum):
@@ -49,3 +54,28 @@ def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
             raise ValueError(f"{part!r} is not of the form prefill@host:port or decode@host:port")
         workers.append(WorkerRecord(worker_id=part, role=WorkerRole(role), endpoint=endpoint))
     return tuple(workers)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """An adapter as it is given on a command line, `NAME=FOLDER`. The folder is not looked into."""
+
+    name: str  # by which requests choose it
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.folder}"
+
+
+def parse_adapters(text: str | Sequence[str]) -> tuple[AdapterFolder, ...]:
+    """From `NAME=FOLDER,NAME=FOLDER`, or a sequence of such pairs. Raises: ValueError."""
+    parts = text.split(",") if isinstance(text, str) else text
+    adapters: dict[str, AdapterFolder] = {}
+    for part in filter(None, (part.strip() for part in parts)):
+        name, equals, folder = part.partition("=")
+        if not (equals and folder and _ADAPTER_NAME.fullmatch(name)):
+            raise ValueError(f"{part!r} is not of the form NAME=FOLDER, with a name of letters, digits and _ . : / -")
+        if name in adapters:
+            raise ValueError(f"the name {name!r} is given twice")
+        adapters[name] = AdapterFolder(name, Path(folder).expanduser())
+    return tuple(adapters.values())

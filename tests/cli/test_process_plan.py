@@ -9,8 +9,8 @@ from baton.gateway.config import GatewayConfig
 from baton.launch.devices import DeviceError, Machine
 from baton.launch.process_plan import UpSettings, plan_processes
 from baton.launch.processes import ProcessSpec, Stage
-from baton.service.adapter_folder import AdapterFolder
 from baton.service.config import ConfigError, Settings, read_config
+from baton.service.registry.worker_record import AdapterFolder
 from baton.worker.config import ElasticConfig
 from baton.worker.decode.config import DecodeConfig
 

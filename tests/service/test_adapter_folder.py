@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.adapter_folder import AdapterFolder, parse_adapters
 from baton.service.config import ConfigError, read_config
+from baton.service.registry.worker_record import AdapterFolder, parse_adapters
 from baton.service.worker_config import WorkerConfig
 
 WORKER = ["--worker-id", "w", "--model", "/m", "--model-name", "base"]

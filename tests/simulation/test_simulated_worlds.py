@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cli.commands import simulate
+from baton.cli.commands import develop
 from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.simulation.campaign import Tally
@@ -106,7 +106,7 @@ def test_what_redis_holds_expires_and_can_be_lost() -> None:
 
 
 def test_every_plant_is_known_to_the_command() -> None:
-    assert sorted(PLANTS) == sorted(simulate.PLANTS)
+    assert sorted(PLANTS) == sorted(develop.PLANTS)
 
 
 def test_a_cut_link_holds_back_what_is_sent_and_keeps_its_order() -> None:

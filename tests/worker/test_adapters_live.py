@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.protos import sampling_pb2, session_pb2
-from baton.service.adapter_folder import AdapterFolder
+from baton.service.registry.worker_record import AdapterFolder
 from baton.worker.model import adapter_number
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint

@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from baton.engine.offline.answer import CompletionOutput, RequestOutput
     from baton.engine.offline.async_llm import AsyncLLM
     from baton.engine.offline.beam_search import BeamSearchOutput, BeamSearchParams
     from baton.engine.offline.llm import LLM
     from baton.engine.offline.lora import LoRARequest
     from baton.engine.offline.params import SamplingParams, StructuredOutputsParams
-    from baton.engine.offline.request_output import CompletionOutput, RequestOutput
 
 __all__ = [
     "LLM",
@@ -33,8 +33,8 @@ _HOMES = {
     "BeamSearchParams": "baton.engine.offline.beam_search",
     "LoRARequest": "baton.engine.offline.lora",
     "SamplingParams": "baton.engine.offline.params",
-    "CompletionOutput": "baton.engine.offline.request_output",
-    "RequestOutput": "baton.engine.offline.request_output",
+    "CompletionOutput": "baton.engine.offline.answer",
+    "RequestOutput": "baton.engine.offline.answer",
     "StructuredOutputsParams": "baton.engine.offline.params",
 }
 

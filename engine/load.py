@@ -35,8 +35,7 @@ from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, Wei
 from baton.engine.weights.read import WeightSource, open_weights
 from baton.engine.weights.weight import PlainWeight, quantise_int8
 from baton.kernels.linear import GATHERED
-from baton.kernels.pages import HeadNorms
-from baton.kernels.types import Scoring
+from baton.kernels.types import HeadNorms, Scoring
 
 
 def load_model(

@@ -2,9 +2,8 @@
 
 import torch
 
-from baton.kernels import reference
-from baton.kernels.native.library import native_library
-from baton.kernels.on_triton import triton_kernels
+from baton.kernels.dispatch import pick
+from baton.kernels.native.library import attends
 from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_scoring
 
 
@@ -34,15 +33,9 @@ def paged_decode(
     check_index("block_ids", block_ids)
     check_index("block_starts", block_starts, sequences + 1)
     check_index("context_tokens", context_tokens, sequences)
-    if (kernels := triton_kernels(query)) is not None:
-        attended: torch.Tensor = kernels.paged_decode(
-            query, kv, block_ids, block_starts, context_tokens, scoring, usual_tokens
-        )
-        return attended
-    native = native_library()
-    if native is not None and native.takes(query, kv):
-        return native.paged_decode(query, kv, block_ids, block_starts, context_tokens, scoring)
-    return reference.paged_decode(query, kv, block_ids, block_starts, context_tokens, scoring)
+    compute = pick("paged_decode", query, attends(query, kv))
+    attended: torch.Tensor = compute(query, kv, block_ids, block_starts, context_tokens, scoring, usual_tokens)
+    return attended
 
 
 def paged_prefill(
@@ -57,10 +50,6 @@ def paged_prefill(
     check_kv(kv, query)
     check_scoring(scoring, query)
     check_index("block_ids", block_ids, -(-(start + query.shape[0]) // kv.block_tokens))
-    if (kernels := triton_kernels(query)) is not None:
-        attended: torch.Tensor = kernels.paged_prefill(query, kv, block_ids, start, scoring)
-        return attended
-    native = native_library()
-    if native is not None and native.takes(query, kv):
-        return native.paged_prefill(query, kv, block_ids, start, scoring)
-    return reference.paged_prefill(query, kv, block_ids, start, scoring)
+    compute = pick("paged_prefill", query, attends(query, kv))
+    attended: torch.Tensor = compute(query, kv, block_ids, start, scoring)
+    return attended

@@ -1,16 +1,30 @@
-"""All layers of a decoder over one batch in one call, so that nothing stands between its operations."""
+"""A decoder on a CPU: all layers over one batch in one call, so that nothing stands between its operations."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import Array, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
-from baton.kernels.native.decoder import DecoderCall
-from baton.kernels.native.library import native_library
+from baton.kernels.native.library import (
+    MOST_PIECES,
+    PagesStruct,
+    ScoringStruct,
+    WeightStruct,
+    attends,
+    native_library,
+    native_threads,
+    pages_struct,
+    pointer,
+    pointers,
+    scoring_struct,
+    weight_struct,
+)
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.pages import HeadNorms
-from baton.kernels.types import KvPages, Scoring
+from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,9 @@ class PackedDecoder:
     layers: tuple[PackedLayer, ...]
     heads: int
     eps: float  # of all norms
+    embedding: torch.Tensor | PackedWeight  # [vocab, hidden], of any float; or rows of a packed weight of plain numbers
+    norm: torch.Tensor  # [hidden], before the head
+    head: PackedWeight | None  # where logits are computed from float32 too
 
 
 class DecodeRows(Protocol):
@@ -64,6 +81,10 @@ class PagedRows(Protocol):
     """Which sequences the rows belong to: single tokens first, then chunks."""
 
     @property
+    def token_ids(self) -> torch.Tensor:
+        """int64 `[rows]`, each below the size of the vocabulary."""
+
+    @property
     def slots(self) -> torch.Tensor:
         """As in `store_kv`."""
 
@@ -73,34 +94,159 @@ class PagedRows(Protocol):
     @property
     def prefills(self) -> Sequence[PrefillRows]: ...
 
+    @property
+    def meanwhile(self) -> Callable[[], None]:
+        """Called once, before the layers."""
 
-class DecoderLayers:
-    """A decoder's layers with memory for what lies between them, over one pool. One call at a time."""
 
-    def __init__(self, decoder: PackedDecoder, kv: KvPages) -> None:
-        """Raises: ValueError where `runs_natively` is false."""
+class _Layer(Structure):
+    _fields_ = (
+        *((name, WeightStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
+        ("scoring", ScoringStruct),
+        *((name, c_void_p) for name in ("pages", "scales")),
+    )
+
+
+class _Chunk(Structure):
+    _fields_ = (("block_ids", c_void_p), *((name, c_int64) for name in ("first_row", "tokens", "start")))
+
+
+class _Arguments(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "chunks")),
+        ("pages", PagesStruct),
+        *((name, c_void_p) for name in ("residual", "scratch", "cos", "sin", "slots")),
+        *((name, c_void_p) for name in ("block_ids", "block_starts", "context_tokens")),
+        *((name, c_int64) for name in ("layer_count", "chunk_count", "rows", "decode_rows")),
+        *((name, c_int64) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
+        ("eps", c_float),
+        ("threads", c_int32),
+    )
+
+
+class NativeDecoder:
+    """A decoder over any pool; keeps the preparation for the last one. One call at a time.
+
+    Structs of weights and pages are made once, those of rows at every step. `scratch` grows with the largest batch.
+    """
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        """Raises: ValueError where there are no native kernels."""
         native = native_library()
-        if native is None or not runs_natively(decoder, kv):
-            raise ValueError("no native kernel computes this decoder over these pages")
-        self._call = DecoderCall(native.decoder, decoder, kv)
+        if native is None:
+            raise ValueError("no native kernels are built")
+        self._native = native
+        self._decoder = decoder
+        self._pool: KvPages | None = None  # of the arguments, which borrow it
+        self._runs = False
+        self._scratch = torch.empty(0)
 
-    def __call__(self, residual: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedRows) -> None:
-        """residual: float32 `[rows, hidden]`, contiguous: embedded tokens, and then what the last layer leaves.
+    @property
+    def has_head(self) -> bool:
+        return self._decoder.head is not None
+
+    def takes(self, kv: KvPages) -> bool:
+        """Whether native kernels compute it over these pages; prepares it."""
+        if kv is not self._pool:
+            self._pool, self._runs = kv, runs_natively(self._decoder, kv)
+            if self._runs:
+                self._prepare(kv)
+        return self._runs
+
+    def hidden(self, batch: PagedRows, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, hidden]`: what the last layer leaves, over the pages that `takes` was asked of last.
 
         cos, sin: float32 `[rows, head_dim / 2]`. Keys and values of all rows go to their slots of the pool. No row's
-        result depends on rows of other sequences.
+        result depends on rows of other sequences. Raises: IndexError for a token that is not in the vocabulary.
         """
-        self._call(residual, cos, sin, batch)
+        residual, decode = self._embedded(batch.token_ids), batch.decode
+        arguments, rows = self._arguments, len(residual)
+        arguments.threads = native_threads()
+        arguments.rows = rows
+        arguments.residual, arguments.cos, arguments.sin = pointers((residual, cos, sin))
+        arguments.slots = batch.slots.data_ptr()
+        decode_rows = arguments.decode_rows = 0 if decode is None else len(decode.context_tokens)
+        if decode is not None:
+            arguments.block_ids = decode.block_ids.data_ptr()
+            arguments.block_starts = decode.block_starts.data_ptr()
+            arguments.context_tokens = decode.context_tokens.data_ptr()
+        chunks = (_Chunk * len(batch.prefills))()
+        for chunk, each in zip(chunks, batch.prefills, strict=True):
+            chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
+            chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
+        arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)
+        self._reserve(rows, decode_rows * MOST_PIECES)
+        batch.meanwhile()
+        self._native.decoder_layers(byref(arguments))
+        return residual
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, vocab]` of rows of `hidden()`. Raises: ValueError without a head."""
+        if self._decoder.head is None:
+            raise ValueError("the head is not packed")
+        return self._native.packed_linear(
+            self._native.rms_norm(hidden, self._decoder.norm, self._decoder.eps), self._decoder.head
+        )
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        embedding = self._decoder.embedding
+        if isinstance(embedding, PackedWeight):
+            return self._native.gather_rows(token_ids, embedding)
+        return F.embedding(token_ids, embedding).float()
+
+    def _prepare(self, kv: KvPages) -> None:
+        decoder = self._decoder
+        self._layers = _layers(decoder, kv)
+        first = decoder.layers[0]
+        self._arguments = _Arguments(
+            layers=ctypes.addressof(self._layers),
+            pages=pages_struct(kv.layer(0)),
+            layer_count=len(decoder.layers),
+            hidden=first.output.outputs,
+            inner=first.down.inputs,
+            heads=decoder.heads,
+            kv_heads=kv.kv_heads,
+            head_dim=kv.head_dim,
+            eps=decoder.eps,
+            scratch=self._scratch.data_ptr(),
+        )
+
+    def _reserve(self, rows: int, parts: int) -> None:
+        """Memory for what decoder.cpp takes from it."""
+        asked = self._arguments
+        heads_size, kv_size = asked.heads * asked.head_dim, asked.kv_heads * asked.head_dim
+        of_row = asked.hidden + 3 * heads_size + 2 * kv_size + asked.inner
+        wanted = rows * of_row + parts * asked.heads * (asked.head_dim + 2)
+        if wanted > len(self._scratch):
+            self._scratch = torch.empty(wanted)
+            asked.scratch = self._scratch.data_ptr()
+
+
+def _layers(decoder: PackedDecoder, kv: KvPages) -> "Array[_Layer]":
+    return (_Layer * len(decoder.layers))(
+        *(_layer(layer, kv.layer(index)) for index, layer in enumerate(decoder.layers))
+    )
+
+
+def _layer(layer: PackedLayer, kv: KvLayer) -> _Layer:
+    norms = layer.head_norms
+    return _Layer(
+        *(weight_struct(weight) for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        *pointers((layer.attention_norm, layer.feed_forward_norm)),
+        pointer(None if norms is None else norms.query),
+        pointer(None if norms is None else norms.key),
+        scoring_struct(layer.scoring),
+        *pointers((kv.data, kv.scales)),
+    )
 
 
 def runs_natively(decoder: PackedDecoder, kv: KvPages) -> bool:
-    native = native_library()
     layer = kv.layer(0)
     query = torch.empty(0, decoder.heads, kv.head_dim)
     return (
-        native is not None
+        native_library() is not None
         and kv.device.type == "cpu"
-        and native.takes(query, layer)
-        and native.layers.stores(layer)
+        and attends(query, layer)
         and layer.kv_heads * 2 + decoder.heads == decoder.layers[0].qkv.outputs // kv.head_dim
     )

@@ -2,9 +2,7 @@
 
 import torch
 
-from baton.kernels import reference
-from baton.kernels.native.library import native_library
-from baton.kernels.on_triton import triton_kernels
+from baton.kernels.dispatch import pick
 from baton.kernels.packed_weight import PackedWeight, Stored
 from baton.kernels.types import ExpertWeight, QuantisedWeight, SortedPairs, check_dtype, check_index, check_shape
 
@@ -16,10 +14,8 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """
     check_shape("x", x, None, weight.inputs)
     check_dtype("x", x, torch.float32)
-    native = native_library()
-    if native is not None and x.device.type == "cpu":
-        return native.layers.linear(x, weight)
-    return reference.packed_linear(x, weight)
+    product: torch.Tensor = pick("packed_linear", x)(x, weight)
+    return product
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -31,16 +27,14 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
     if bias is not None:
         check_shape("bias", bias, weight.outputs)
         check_dtype("bias", bias, x.dtype)
-    kernels = triton_kernels(x)
-    found: torch.Tensor = (reference if kernels is None else kernels).quantised_linear(x, weight, bias)
-    return found
+    product: torch.Tensor = pick("quantised_linear", x)(x, weight, bias)
+    return product
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     """A new `[outputs, inputs]` in `dtype`, rounded once from float32."""
-    kernels = triton_kernels(weight.data)
-    found: torch.Tensor = (reference if kernels is None else kernels).dequantise_weight(weight, dtype)
-    return found
+    numbers: torch.Tensor = pick("dequantise_weight", weight.data)(weight, dtype)
+    return numbers
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
@@ -54,9 +48,8 @@ def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> 
     check_index("starts", pairs.starts, weight.experts + 1)
     if len(x) == 0 or len(pairs.order) % len(x):
         raise ValueError(f"{len(pairs.order)} pairs are not as many for each of {len(x)} rows")
-    kernels = triton_kernels(x)
-    found: torch.Tensor = (reference if kernels is None else kernels).expert_linear(x, weight, pairs)
-    return found
+    product: torch.Tensor = pick("expert_linear", x)(x, weight, pairs)
+    return product
 
 
 GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # others are no longer the numbers that were packed
@@ -71,7 +64,5 @@ def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     check_index("token_ids", token_ids)
     if weight.stored not in GATHERED:
         raise ValueError(f"rows of a weight stored as {weight.stored.name} are not gathered")
-    native = native_library()
-    if native is not None and token_ids.device.type == "cpu":
-        return native.layers.gather_rows(token_ids, weight)
-    return reference.gather_rows(token_ids, weight)
+    rows: torch.Tensor = pick("gather_rows", token_ids)(token_ids, weight)
+    return rows

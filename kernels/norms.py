@@ -2,9 +2,8 @@
 
 import torch
 
-from baton.kernels import reference
-from baton.kernels.native.library import native_library
-from baton.kernels.on_triton import triton_kernels
+from baton.kernels.dispatch import pick
+from baton.kernels.native.library import computes
 from baton.kernels.types import check_dtype, check_shape
 
 
@@ -16,13 +15,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     check_shape("weight", weight, x.shape[-1])
     check_dtype("weight", weight, x.dtype)
-    if (kernels := triton_kernels(x)) is not None:
-        normal: torch.Tensor = kernels.rms_norm(x, weight, eps)
-        return normal
-    native = native_library()
-    if native is not None and native.layers.takes(x):
-        return native.layers.rms_norm(x, weight, eps)
-    return reference.rms_norm(x, weight, eps)
+    normal: torch.Tensor = pick("rms_norm", x, computes(x))(x, weight, eps)
+    return normal
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -36,10 +30,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
         check_dtype(name, tensor, x.dtype)
     if not residual.is_contiguous():
         raise ValueError(f"residual must be contiguous, got strides {list(residual.stride())}")
-    if (kernels := triton_kernels(x)) is not None:
-        normal: torch.Tensor = kernels.add_rms_norm(x, residual, weight, eps)
-        return normal
-    return rms_norm(residual.add_(x), weight, eps)
+    normal: torch.Tensor = pick("add_rms_norm", x, computes(x))(x, residual, weight, eps)
+    return normal
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -51,7 +43,8 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     for name, tensor in (("cos", cos), ("sin", sin)):
         check_shape(name, tensor, tokens, head_dim // 2)
         check_dtype(name, tensor, x.dtype)
-    return reference.rotary(x, cos, sin)
+    rotated: torch.Tensor = pick("rotary", x)(x, cos, sin)
+    return rotated
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -61,10 +54,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [tokens, 2 * size], got {list(gate_up.shape)}")
-    if (kernels := triton_kernels(gate_up)) is not None:
-        gated: torch.Tensor = kernels.silu_mul(gate_up)
-        return gated
-    native = native_library()
-    if native is not None and native.layers.takes(gate_up):
-        return native.layers.silu_mul(gate_up)
-    return reference.silu_mul(gate_up)
+    gated: torch.Tensor = pick("silu_mul", gate_up, computes(gate_up))(gate_up)
+    return gated

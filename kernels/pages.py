@@ -1,13 +1,10 @@
 """Writes into the paged pool and copies of its blocks."""
 
-from dataclasses import dataclass
-
 import torch
 
-from baton.kernels import reference
-from baton.kernels.native.library import native_library
-from baton.kernels.on_triton import triton_kernels
-from baton.kernels.types import KvLayer, KvPages, check_dtype, check_index, check_shape
+from baton.kernels.dispatch import pick
+from baton.kernels.native.library import computes, stores
+from baton.kernels.types import HeadNorms, KvLayer, KvPages, check_dtype, check_index, check_shape
 
 
 def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -23,8 +20,7 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.T
             check_dtype(name, tensor, kv.data.dtype)
     check_shape("value", value, *key.shape)
     check_index("slots", slots, key.shape[0])
-    kernels = triton_kernels(key)
-    (reference if kernels is None else kernels).store_kv(kv, key, value, slots)
+    pick("store_kv", key)(kv, key, value, slots)
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
@@ -35,8 +31,7 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
     """
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])
-    kernels = triton_kernels(kv.data)
-    (reference if kernels is None else kernels).copy_blocks(kv, sources, destinations)
+    pick("copy_blocks", kv.data)(kv, sources, destinations)
 
 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
@@ -47,15 +42,13 @@ def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tens
     block_ids: int64 `[copies]`, each in `[0, blocks)`.
     """
     _check(blocks, block_ids, out)
-    kernels = triton_kernels(blocks)
-    (reference if kernels is None else kernels).gather_blocks(blocks, block_ids, out)
+    pick("gather_blocks", blocks)(blocks, block_ids, out)
 
 
 def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
     """Copies `source[i]` to block `block_ids[i]`: the inverse of gather_blocks. Block ids are distinct."""
     _check(blocks, block_ids, source)
-    kernels = triton_kernels(blocks)
-    (reference if kernels is None else kernels).scatter_blocks(source, blocks, block_ids)
+    pick("scatter_blocks", blocks)(source, blocks, block_ids)
 
 
 def _check(blocks: torch.Tensor, block_ids: torch.Tensor, piece: torch.Tensor) -> None:
@@ -64,15 +57,6 @@ def _check(blocks: torch.Tensor, block_ids: torch.Tensor, piece: torch.Tensor) -
     check_shape("the piece", piece, len(block_ids), *blocks.shape[1:])
     for name, tensor in (("blocks", blocks), ("the piece", piece)):
         check_dtype(name, tensor, torch.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
-
-    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed
-    key: torch.Tensor  # likewise
-    eps: float
 
 
 def rotate_and_store(
@@ -99,13 +83,9 @@ def rotate_and_store(
     check_index("slots", slots, tokens)
     if kv.scales is None:
         check_dtype("kv", kv.data, qkv.dtype)
-    if (kernels := triton_kernels(qkv)) is not None:
-        query: torch.Tensor = kernels.rotate_and_store(qkv, cos, sin, norms, kv, slots)
-        return query
-    native = native_library()
-    if native is not None and native.layers.takes(qkv) and native.layers.stores(kv):
-        return native.layers.rotate_and_store(qkv, cos, sin, norms, kv, slots)
-    return reference.rotate_and_store(qkv, cos, sin, norms, kv, slots)
+    compute = pick("rotate_and_store", qkv, computes(qkv) and stores(kv))
+    query: torch.Tensor = compute(qkv, cos, sin, norms, kv, slots)
+    return query
 
 
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:

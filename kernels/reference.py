@@ -1,7 +1,6 @@
 """What every kernel must compute, in plain PyTorch. Contracts stand in the file of each operation; no checks here."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 from baton.kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
 from baton.kernels.types import (
     ExpertWeight,
+    HeadNorms,
     KvLayer,
     KvPages,
     QuantisedWeight,
@@ -19,9 +19,6 @@ from baton.kernels.types import (
     dequantise,
     quantise,
 )
-
-if TYPE_CHECKING:
-    from baton.kernels.pages import HeadNorms
 
 KEYS, VALUES = 0, 1
 
@@ -63,7 +60,7 @@ def rotate_and_store(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    norms: "HeadNorms | None",
+    norms: HeadNorms | None,
     kv: KvLayer,
     slots: torch.Tensor,
 ) -> torch.Tensor:
@@ -238,6 +235,7 @@ def paged_decode(
     block_starts: torch.Tensor,
     context_tokens: torch.Tensor,
     scoring: Scoring,
+    usual_tokens: int | None = None,
 ) -> torch.Tensor:
     """Each block attends by itself, then the blocks of a sequence are combined: nothing is padded."""
     sequences, heads, head_dim = query.shape

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.kernels import reference
+from baton.kernels.dispatch import pick
 from baton.kernels.native.library import native_library
-from baton.kernels.on_triton import triton_kernels
 from baton.kernels.types import RowStatistics, Sampled, check_dtype, check_shape
 
 
@@ -22,10 +21,8 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
     if places and not 0 <= min(places) <= max(places) < len(logits):
         raise ValueError(f"the rows {list(places)} of {len(logits)}")
     check_masks(allowed, len(places))
-    native = native_library()
-    if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
-        return reference.masked_rows(logits, places, allowed)
-    return native.sampling.masked_rows(logits, places, allowed)
+    rows: torch.Tensor = pick("masked_rows", logits, logits.stride(1) == 1)(logits, places, allowed)
+    return rows
 
 
 def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
@@ -46,10 +43,8 @@ def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] 
     check_dtype("logits", logits, torch.float32)
     if allowed:
         check_masks(allowed, len(logits))
-    native = native_library()
-    if native is None or logits.device.type != "cpu" or logits.stride(1) != 1:
-        return reference.row_statistics(logits, allowed)
-    return native.sampling.row_statistics(logits, allowed)
+    found: RowStatistics = pick("row_statistics", logits, logits.stride(1) == 1)(logits, allowed)
+    return found
 
 
 def sample_tokens(
@@ -77,13 +72,9 @@ def sample_tokens(
         check_dtype(name, tensor, dtype)
     if logits.stride(1) != 1:
         raise ValueError(f"rows of logits must be contiguous, got strides {list(logits.stride())}")
-    if (kernels := triton_kernels(logits)) is not None:
-        found: Sampled = kernels.sample_tokens(logits, temperature, top_k, top_p, uniform)
-        return found
-    native = native_library()
-    if native is not None and samples_natively(logits):
-        return native.sampling.sample_tokens(logits, temperature, top_k, top_p, uniform)
-    return reference.sample_tokens(logits, temperature, top_k, top_p, uniform)
+    compute = pick("sample_tokens", logits, logits.stride(1) == 1)
+    found: Sampled = compute(logits, temperature, top_k, top_p, uniform)
+    return found
 
 
 def samples_natively(logits: torch.Tensor) -> bool:

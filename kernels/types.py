@@ -135,6 +135,15 @@ def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
         check_dtype("alibi_slopes", scoring.alibi_slopes, torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
+
+    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed
+    key: torch.Tensor  # likewise
+    eps: float
+
+
 class Sampled(NamedTuple):
     token_ids: torch.Tensor  # int64 [rows]
     logprobs: torch.Tensor  # float32 [rows], of the model's own distribution: before temperature and filters

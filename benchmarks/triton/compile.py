@@ -26,7 +26,6 @@ from triton.compiler import ASTSource
 
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.kv_cache.layout import KvLayout
-from baton.kernels.pages import HeadNorms
 from baton.kernels.triton.call import KernelCall
 from baton.kernels.triton.launch import Device
 from baton.kernels.triton.linear import dequantise_call, expert_call, linear_calls
@@ -35,7 +34,16 @@ from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import prefill_call
 from baton.kernels.triton.pages import copy_call, rotate_call, store_call
 from baton.kernels.triton.sample import sample_call
-from baton.kernels.types import QUANTISED, ExpertWeight, KvPages, QuantisedWeight, Sampled, Scoring, SortedPairs
+from baton.kernels.types import (
+    QUANTISED,
+    ExpertWeight,
+    HeadNorms,
+    KvPages,
+    QuantisedWeight,
+    Sampled,
+    Scoring,
+    SortedPairs,
+)
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 32, 4096, 32
 KV_HEADS, GROUP = 8, 4

@@ -5,7 +5,7 @@ The families differ only in data: biases, query and key norms, windows, rotary f
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +14,10 @@ from baton.engine.models.attention import attend
 from baton.engine.models.batch import Batch
 from baton.engine.models.feed_forward import FeedForward
 from baton.engine.models.linear import Embedding, Linear
+from baton.kernels.decoder import NativeDecoder
 from baton.kernels.norms import add_rms_norm, rms_norm
-from baton.kernels.pages import HeadNorms, rotate_and_store
+from baton.kernels.pages import rotate_and_store
+from baton.kernels.types import HeadNorms
 from baton.kernels.types import KvLayer, KvPages, Scoring
 
 
@@ -81,16 +83,6 @@ class Layer:
     scoring: Scoring
 
 
-class AllLayers(Protocol):
-    """The layers of a decoder in one call, where a device has that."""
-
-    def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
-        """Computes them in place: `x` float32 `[tokens, hidden]`. False, with nothing done, where it cannot.
-
-        Calls `batch.meanwhile` before, where it can.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
     config: DecoderConfig
@@ -99,7 +91,7 @@ class DecoderModel:
     norm: Norm
     head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
     frequencies: torch.Tensor  # float32 [head_dim / 2], see engine/models/decoder.py
-    native: AllLayers | None = None  # the same layers; they know nothing of adapters
+    native: NativeDecoder | None = None  # the same in one call, where a CPU has that; it knows nothing of adapters
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,12 +106,9 @@ class DecoderModel:
 
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
         """
-        x = self.embedding(batch.token_ids)
-        if self.native is not None and batch.adapters is None:
-            wide, angles = x.float(), rotation(self.frequencies, batch.positions, torch.float32)
-            if self.native.take(wide, angles, batch, kv):
-                return wide
-        x, angles = x.to(self.dtype), rotation(self.frequencies, batch.positions, self.dtype)
+        if self.native is not None and batch.adapters is None and self.native.takes(kv):
+            return self.native.hidden(batch, *rotation(self.frequencies, batch.positions, torch.float32))
+        x, angles = self.embedding(batch.token_ids).to(self.dtype), rotation(self.frequencies, batch.positions, self.dtype)
         batch.meanwhile()
         following = [layer.attention_norm for layer in self.layers[1:]]
         normal = self.layers[0].attention_norm(x)
@@ -132,6 +121,8 @@ class DecoderModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[rows, vocab]` of rows of `hidden()`."""
+        if self.native is not None and self.native.has_head:
+            return self.native.logits(hidden)
         return self.head(self.norm(hidden.to(self.dtype))).float()
 
     def _attention(self, layer: Layer, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:

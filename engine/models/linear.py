@@ -27,7 +27,7 @@ from baton.engine.weights.weight import (
 from baton.kernels.huge_pages import HugePages
 from baton.kernels.linear import dequantise_weight, gather_rows, packed_linear, quantised_linear
 from baton.kernels.native.library import native_library
-from baton.kernels.on_triton import triton_kernels
+from baton.kernels.dispatch import uses_triton
 from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
 from baton.kernels.types import QuantisedWeight
 
@@ -237,7 +237,7 @@ class MatmulBackend:
         self.kernels = Kernels.TORCH
         if packed and packs(device):
             self.kernels = Kernels.NATIVE
-        elif triton_kernels(torch.empty(0, device=device)) is not None:
+        elif uses_triton(torch.empty(0, device=device)):
             self.kernels = Kernels.TRITON
         self._pages = HugePages()
 
@@ -349,11 +349,6 @@ MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear
 }
 
 
-class Embedding(Protocol):
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """`[tokens, hidden]`, a new tensor of floating point, of ids below the size of the vocabulary."""
-
-
 @dataclass(frozen=True, slots=True)
 class DenseEmbedding:
     weight: torch.Tensor  # [vocab, hidden]
@@ -370,3 +365,7 @@ class PackedEmbedding:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         return gather_rows(token_ids, self.weight)
+
+
+Embedding = DenseEmbedding | PackedEmbedding
+"""Makes `[tokens, hidden]`, a new tensor of floating point, of ids below the size of the vocabulary."""

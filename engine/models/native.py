@@ -7,7 +7,7 @@ from baton.engine.models.batch import Batch
 from baton.engine.models.decoder import DecoderModel, Layer, Rotation
 from baton.engine.models.feed_forward import Gated
 from baton.engine.models.linear import Linear, PackedLinear
-from baton.kernels.decoder import DecoderLayers, PackedDecoder, PackedLayer, runs_natively
+from baton.kernels.decoder import NativeDecoder, PackedDecoder, PackedLayer
 from baton.kernels.packed_weight import PackedWeight
 from baton.kernels.types import KvPages
 import torch
@@ -19,27 +19,12 @@ def with_native_layers(model: DecoderModel) -> DecoderModel:
     whole = tuple(layer for layer in layers if layer is not None)
     if len(whole) < len(layers):
         return model
-    return replace(model, native=NativeLayers(PackedDecoder(whole, model.config.num_heads, model.config.rms_norm_eps)))
-
-
-class NativeLayers:
-    """A decoder's layers, for any pool; keeps the preparation for the last one."""
-
-    def __init__(self, decoder: PackedDecoder) -> None:
-        self._decoder = decoder
-        self._pool: KvPages | None = None
-        self._layers: DecoderLayers | None = None
-
-    def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
-        """As in AllLayers: `x` float32 `[tokens, hidden]`."""
-        if kv is not self._pool:
-            self._pool = kv
-            self._layers = DecoderLayers(self._decoder, kv) if runs_natively(self._decoder, kv) else None
-        if self._layers is None:
-            return False
-        batch.meanwhile()
-        self._layers(x, *angles, batch)
-        return True
+    embedding, head = model.embedding.weight, _weight(model.head)
+    eps, norm = model.config.rms_norm_eps, model.norm.weight
+    # In a shorter dtype the norm rounds to that, which the native one does not.
+    own_head = head if norm.dtype == torch.float32 else None
+    decoder = PackedDecoder(whole, model.config.num_heads, eps, embedding, norm.float(), own_head)
+    return replace(model, native=NativeDecoder(decoder))
 
 
 def _packed_layer(layer: Layer) -> PackedLayer | None:

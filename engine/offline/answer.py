@@ -1,4 +1,7 @@
-"""One request being answered: tokens in, text and RequestOutput out. Pure but for the tokenizer."""
+"""One request being answered: tokens in, text and RequestOutput out. Pure but for the tokenizer.
+
+Names and fields of the outputs are vLLM's.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,12 +9,50 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.engine.offline.params import SamplingParams
-from baton.engine.offline.prompts import Prompt
-from baton.engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
-from baton.engine.offline.text import GrowingText, TextDecoder
+from baton.engine.offline.prompts import Prompt, TextDecoder
 from baton.engine.plan import Drawn
 from baton.engine.request import EndReason
 from baton.engine.scheduler.sequences import TokenMade
+from baton.generation.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The model's log-probability of a token. `rank` counts from 1; None: below those that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer, as far as it is."""
+
+    index: int  # of the choice
+    text: str
+    token_ids: list[int]  # with the token that ended it, and with those of a stop string
+    cumulative_logprob: float
+    logprobs: list[dict[int, Logprob]] | None  # per token, where asked for
+    finish_reason: str | None  # stop, length, abort, or error (logits that were not finite); None: not ended
+    stop_reason: int | str | None  # the stop token or stop string of the caller that ended it
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One request with all its answers."""
+
+    request_id: str
+    prompt: str | None  # None where token ids were given
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]  # in order of index; with best_of the best first, and none before all have ended
+    finished: bool
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # per token, where asked for; None of the first
 
 
 class Stop(NamedTuple):
@@ -27,9 +68,9 @@ def find_stop(text: str, known: int, stops: Sequence[str]) -> Stop | None:
 
 @dataclass(slots=True)
 class ChoiceAnswer:
-    """One choice as far as it is. `growing` is None where text is not needed before the end."""
+    """One choice as far as it is. `detokenizer` is None where text is not needed before the end."""
 
-    growing: GrowingText | None
+    detokenizer: Detokenizer | None
     drawn: list[Drawn] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -55,7 +96,7 @@ class Answer:
         self._prompt: list[Drawn] = []  # from the second token on, where asked for
         grows = params.detokenize and (streams or bool(self._stops))
         skip = params.skip_special_tokens
-        self._choices = [ChoiceAnswer(decoder.growing(skip) if grows else None) for _ in range(params.choices)]
+        self._choices = [ChoiceAnswer(decoder.detokenizer(skip) if grows else None) for _ in range(params.choices)]
 
     @property
     def finished(self) -> bool:
@@ -116,22 +157,21 @@ class Answer:
 
     def _grow(self, choice: ChoiceAnswer, token_id: int | None, ends: bool) -> bool:
         """Adds a token's text. Returns whether a stop string ended the choice with it."""
-        growing = choice.growing
-        if growing is None:
+        detokenizer = choice.detokenizer
+        if detokenizer is None:
             return False
-        known = len(growing.text)
+        known = len(choice.text)
         if token_id is not None:
-            growing.push(token_id)
+            choice.text += detokenizer.push(token_id)
         if ends:
-            growing.finish()
-        choice.text = growing.text
+            choice.text += detokenizer.finish()
         if len(choice.drawn) <= self._params.min_tokens:
             return False
-        stop = find_stop(growing.text, known, self._stops)
+        stop = find_stop(choice.text, known, self._stops)
         if stop is None:
             return False
         kept = stop.begin + len(stop.text) if self._params.include_stop_str_in_output else stop.begin
-        choice.text = growing.text[:kept]
+        choice.text = choice.text[:kept]
         choice.finish_reason, choice.stop_reason = "stop", stop.text
         return True
 
@@ -139,7 +179,7 @@ class Answer:
         choice.finish_reason = end.value
         if end is EndReason.STOP and last_token in (self._params.stop_token_ids or ()):
             choice.stop_reason = last_token
-        if choice.growing is None and self._params.detokenize:
+        if choice.detokenizer is None and self._params.detokenize:
             shown = choice.token_ids[:-1] if end is EndReason.STOP else choice.token_ids
             choice.text = self._decoder.decode(shown, self._params.skip_special_tokens)
 

@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from baton.engine.offline.answer import Answer
+from baton.engine.offline.answer import Answer, RequestOutput
 from baton.engine.offline.core import OfflineEngine, deliver
 from baton.engine.offline.engine_args import EngineArgs, EngineOptions
 from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import PromptType
-from baton.engine.offline.request_output import RequestOutput
 from baton.engine.runner.thread import EngineStopped, EngineThread, StepTiming
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.sequences import SchedulerOutcome

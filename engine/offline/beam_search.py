@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from baton.engine.offline.answer import CompletionOutput, Logprob, RequestOutput
 from baton.engine.offline.params import SamplingParams
-from baton.engine.offline.request_output import CompletionOutput, Logprob, RequestOutput
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.params import candidates_per_beam
 from baton.generation.sampling import BeamParams, BeamStop

@@ -9,14 +9,13 @@ from tqdm import tqdm
 
 from baton.engine.config.model_config import read_json
 from baton.engine.kv_cache.sizing import KvSizing
-from baton.engine.offline.answer import Answer
+from baton.engine.offline.answer import Answer, RequestOutput
 from baton.engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from baton.engine.offline.core import OfflineEngine, deliver
 from baton.engine.offline.engine_args import EngineArgs, EngineOptions
 from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
-from baton.engine.offline.request_output import RequestOutput
 from baton.engine.request import Request
 from baton.generation.sampling import NUMBERS
 

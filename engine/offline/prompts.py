@@ -1,12 +1,13 @@
-"""The prompts that callers pass, and their token ids."""
+"""The prompts that callers pass and their token ids, and the way back from token ids to text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict, cast
 
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from baton.engine.offline.text import TextDecoder
+from baton.generation.detokenizer import Detokenizer, silent_token_ids
 
 
 class TokensPrompt(TypedDict):
@@ -27,6 +28,20 @@ Message: TypeAlias = Mapping[str, Any]
 class Prompt:
     text: str | None  # None where token ids were given
     token_ids: tuple[int, ...]
+
+
+class TextDecoder:
+    """A tokenizer's way back to text, shared by all answers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._silent = {skip: silent_token_ids(tokenizer, skip) for skip in (False, True)}
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
+        return Detokenizer(self._tokenizer, self._silent[skip_special_tokens], skip_special_tokens)
 
 
 class PromptReader:

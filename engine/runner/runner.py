@@ -30,7 +30,7 @@ from baton.engine.runner.launched import (
 )
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, formed_samples, prompt_scores, sample
-from baton.kernels.native.threads import pytorch_alone
+from baton.kernels.native.library import pytorch_alone
 from baton.kernels.pages import copy_blocks
 from baton.kernels.types import KvPages
 

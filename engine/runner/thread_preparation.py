@@ -123,7 +123,7 @@ def thread_preparation(
         if own is not None:
             os.sched_setaffinity(0, own)
         if spare is not None and (native := native_library()) is not None:
-            native.threads.borrow(spare.cores, spare.in_use)
+            native.borrow(spare.cores, spare.in_use)
         if nice:
             os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
         if device.type == "cuda":

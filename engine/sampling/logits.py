@@ -76,8 +76,6 @@ def adjust(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
     In the order of transformers' generate: bias, penalties, bad words, min_tokens; at last allowed tokens. A row may
     end up without any token left. Raises: HistoryMissing.
     """
-    if not any(sample.params.adjusts_logits for sample in samples):
-        return
     for sample in samples:
         if sample.params.needs_history and not sample.history:
             raise HistoryMissing("penalties, min_tokens and longer bad words need Sample.history")
@@ -181,19 +179,11 @@ def _kth(descending: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     return descending.gather(-1, places[:, None]).clamp(min=torch.finfo(descending.dtype).min)
 
 
-NARROW_TOP_K = 1024  # up to here the filters after top-k look at those tokens alone, not at the vocabulary
-
-
 class Candidates(NamedTuple):
     """Tokens by ascending id, among them all that the filters left; others have no weight."""
 
     token_ids: torch.Tensor  # int64 [rows, width]
     cumulative: torch.Tensor  # float64 [rows, width], unnormalised weights summed up
-
-
-def is_narrow(params: SamplingParams) -> bool:
-    """Rows that are filtered together are all narrow, or none is."""
-    return 0 < params.top_k <= NARROW_TOP_K
 
 
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
@@ -202,7 +192,7 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
     No temperature is 0. Ties at the top-k boundary stay. The likeliest token always stays, except with typical-p.
     """
     vocab_size = logits.shape[-1]
-    if all(is_narrow(each) for each in params):
+    if all(each.is_narrow for each in params):
         token_ids, kept_logits = likeliest(logits, [each.top_k for each in params])
     else:
         token_ids = torch.arange(vocab_size, device=logits.device).expand(len(params), vocab_size)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from baton.engine.sampling.constraint import Constraint
 
 
+NARROW_TOP_K = 1024  # up to here the filters after top-k look at those tokens alone, not at the vocabulary
+
+
 def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
     """How many of its likeliest tokens a step needs of each beam.
 
@@ -52,6 +55,7 @@ class SamplingParams(SamplingNumbers):
     takes_any_token: bool = field(init=False, repr=False, compare=False)  # drawn from the logits as the model made them
     filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # by temperature, top-k and top-p
     first_draws: int = field(init=False, repr=False, compare=False)  # from the logits of the prompt's last token
+    is_narrow: bool = field(init=False, repr=False, compare=False)  # rows that are filtered together all are, or none
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -66,6 +70,7 @@ class SamplingParams(SamplingNumbers):
         by_rank = all(getattr(self, name) == NUMBERS[name].default for name in FILTERS_BY_VALUE)
         object.__setattr__(self, "filters_by_rank_alone", by_rank)
         object.__setattr__(self, "first_draws", self.n if self.beam is None else 1)
+        object.__setattr__(self, "is_narrow", 0 < self.top_k <= NARROW_TOP_K)
         if self.beam is not None:
             _check_beam(self, self.beam)
 

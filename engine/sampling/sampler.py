@@ -12,7 +12,7 @@ import torch
 
 from baton.engine.plan import Chunk, Drawn, NonFinite, Sample, Scored, TokenLogprob
 from baton.engine.sampling.constraint import Constraint, wait_for
-from baton.engine.sampling.logits import HistoryMissing, adjust, filtered, is_narrow, likeliest, pick
+from baton.engine.sampling.logits import HistoryMissing, adjust, filtered, likeliest, pick
 from baton.engine.sampling.mask_threads import Allowed, Mask
 from baton.engine.sampling.params import uniform
 from baton.generation.structured.library import GrammarFailed
@@ -185,8 +185,8 @@ def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
     at_once = max(1, elements // logits.shape[-1])
     greedy = [each for each in distributions if each.sample.params.greedy]
     random = [each for each in distributions if not each.sample.params.greedy]
-    narrow = [each for each in random if is_narrow(each.sample.params)]
-    wide = [each for each in random if not is_narrow(each.sample.params)]
+    narrow = [each for each in random if each.sample.params.is_narrow]
+    wide = [each for each in random if not each.sample.params.is_narrow]
     for alike in (greedy, narrow, wide):
         for start in range(0, len(alike), at_once):
             _draw_alike(logits, alike[start : start + at_once])
@@ -194,7 +194,8 @@ def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
 
 def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
     adjusted = masked_rows(logits, [each.row for each in distributions], [each.allowed for each in distributions])
-    adjust(adjusted, [each.sample for each in distributions])
+    if any(each.sample.params.adjusts_logits for each in distributions):
+        adjust(adjusted, [each.sample for each in distributions])
     largest = adjusted.max(-1)
     alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
     if not all(alive) and put_form_first(adjusted, logits, distributions, alive):

@@ -1,20 +1,117 @@
-"""The native kernels as Python calls them: loaded once for this processor, arguments handed over as C structs."""
+"""The native kernels as Python calls them: one library, loaded once for this processor, and arguments as C structs.
+
+Structs borrow: keep the tensors alive that they were made of. Operations have the names and arguments of kernels/*.py,
+where their contracts stand. How many threads they share their work between stands here too; the pool of threads is that
+of kernels/native/threads.cpp. It is as many as PyTorch uses, unless a caller has PyTorch work alone: OpenMP's threads
+stay awake for milliseconds after every operation that they shared, on the very cores that the pool needs. Cores that
+are borrowed come on top.
+"""
 
 import ctypes
 import functools
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+import threading
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from baton.kernels.native.build import best_library, processor_level
-from baton.kernels.native.decoder import MOST_PIECES, NativeDecoder
-from baton.kernels.native.layers import NativeLayers
-from baton.kernels.native.sampling import NativeSampling
-from baton.kernels.native.structs import ELEMENTS, PagesStruct, ScoringStruct, pages_struct, pointers, scoring_struct
-from baton.kernels.native.threads import NativeThreads, native_threads
-from baton.kernels.types import KvLayer, Scoring
+from baton.kernels.packed_weight import PackedWeight
+from baton.kernels.types import HeadNorms, KvLayer, RowStatistics, Sampled, Scoring
 
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
+
+
+class PagesStruct(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("block_stride", "kind_stride", "head_stride", "token_stride")),
+        ("scales", c_void_p),
+        *((name, c_int64) for name in ("scale_block_stride", "scale_kind_stride", "scale_head_stride")),
+        ("block_tokens", c_int64),
+        ("element", c_int32),
+    )
+
+
+class ScoringStruct(Structure):
+    _fields_ = (("scale", c_float), ("softcap", c_float), ("slopes", c_void_p), ("window", c_int64))
+
+
+class WeightStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("data", "scales", "sums", "zeros", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs", "group_inputs")),
+        ("stored", c_int32),
+    )
+
+
+def pages_struct(kv: KvLayer) -> PagesStruct:
+    scales = kv.scales
+    scale_strides = (0, 0, 0) if scales is None else scales.stride()[:3]
+    return PagesStruct(
+        kv.data.data_ptr(),
+        *kv.data.stride()[:4],
+        pointer(scales),
+        *scale_strides,
+        kv.block_tokens,
+        ELEMENTS[kv.data.dtype],
+    )
+
+
+def scoring_struct(scoring: Scoring) -> ScoringStruct:
+    return ScoringStruct(scoring.scale, scoring.softcap or 0.0, pointer(scoring.alibi_slopes), scoring.window or 0)
+
+
+def weight_struct(weight: PackedWeight) -> WeightStruct:
+    return WeightStruct(
+        *pointers((weight.data, weight.scales, weight.sums, weight.zeros, weight.bias)),
+        weight.outputs,
+        weight.inputs,
+        weight.group_inputs,
+        weight.stored,
+    )
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def pointers(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
+    return [pointer(tensor) for tensor in tensors]
+
+
+class _OfThread(threading.local):
+    count: int | None = None  # None: as PyTorch
+    borrowed: int = 0
+
+
+_of_thread = _OfThread()
+
+
+def native_threads() -> int:
+    """Of the calling thread's operations, itself included."""
+    return (_of_thread.count or torch.get_num_threads()) + _of_thread.borrowed
+
+
+@contextmanager
+def pytorch_alone() -> Iterator[None]:
+    """Meanwhile PyTorch's own operations on this thread run on it alone; native kernels share theirs as before."""
+    before, threads = _of_thread.count, torch.get_num_threads()
+    _of_thread.count = before or threads
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _of_thread.count = before
+
+
+MOST_PIECES = 16  # of one sequence's context; as in kernels/native/arguments.h
 LANES = 16  # head_dim is a multiple of it
 MAX_HEAD_DIM = 256
 MAX_HEADS = 256
@@ -40,32 +137,104 @@ class _DecodeArguments(Structure):
     )
 
 
+class _LinearArguments(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        ("x", c_void_p),
+        ("output", c_void_p),
+        ("rows", c_int64),
+        ("threads", c_int32),
+        ("is_gated", c_int32),
+    )
+
+
+class _GatherArguments(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        ("token_ids", c_void_p),
+        ("rows", c_void_p),
+        ("count", c_int64),
+        ("threads", c_int32),
+    )
+
+
+class _RotateStore(Structure):
+    _fields_ = (
+        ("pages", PagesStruct),
+        *((name, c_void_p) for name in ("qkv", "query", "cos", "sin", "slots", "query_norm", "key_norm")),
+        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim")),
+        ("eps", c_float),
+        ("threads", c_int32),
+    )
+
+
+class _Survey(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "allowed", "best", "log_totals", "finite")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        ("threads", c_int32),
+    )
+
+
+class _Sample(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "temperatures", "top_k", "top_p", "numbers")),
+        *((name, c_void_p) for name in ("token_ids", "logprobs")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        ("threads", c_int32),
+    )
+
+
+class _Take(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "taken", "rows")),
+        *((name, c_int64) for name in ("count", "size", "stride")),
+    )
+
+
+ARGUMENTS = {
+    "linear": (POINTER(_LinearArguments),),
+    "gather_rows": (POINTER(_GatherArguments),),
+    "rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int32),
+    "silu_mul": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "rotate_and_store": (POINTER(_RotateStore),),
+    "paged_prefill": (POINTER(_PrefillArguments),),
+    "paged_decode": (POINTER(_DecodeArguments),),
+    "survey_rows": (POINTER(_Survey),),
+    "sample_tokens": (POINTER(_Sample),),
+    "take_rows": (POINTER(_Take),),
+    "borrow": (c_void_p, c_int32, POINTER(c_int32), c_int32),
+    "decoder_layers": (c_void_p,),
+}
+
+
 class NativeLibrary:
-    """The kernels of one shared library. Calls let go of the interpreter's lock."""
+    """The kernels of one shared library. Calls let go of the interpreter's lock.
+
+    What lies between attentions is float32 and contiguous; logits are float32 with contiguous rows.
+    """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self.layers = NativeLayers(library)
-        self.decoder = NativeDecoder(library)
-        self.sampling = NativeSampling(library)
-        self.threads = NativeThreads(library)
-        self._prefill = library.baton_paged_prefill
-        self._decode = library.baton_paged_decode
-        for function, arguments in ((self._prefill, _PrefillArguments), (self._decode, _DecodeArguments)):
-            function.argtypes, function.restype = (POINTER(arguments),), None
+        for name, arguments in ARGUMENTS.items():
+            function = getattr(library, f"baton_{name}")
+            function.argtypes, function.restype = arguments, None
+        library.baton_gather_rows.restype = c_int32
+        self._library = library
+        self.decoder_layers = library.baton_decoder_layers  # kernels/decoder.py has its arguments
+        self._in_use: npt.NDArray[np.uint8] | None = None
 
-    @staticmethod
-    def takes(query: torch.Tensor, kv: KvLayer) -> bool:
-        """Whether these kernels compute attention of such tensors; what they do not, the reference does."""
-        heads, head_dim = query.shape[1:]
-        return (
-            query.device.type == "cpu"
-            and kv.data.dtype in ELEMENTS
-            and kv.data.stride(4) == 1
-            and head_dim % LANES == 0
-            and head_dim <= MAX_HEAD_DIM
-            and heads <= MAX_HEADS
-        )
+    def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
+        """From now on operations of the calling thread use one thread more on each of `cores`, behind whatever else
+        runs there, while `in_use` is 0: one byte in memory that the owner of the cores writes. It is only read, and
+        kept alive.
+
+        To be called before operations were shared between more threads than PyTorch uses now, and once in a process.
+        """
+        self._in_use = in_use
+        numbers = (ctypes.c_int32 * len(cores))(*cores)
+        self._library.baton_borrow(in_use.ctypes.data, torch.get_num_threads(), numbers, len(cores))
+        _of_thread.borrowed = len(cores)
 
     def paged_prefill(
         self, query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
@@ -84,7 +253,7 @@ class NativeLibrary:
             start,
             native_threads(),
         )
-        self._prefill(arguments)
+        self._library.baton_paged_prefill(arguments)
         return output.to(query.dtype)
 
     def paged_decode(
@@ -95,6 +264,7 @@ class NativeLibrary:
         block_starts: torch.Tensor,
         context_tokens: torch.Tensor,
         scoring: Scoring,
+        usual_tokens: int | None = None,
     ) -> torch.Tensor:
         wide = query.float().contiguous()
         output = torch.empty_like(wide)
@@ -110,8 +280,146 @@ class NativeLibrary:
             head_dim,
             native_threads(),
         )
-        self._decode(arguments)
+        self._library.baton_paged_decode(arguments)
         return output.to(query.dtype)
+
+    def packed_linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        x = x.contiguous()
+        output = torch.empty(len(x), weight.outputs)
+        threads = native_threads()
+        self._library.baton_linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads))
+        return output
+
+    def gated_linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        x = x.contiguous()
+        output = torch.empty(len(x), weight.outputs // 2)
+        threads = native_threads()
+        self._library.baton_linear(
+            _LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, is_gated=True)
+        )
+        return output
+
+    def gather_rows(self, token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """Raises: IndexError."""
+        token_ids = token_ids.contiguous()
+        rows = torch.empty(len(token_ids), weight.inputs)
+        asked = _GatherArguments(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
+        if not self._library.baton_gather_rows(asked):
+            raise IndexError(f"a row that is none of {weight.outputs}")
+        return rows
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        x, weight = x.contiguous(), weight.contiguous()  # held until the kernel is done with them
+        output, size = torch.empty_like(x), x.shape[-1]
+        rows = x.numel() // size
+        self._library.baton_rms_norm(*pointers((x, weight)), rows, size, eps, output.data_ptr(), native_threads())
+        return output
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self.rms_norm(residual.add_(x), weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate_up = gate_up.contiguous()
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        output = torch.empty(rows, size)
+        self._library.baton_silu_mul(gate_up.data_ptr(), rows, size, output.data_ptr(), native_threads())
+        return output
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norms: HeadNorms | None,
+        kv: KvLayer,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        qkv, cos, sin, slots = (each.contiguous() for each in (qkv, cos, sin, slots))
+        rows, all_heads, head_dim = qkv.shape
+        heads = all_heads - 2 * kv.kv_heads
+        query = torch.empty(rows, heads, head_dim)
+        arguments = _RotateStore(
+            pages_struct(kv),
+            *pointers((qkv, query, cos, sin, slots)),
+            pointer(None if norms is None else norms.query),
+            pointer(None if norms is None else norms.key),
+            rows,
+            heads,
+            kv.kv_heads,
+            head_dim,
+            0.0 if norms is None else norms.eps,
+            native_threads(),
+        )
+        self._library.baton_rotate_and_store(byref(arguments))
+        return query
+
+    def row_statistics(
+        self, logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None
+    ) -> RowStatistics:
+        rows, size = logits.shape
+        found = RowStatistics(
+            torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+        )
+        masks = array("q")  # of each row where its bits are, and their bytes
+        for bits in allowed or ():
+            masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
+        address = masks.buffer_info()[0] if allowed else None
+        self._library.baton_survey_rows(
+            _Survey(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), native_threads())
+        )
+        return found
+
+    def sample_tokens(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        uniform: torch.Tensor,
+    ) -> Sampled:
+        rows, size = logits.shape
+        found = Sampled(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
+        of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
+        self._library.baton_sample_tokens(
+            _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), native_threads())
+        )
+        return found
+
+    def masked_rows(
+        self, logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        rows = array("q")  # of each its place, where its bits are, and their bytes
+        for place, bits in zip(places, allowed, strict=True):
+            rows.extend((place, 0, 0) if bits is None else (place, bits.data_ptr(), bits.numel()))
+        count, size = len(places), logits.shape[1]
+        taken = torch.empty(count, size)
+        address, _ = rows.buffer_info()
+        self._library.baton_take_rows(
+            _Take(logits.data_ptr(), taken.data_ptr(), address, count, size, logits.stride(0))
+        )
+        return taken
+
+
+def computes(x: torch.Tensor) -> bool:
+    """Whether the kernels between attentions take such a tensor."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def stores(kv: KvLayer) -> bool:
+    """Whether keys and values can be written to such pages."""
+    return kv.data.dtype in ELEMENTS and kv.data.stride(4) == 1
+
+
+def attends(query: torch.Tensor, kv: KvLayer) -> bool:
+    """Whether attention of such tensors is computed; what is not, the reference computes."""
+    heads, head_dim = query.shape[1:]
+    return (
+        query.device.type == "cpu"
+        and stores(kv)
+        and head_dim % LANES == 0
+        and head_dim <= MAX_HEAD_DIM
+        and heads <= MAX_HEADS
+    )
 
 
 @functools.cache

@@ -17,11 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.pages import HeadNorms
 from baton.kernels.triton.call import KernelCall, as_bytes, power_of_two
 from baton.kernels.triton.formats import FLOAT, encoded, format_of, largest_of, row_scales
 from baton.kernels.triton.launch import COPY_BYTES, Device, device_of
-from baton.kernels.types import KvLayer, KvPages
+from baton.kernels.types import HeadNorms, KvLayer, KvPages
 
 HEADS_AT_ONCE = 4
 

@@ -11,7 +11,7 @@ from baton.engine import LLM, SamplingParams
 from baton.engine.config.model_config import ModelError
 from baton.engine.offline.answer import find_stop
 from baton.engine.offline.engine_args import EngineArgs
-from baton.engine.offline.text import TextDecoder
+from baton.engine.offline.prompts import TextDecoder
 from tests.fixtures.checkpoints import make_checkpoint, make_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
@@ -149,13 +149,9 @@ def test_text_token_by_token_adds_up_to_all_at_once(kind: Any) -> None:
     decoder, draw = TextDecoder(tokenizer), random.Random(0)
     for _ in range(60):
         token_ids = [draw.randrange(512) for _ in range(30)]
-        text = decoder.growing(skip_special_tokens=True)
-        for token_id in token_ids:
-            before = text.text
-            text.push(token_id)
-            assert text.text.startswith(before)
-        text.finish()
-        assert text.text == tokenizer.decode(token_ids, skip_special_tokens=True)
+        detokenizer = decoder.detokenizer(skip_special_tokens=True)
+        text = "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+        assert text == tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def test_the_stop_that_is_complete_first_wins() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.models.batch import Batch
-from baton.engine.models.decoder import AllLayers, DecoderModel, Rotation
+from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import Gated
 from baton.engine.models.linear import DenseEmbedding, PackedEmbedding, PackedLinear
+from baton.engine.models.native import with_native_layers
 from baton.engine.plan import Chunk
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.kernels import reference
 from baton.kernels.packed_weight import Stored
-from baton.kernels.types import QUANTISED, KvPages
+from baton.kernels.types import QUANTISED
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
@@ -64,7 +64,7 @@ def test_all_layers_at_once_are_bit_for_bit_the_layers_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = mixed_step(PagedModel(folder, packed=True))
-    monkeypatch.setattr("baton.engine.models.native.runs_natively", lambda decoder, kv: False)
+    monkeypatch.setattr("baton.kernels.decoder.runs_natively", lambda decoder, kv: False)
     assert largest_difference(together, mixed_step(PagedModel(folder, packed=True))) == 0.0
 
 
@@ -72,23 +72,8 @@ def test_all_layers_at_once_are_bit_for_bit_the_layers_one_by_one(
 def test_quantised_kv_stays_within_the_one_call(folder: Path, kv_dtype: torch.dtype) -> None:
     plain, packed = (PagedModel(folder, kv_dtype=kv_dtype, packed=wish) for wish in (False, True))
     native = model_of(packed).native
-    assert native is not None
-    calls: list[bool] = []
-    model = replace(model_of(packed), native=Telling(native, calls))
-    packed.model = model
+    assert native is not None and native.takes(packed.kv)
     assert largest_difference(mixed_step(plain), mixed_step(packed)) < 0.05
-    assert calls == [True, True]
-
-
-class Telling:
-    """Notes whether the layers were computed in one call."""
-
-    def __init__(self, layers: AllLayers, calls: list[bool]) -> None:
-        self._layers, self._calls = layers, calls
-
-    def take(self, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvPages) -> bool:
-        self._calls.append(self._layers.take(x, angles, batch, kv))
-        return self._calls[-1]
 
 
 def test_weights_of_bfloat16_take_two_bytes_in_a_float32_model(tmp_path: Path) -> None:
@@ -176,7 +161,7 @@ def test_int4_layers_are_those_of_the_reference_with_inputs_of_8_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = mixed_step(PagedModel(folder, quantize="int4", packed=True))
-    monkeypatch.setattr("baton.engine.models.native.runs_natively", lambda decoder, kv: False)
+    monkeypatch.setattr("baton.kernels.decoder.runs_natively", lambda decoder, kv: False)
     monkeypatch.setattr("baton.engine.models.linear.packed_linear", reference.packed_linear)
     expected = mixed_step(PagedModel(folder, quantize="int4", packed=True))
     assert largest_difference(expected, native) < 0.01 * expected[0].abs().max().item()
@@ -188,7 +173,7 @@ def test_a_spoilt_row_leaves_the_others_bit_for_bit(folder: Path) -> None:
     before = clean.logits(chunks)
     weight = model_of(spoilt).embedding(torch.arange(512))
     weight[3] = torch.nan
-    spoilt.model = replace(model_of(spoilt), embedding=DenseEmbedding(weight))
+    spoilt.model = with_native_layers(replace(model_of(spoilt), embedding=DenseEmbedding(weight)))
     after = spoilt.logits(chunks)
     assert torch.equal(before[0], after[0])
     assert after[1].isnan().all()

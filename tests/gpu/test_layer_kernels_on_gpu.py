@@ -5,9 +5,9 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
-from baton.kernels.pages import HeadNorms, copy_blocks, gather_blocks, rotate_and_store, scatter_blocks
+from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks
 from baton.kernels.sampling import sample_tokens
-from baton.kernels.types import QUANTISED, KvLayer, KvPages
+from baton.kernels.types import QUANTISED, HeadNorms, KvLayer, KvPages
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool
 

@@ -39,7 +39,7 @@ def test_rows_are_the_numbers_that_were_packed_bit_by_bit(
     token_ids = torch.randint(outputs, (41,))
     token_ids[0], token_ids[1], token_ids[2] = 0, outputs - 1, token_ids[3]
     made = pack(weight, stored, None)
-    for rows in (native.layers.gather_rows(token_ids, made), reference.gather_rows(token_ids, made)):
+    for rows in (native.gather_rows(token_ids, made), reference.gather_rows(token_ids, made)):
         assert rows.is_contiguous() and torch.equal(bits(rows), bits(weight[token_ids]))
 
 
@@ -51,7 +51,7 @@ def test_other_rows_and_the_padding_are_not_read(native: NativeLibrary, stored: 
     made.data[-1, :, 70 % 32 :] = torch.nan
     if made.data.shape[-1] == 2:
         made.data[:, -1, :, 1] = torch.nan  # behind the last input
-    assert bool((native.layers.gather_rows(torch.arange(0, 70, 9), made) == 1.5).all())
+    assert bool((native.gather_rows(torch.arange(0, 70, 9), made) == 1.5).all())
 
 
 def test_many_tokens_are_the_same_on_any_number_of_threads(native: NativeLibrary) -> None:
@@ -60,7 +60,7 @@ def test_many_tokens_are_the_same_on_any_number_of_threads(native: NativeLibrary
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            rows = native.layers.gather_rows(token_ids, pack(weight, Stored.FLOAT32, None))
+            rows = native.gather_rows(token_ids, pack(weight, Stored.FLOAT32, None))
             assert torch.equal(rows, weight[token_ids])
     finally:
         torch.set_num_threads(threads)
@@ -79,13 +79,13 @@ def test_offsets_pass_the_reach_of_32_bits(native: NativeLibrary) -> None:
     assert data.numel() > 1 << 31
     data[-1, :, 5] = 2.0
     made = PackedWeight(data, Stored.BFLOAT16, panels * 32, inputs, None)
-    assert bool((native.layers.gather_rows(torch.tensor([(panels - 1) * 32 + 5]), made) == 2.0).all())
+    assert bool((native.gather_rows(torch.tensor([(panels - 1) * 32 + 5]), made) == 2.0).all())
 
 
 @pytest.mark.parametrize("spoilt", [-1, 40, 1 << 40])
 def test_an_id_that_is_no_row_is_refused_and_nothing_read(native: NativeLibrary, spoilt: int) -> None:
     made = pack(torch.randn(40, 12), Stored.BFLOAT16, None)
-    for gather in (native.layers.gather_rows, reference.gather_rows):
+    for gather in (native.gather_rows, reference.gather_rows):
         with pytest.raises(IndexError, match="none of 40"):
             gather(torch.tensor([3, spoilt]), made)
 

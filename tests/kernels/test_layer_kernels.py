@@ -6,8 +6,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from baton.kernels import reference
 from baton.kernels.norms import rms_norm, rotary, silu_mul
-from baton.kernels.pages import HeadNorms, rotate_and_store
-from baton.kernels.types import KvLayer
+from baton.kernels.pages import rotate_and_store
+from baton.kernels.types import HeadNorms, KvLayer
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -13,7 +13,7 @@ import torch
 from baton import IMPORT_PATH
 from baton.kernels import reference
 from baton.kernels.native.build import build
-from baton.kernels.native.library import NativeLibrary
+from baton.kernels.native.library import NativeLibrary, attends
 from baton.kernels.types import QUANTISED, KvLayer, Scoring
 from tests.fixtures.native_levels import TESTED, native_at
 from tests.fixtures.tools import tool
@@ -127,7 +127,7 @@ def test_splitting_a_long_context_over_threads_changes_nothing(native: NativeLib
 
 def test_shapes_without_whole_vectors_are_the_references(native: NativeLibrary) -> None:
     kv = KvLayer(torch.zeros(1, 2, 1, 8, 24), None)
-    assert not native.takes(torch.zeros(1, 1, 24), kv)
+    assert not attends(torch.zeros(1, 1, 24), kv)
 
 
 def test_no_byte_outside_the_tensors_is_touched(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels import reference
 from baton.kernels.native.library import NativeLibrary
 from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, unpacked
-from baton.kernels.pages import HeadNorms
-from baton.kernels.types import QUANTISED, KvLayer
+from baton.kernels.types import QUANTISED, HeadNorms, KvLayer
 from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]
@@ -61,19 +60,19 @@ def test_linear_equals_the_reference(
     weight, x = weight_of(stored, outputs, inputs, bias=rows % 2 == 0), torch.randn(rows, inputs)
     expected = reference.packed_linear(x, weight)
     tolerance = TOLERANCE * max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(native.layers.linear(x, weight), expected, rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(native.packed_linear(x, weight), expected, rtol=0.0, atol=tolerance)
 
 
 @pytest.mark.parametrize("stored", Stored)
 def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
     inputs, threads = inputs_for(stored, 75), torch.get_num_threads()
     weight, x = weight_of(stored, 200, inputs, bias=True), torch.randn(40, inputs)
-    whole = native.layers.linear(x, weight)
+    whole = native.packed_linear(x, weight)
     for rows in (1, 2, 5, 12, 27):
-        assert torch.equal(native.layers.linear(x[:rows], weight), whole[:rows])
+        assert torch.equal(native.packed_linear(x[:rows], weight), whole[:rows])
     try:
         torch.set_num_threads(3)
-        assert torch.equal(native.layers.linear(x, weight), whole)
+        assert torch.equal(native.packed_linear(x, weight), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -85,9 +84,9 @@ def test_gated_linear_is_the_product_gated(
 ) -> None:
     inputs = inputs_for(stored, inputs)
     weight, x = weight_of(stored, outputs, inputs, bias=rows % 2 == 0), torch.randn(rows, inputs)
-    expected = native.layers.silu_mul(native.layers.linear(x, weight))
+    expected = native.silu_mul(native.packed_linear(x, weight))
     tolerance = 1e-6 * max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(native.layers.gated_linear(x, weight), expected, rtol=1e-5, atol=tolerance)
+    torch.testing.assert_close(native.gated_linear(x, weight), expected, rtol=1e-5, atol=tolerance)
 
 
 def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
@@ -103,7 +102,7 @@ def test_int4_takes_groups_of_any_size(native: NativeLibrary, rows: int, group_i
     weight, x = weight_of(Stored.INT4, 70, 768, False, group_inputs), torch.randn(rows, 768)
     expected = reference.packed_linear(x, weight)
     tolerance = TOLERANCE * expected.abs().max().item()
-    torch.testing.assert_close(native.layers.linear(x, weight), expected, rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(native.packed_linear(x, weight), expected, rtol=0.0, atol=tolerance)
 
 
 def test_a_large_input_of_int4_coarsens_its_own_group_alone(native: NativeLibrary) -> None:
@@ -111,7 +110,7 @@ def test_a_large_input_of_int4_coarsens_its_own_group_alone(native: NativeLibrar
     expected = x @ unpacked(weight).T
     x[:, 0], column = 1000.0, unpacked(weight)[:, 0]
     x[:, 1:GROUP_INPUTS] = 0.0
-    found = native.layers.linear(x, weight) - 1000.0 * column
+    found = native.packed_linear(x, weight) - 1000.0 * column
     rest = x[:, GROUP_INPUTS:] @ unpacked(weight)[:, GROUP_INPUTS:].T
     assert (found - rest).abs().max() < 0.02 * expected.abs().max()
 
@@ -123,7 +122,7 @@ def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None
     x[:, 3] = 127.0
     sums = (x.long() @ unpacked(weight).long().T).float()
     assert weight.scales is not None
-    assert torch.equal(native.layers.linear(x, weight), sums * weight.scales[:70])
+    assert torch.equal(native.packed_linear(x, weight), sums * weight.scales[:70])
 
 
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
@@ -133,9 +132,9 @@ def test_what_is_not_finite_shows_in_its_row_of_linear_alone(
 ) -> None:
     inputs = inputs_for(stored, 10)
     weight, x = weight_of(stored, 40, inputs, bias=False), torch.randn(3, inputs)
-    clean = native.layers.linear(x, weight)
+    clean = native.packed_linear(x, weight)
     x[1, 4] = spoilt
-    found = native.layers.linear(x, weight)
+    found = native.packed_linear(x, weight)
     assert not found[1].isfinite().any()
     assert torch.equal(found[::2], clean[::2])
 
@@ -143,18 +142,18 @@ def test_what_is_not_finite_shows_in_its_row_of_linear_alone(
 @pytest.mark.parametrize("shape", [(1, 1), (3, 63), (5, 2, 33), (2, 576)])
 def test_rms_norm_equals_the_reference(native: NativeLibrary, shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape), torch.randn(shape[-1])
-    torch.testing.assert_close(native.layers.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    torch.testing.assert_close(native.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("size", [1, 31, 64, 100])
 def test_silu_mul_equals_the_reference(native: NativeLibrary, size: int) -> None:
     gate_up = torch.randn(5, 2 * size) * 30
-    torch.testing.assert_close(native.layers.silu_mul(gate_up), reference.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(native.silu_mul(gate_up), reference.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
 
 
 def test_silu_of_huge_numbers_is_zero_or_the_number(native: NativeLibrary) -> None:
     gate = torch.tensor([-1e30, -200.0, -88.5, 88.5, 200.0, 1e30]).repeat(8)
-    gated = native.layers.silu_mul(torch.cat((gate, torch.ones(48)))[None])
+    gated = native.silu_mul(torch.cat((gate, torch.ones(48)))[None])
     torch.testing.assert_close(gated[0], gate.clamp(min=0), rtol=1e-6, atol=1e-6)
 
 
@@ -171,9 +170,7 @@ def test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native: N
     pools = [torch.full((blocks, 3, 2, kv_heads, block_tokens, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
     queries = [
         rotate_and_store(qkv.clone(), angles.cos(), angles.sin(), norms, KvLayer(pool[:, 1], None), slots)
-        for rotate_and_store, pool in zip(
-            (native.layers.rotate_and_store, reference.rotate_and_store), pools, strict=True
-        )
+        for rotate_and_store, pool in zip((native.rotate_and_store, reference.rotate_and_store), pools, strict=True)
     ]
     torch.testing.assert_close(*queries)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
@@ -190,9 +187,7 @@ def test_stored_bytes_and_scales_are_the_references(native: NativeLibrary, dtype
     qkv[7] = 0.0
     angles, slots = torch.zeros(tokens, head_dim // 2), torch.randperm(80)[:tokens]
     storages = [torch.full((10 * layout.block_bytes,), 0xFF, dtype=torch.uint8) for _ in range(2)]
-    for storage, rotate_and_store in zip(
-        storages, (native.layers.rotate_and_store, reference.rotate_and_store), strict=True
-    ):
+    for storage, rotate_and_store in zip(storages, (native.rotate_and_store, reference.rotate_and_store), strict=True):
         kv = layout.view(storage, 10).layer(1)
         rotate_and_store(qkv.clone(), angles.cos(), angles.sin(), None, kv, slots)
     assert torch.equal(*storages)
@@ -204,7 +199,7 @@ def test_a_row_that_is_not_finite_gets_a_scale_that_is_not(native: NativeLibrary
     kv = layout.view(torch.zeros(layout.block_bytes, dtype=torch.uint8), 1).layer(0)
     qkv = torch.randn(3, 3, 16)
     qkv[0, 1, 3], qkv[2, 2, 0] = torch.nan, -torch.inf
-    native.layers.rotate_and_store(qkv, angles.cos(), angles.sin(), None, kv, torch.arange(3))
+    native.rotate_and_store(qkv, angles.cos(), angles.sin(), None, kv, torch.arange(3))
     assert kv.scales is not None
     assert kv.scales[0, :, 0, :3].isfinite().tolist() == [[False, True, True], [True, True, False]]
 
@@ -213,10 +208,10 @@ def test_a_forked_child_shares_out_work_among_threads_of_its_own(native: NativeL
     weight, x, threads = weight_of(Stored.FLOAT32, 300, 40, bias=False), torch.randn(5, 40), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        expected = native.layers.linear(x, weight)
+        expected = native.packed_linear(x, weight)
         child = os.fork()
         if child == 0:
-            os._exit(0 if torch.equal(native.layers.linear(x, weight), expected) else 1)
+            os._exit(0 if torch.equal(native.packed_linear(x, weight), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
         torch.set_num_threads(threads)

@@ -33,7 +33,7 @@ def logits_of(draw: random.Random, rows: int) -> torch.Tensor:
 def test_survey_equals_the_reference(native: NativeLibrary, seed: int) -> None:
     torch.manual_seed(seed)
     logits = logits_of(random.Random(seed), 3).clamp(min=-1e30)
-    found, expected = native.sampling.row_statistics(logits), reference.row_statistics(logits)
+    found, expected = native.row_statistics(logits), reference.row_statistics(logits)
     assert found.finite.all() and expected.finite.all()
     assert found.best.tolist() == [row.index(max(row)) for row in logits.tolist()]
     torch.testing.assert_close(found.log_totals, expected.log_totals, rtol=0, atol=1e-5)
@@ -43,9 +43,9 @@ def test_survey_equals_the_reference(native: NativeLibrary, seed: int) -> None:
 @pytest.mark.parametrize("place", [0, 40, 99])
 def test_a_row_that_is_not_finite_is_found_alone(native: NativeLibrary, place: int, spoilt: float) -> None:
     logits = torch.randn(3, 100)
-    clean = native.sampling.row_statistics(logits)
+    clean = native.row_statistics(logits)
     logits[1, place] = spoilt
-    found = native.sampling.row_statistics(logits)
+    found = native.row_statistics(logits)
     assert found.finite.tolist() == [True, False, True]
     assert torch.equal(found.best[::2], clean.best[::2])
     assert torch.equal(found.log_totals[::2], clean.log_totals[::2])
@@ -61,7 +61,7 @@ def test_samples_are_the_references(native: NativeLibrary, seed: int) -> None:
     top_p = torch.tensor([draw.choice([0.0, 0.3, 0.9, 1.0]) for _ in range(6)])
     uniform = torch.rand(6, dtype=torch.float64)
     asked = (logits, temperature, top_k, top_p, uniform)
-    found, expected = native.sampling.sample_tokens(*asked), reference.sample_tokens(*asked)
+    found, expected = native.sample_tokens(*asked), reference.sample_tokens(*asked)
     assert torch.equal(found.token_ids, expected.token_ids)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -71,13 +71,13 @@ def test_numbers_at_the_ends_choose_tokens_that_may_be_drawn(native: NativeLibra
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0, -torch.inf]])
     asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([number]).double())
     expected = 1 if number <= 0.5 else 3
-    assert native.sampling.sample_tokens(logits, *asked).token_ids.tolist() == [expected]
+    assert native.sample_tokens(logits, *asked).token_ids.tolist() == [expected]
 
 
 @pytest.mark.parametrize("row", [[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf]])
 def test_a_row_without_a_token_to_draw_says_so(native: NativeLibrary, row: list[float]) -> None:
     asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([0.5]).double())
-    assert native.sampling.sample_tokens(torch.tensor([row]), *asked).logprobs.isnan().all()
+    assert native.sample_tokens(torch.tensor([row]), *asked).logprobs.isnan().all()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -94,7 +94,7 @@ def test_rows_that_are_taken_keep_what_their_masks_allow(native: NativeLibrary, 
     draw.shuffle(masks)
     places = draw.choices(range(5), k=len(masks))
     before = logits.clone()
-    taken = native.sampling.masked_rows(logits, places, masks)
+    taken = native.masked_rows(logits, places, masks)
     assert torch.equal(taken, reference.masked_rows(logits, places, masks))
     assert torch.equal(logits, before)
     for row, place, mask in zip(taken, places, masks, strict=True):
@@ -119,7 +119,7 @@ def test_the_likeliest_token_is_of_those_that_a_mask_allows(native: NativeLibrar
         bits[draw.randrange(min(size, len(bits)))] = True
         masks.append((bits.view(-1, 8) << torch.arange(8)).sum(-1).to(torch.uint8))
     draw.shuffle(masks)
-    found, free = native.sampling.row_statistics(logits, masks), native.sampling.row_statistics(logits)
+    found, free = native.row_statistics(logits, masks), native.row_statistics(logits)
     taken = reference.masked_rows(logits, range(6), masks)
     assert found.best.tolist() == [row.index(max(row)) for row in taken.tolist()]
     among = reference.row_statistics(logits, masks).best

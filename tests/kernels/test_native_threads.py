@@ -42,7 +42,7 @@ alone = multiply()
 in_use = np.zeros(1, np.uint8)
 os.sched_setaffinity(0, set(cores))
 os.sched_setaffinity(0, {own})
-native_library().threads.borrow({other}, in_use)
+native_library().borrow({other}, in_use)
 deadline = time.monotonic() + 60
 together = multiply()
 # A guest that another program keeps from its core is called home for a while: see threads.cpp.

@@ -15,7 +15,7 @@ from baton.engine.models.feed_forward import ExpertStack
 from baton.engine.models.linear import KernelLinear
 from baton.engine.plan import Chunk
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
-from baton.kernels.on_triton import on_the_interpreter
+from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton.call import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt

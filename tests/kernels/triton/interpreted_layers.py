@@ -6,12 +6,12 @@ import torch
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels import reference
 from baton.kernels.attention import paged_decode
+from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
-from baton.kernels.on_triton import on_the_interpreter
-from baton.kernels.pages import HeadNorms, copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
+from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
 from baton.kernels.triton.launch import Device
 from baton.kernels.triton.pages import store_call
-from baton.kernels.types import QUANTISED, KvLayer, Scoring
+from baton.kernels.types import QUANTISED, HeadNorms, KvLayer, Scoring
 from tests.kernels.triton.paged_pool import POISON, PagedPool
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]

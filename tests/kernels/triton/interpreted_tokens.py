@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from baton.kernels import reference
+from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.linear import dequantise_weight, expert_linear, quantised_linear
-from baton.kernels.on_triton import on_the_interpreter
 from baton.kernels.sampling import sample_tokens
 from baton.kernels.triton.launch import Device
 from baton.kernels.triton.linear import linear_calls

@@ -38,8 +38,8 @@ def run_plan(options: PlanOptions) -> int:
 def make_plan(options: PlanOptions) -> MemoryPlan:
     """Raises: CommandFailed."""
     from baton.engine.config.model_config import ModelError
+    from baton.engine.weights.files import planned_weights
     from baton.engine.weights.model_shape import read_model_shape
-    from baton.engine.weights.sizes import planned_weights
 
     folder = config_folder(options.model)
     try:

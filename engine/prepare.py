@@ -5,6 +5,7 @@ The storage of the pool comes from outside, since the engine does not decide whi
 
 import hashlib
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,17 +17,19 @@ from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelEr
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from baton.engine.kv_cache.sizing import size_pool
-from baton.engine.load import check_gpus, check_parallel, load_model
+from baton.engine.load import check_gpus, check_parallel, load_model, load_part
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
 from baton.engine.models.linear import packs
-from baton.engine.parallel.leader import LoadedRanks, load_ranks, parallel_runner
-from baton.engine.parallel.orders import RankOptions, RankPool, RankStart
+from baton.engine.parallel.collectives import Collectives
+from baton.engine.parallel.model import ParallelModel
+from baton.engine.parallel.other_ranks import OtherRanks
+from baton.engine.parallel.shard import Shard, shard_layout
+from baton.engine.parallel.wire import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.runner import Runner
-from baton.engine.weights.files import model_fingerprint
+from baton.engine.weights.files import loaded_bytes, model_fingerprint
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
-from baton.engine.weights.sizes import loaded_bytes
 from baton.kernels.types import QUANTISED
 
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
@@ -48,6 +51,14 @@ class ModelOptions:
     quantize: str = WeightFormat.PLAIN
     tensor_parallel: int = 1  # ranks that compute together
     cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRanks:
+    """A model on all ranks, without a pool yet."""
+
+    model: ParallelModel  # the first rank's part
+    other_ranks: OtherRanks  # to be closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +126,6 @@ class PreparedModel:
             nice=ranks.nice,
         )
 
-    def rank_pool(self, host_slots: int) -> RankPool:
-        return RankPool(self.kv_dtype_name, self.options.block_tokens, self.total_blocks, host_slots)
-
     def load(
         self,
         storage: torch.Tensor,
@@ -141,15 +149,46 @@ class PreparedModel:
             if adapters is not None:
                 raise ModelError(f"tensor-parallel is {options.tensor_parallel}; adapters are computed on one rank")
             how = ranks or RankOptions()
-            return parallel_runner(self, self.ranks or self.load_ranks(progress, how), storage, host_slots, how, graphs)
+            return self._on_ranks(self.ranks or self.load_ranks(progress, how), storage, host_slots, how, graphs)
         model = self.model or self.load_model(progress, adapters)
         blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
         kv, host = self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots)
         return Runner(model, self.layout, kv, host, graphs=graphs)
 
     def load_ranks(self, progress: bool, options: RankOptions) -> LoadedRanks:
-        """Blocks. Raises: ModelError, RankLost."""
-        return load_ranks(self.rank_start(options), self.dtype, self.options.device, progress)
+        """Blocks: all ranks load their parts at once. Raises: ModelError, RankLost."""
+        asked = self.options
+        other_ranks = OtherRanks(self.rank_start(options))
+
+        def load_own(meeting: Path) -> ParallelModel:
+            collectives = Collectives(Shard(0, asked.tensor_parallel), meeting, asked.device)
+            part = load_part(asked.folder, self.dtype, asked.device, progress, asked.quantize, collectives)
+            return ParallelModel(part, collectives, other_ranks.announce_logits)
+
+        model = other_ranks.load(load_own)
+        other_ranks.abort = model.collectives.abort
+        return LoadedRanks(model, other_ranks)
+
+    def _on_ranks(
+        self,
+        ranks: LoadedRanks,
+        storage: torch.Tensor,
+        host_slots: int,
+        options: RankOptions,
+        graphs: GraphSizes | None,
+    ) -> Runner:
+        """See `load`; owns the ranks, also where it fails. Raises: ModelError, RankLost."""
+        with ExitStack() as undo:
+            undo.callback(ranks.other_ranks.close)
+            pool = RankPool(self.kv_dtype_name, self.options.block_tokens, self.total_blocks, host_slots)
+            ranks.other_ranks.lay_pool(pool, options)
+            layout = shard_layout(self.layout, ranks.other_ranks.degree)
+            own = storage[: self.total_blocks * layout.block_bytes]
+            host = HostPool(own.view(self.total_blocks, layout.block_bytes), host_slots)
+            kv = layout.view(own, self.total_blocks)
+            runner = Runner(ranks.model, layout, kv, host, ranks.other_ranks, graphs)
+            undo.pop_all()
+        return runner
 
     def load_model(self, progress: bool, adapters: AdapterSet | None = None) -> Model:
         """On one rank. Raises: ModelError."""

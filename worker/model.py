@@ -7,7 +7,7 @@ import torch
 from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import adapter_digest
-from baton.engine.parallel.orders import RankOptions
+from baton.engine.parallel.wire import RankOptions
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import AdapterFolder

@@ -13,8 +13,8 @@ from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.kv_cache.sizing import StepMemory, spare_kv_bytes
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
-from baton.engine.parallel.orders import RankOptions, StepToMeasure
 from baton.engine.parallel.shard import shard_layout
+from baton.engine.parallel.wire import RankOptions, StepToMeasure
 from baton.engine.plan import Chunk, Plan, Sample
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner

@@ -6,11 +6,8 @@ The families differ only in data: biases, query and key norms, windows, rotary f
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
-
 import torch
-
 from baton.engine.config.model_config import DecoderConfig, RopeConfig, RopeKind
-from baton.engine.models.attention import attend
 from baton.engine.models.batch import Batch
 from baton.engine.models.feed_forward import FeedForward
 from baton.engine.models.linear import Embedding, Linear
@@ -19,6 +16,11 @@ from baton.kernels.norms import add_rms_norm, rms_norm
 from baton.kernels.pages import rotate_and_store
 from baton.kernels.types import HeadNorms
 from baton.kernels.types import KvLayer, KvPages, Scoring
+import torch
+from baton.engine.models.batch import Batch, DecodeRows
+from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.pages import store_kv
+from baton.kernels.types import KvLayer, Scoring
 
 
 class Rotation(NamedTuple):
@@ -57,6 +59,36 @@ def rotation(frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dt
     """Angles in float32 for any dtype of the model: bfloat16 cannot distinguish position 256 from 257."""
     angles = positions.to(torch.float32)[:, None] * frequencies[None, :]
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def store_and_attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring
+) -> torch.Tensor:
+    """Writes the keys and values of the batch's tokens into `kv`, then lets them attend; a new tensor like `query`.
+
+    query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated where the model rotates.
+    """
+    store_kv(kv, key, value, batch.slots)
+    return attend(query, batch, kv, scoring)
+
+
+def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
+    """Of tokens whose keys and values are in `kv` already; a new tensor like `query`, `[tokens, heads, head_dim]`."""
+    if (decode := batch.decode) and not batch.prefills:
+        return _decode(query, decode, kv, scoring)
+    attended = torch.empty_like(query)
+    if decode:
+        rows = slice(0, len(decode.context_tokens))
+        attended[rows] = _decode(query[rows], decode, kv, scoring)
+    for prefill in batch.prefills:
+        attended[prefill.rows] = paged_prefill(query[prefill.rows], kv, prefill.block_ids, prefill.start, scoring)
+    return attended
+
+
+def _decode(query: torch.Tensor, decode: DecodeRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
+    return paged_decode(
+        query, kv, decode.block_ids, decode.block_starts, decode.context_tokens, scoring, decode.usual_tokens
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from baton.engine.config.model_config import ModelConfig, ModelError
-from baton.engine.models.transformers_attention import (
+from baton.engine.models.transformers_model import (
     KEYWORD,
     NAME,
     AttentionCall,

@@ -23,8 +23,8 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.sizing import StepMemory
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import TIMEOUT, RankLost
-from baton.engine.parallel.orders import RankOptions, RankPool, RankStart, StepToMeasure
 from baton.engine.parallel.shard import Shard
+from baton.engine.parallel.wire import RankOptions, RankPool, RankStart, StepToMeasure
 from baton.engine.plan import Plan
 
 LOAD_TIMEOUT_S = 900.0  # of a rank that reads its part of a large checkpoint

@@ -25,9 +25,9 @@ from baton.engine.load import load_part
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives, RankLost
 from baton.engine.parallel.model import ParallelModel
-from baton.engine.parallel.orders import RankPool, RankStart, StepToMeasure
 from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
+from baton.engine.parallel.wire import RankPool, RankStart, StepToMeasure
 from baton.engine.plan import Plan
 from baton.engine.prepare import DTYPES
 from baton.engine.runner.cuda_graphs import GraphSizes

@@ -1,12 +1,26 @@
-"""Which files of a folder hold a model's weights, and the digest that identifies them."""
+"""Which files of a folder hold a model's weights, the digest that identifies them, and their size once loaded."""
 
 import hashlib
 import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from baton.engine.config.model_config import ModelError, read_json
-from baton.engine.weights.formats import GGUF_SUFFIX, INDEX_FILE, SINGLE_FILE, gguf_file, is_gguf
-from baton.engine.weights.gguf_file import read_header
+from baton.engine.weights.formats import (
+    GGUF_SUFFIX,
+    INDEX_FILE,
+    MADE_WHILE_LOADING,
+    SINGLE_FILE,
+    WeightFormat,
+    gguf_file,
+    is_gguf,
+    weight_format,
+)
+from baton.engine.weights.gguf_file import GgufTensor, read_header
+from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
 
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 64
@@ -70,3 +84,131 @@ def _header_bytes(path: Path) -> int:
     if header_bytes > min(path.stat().st_size, MAX_HEADER_BYTES):
         raise ModelError(f"{path}: not a safetensors file")
     return 8 + header_bytes
+
+
+CHANNEL_SCALE_BYTES = 4
+GROUP_BYTES = 3  # a scale and a zero point
+NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions")
+EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
+HEAD = "lm_head.weight"
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    name: str
+    shape: Sequence[int]
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether it is the weight of a projection, or of many (stacked experts), that quantising makes smaller."""
+        module = self.name.removesuffix(".weight")
+        return len(self.shape) > 1 and is_quantisable(module) and not module.endswith(NOT_PROJECTIONS)
+
+    def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
+        """In any format but GGUF; where it stays unquantised, of `number_bytes` a number."""
+        if format is WeightFormat.PLAIN or not self.is_projection:
+            return self.numbers * number_bytes
+        rows = self.numbers // self.shape[-1]
+        if format in (WeightFormat.INT8, WeightFormat.FP8):
+            return self.numbers + rows * CHANNEL_SCALE_BYTES
+        if self.shape[-1] % group_inputs:
+            return self.numbers * number_bytes
+        return self.numbers // 2 + self.numbers // group_inputs * GROUP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWeights:
+    format: WeightFormat
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBytes:
+    """Of each tensor of a checkpoint, by name, once it is loaded."""
+
+    tensors: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.tensors.values())
+
+    @property
+    def embedding(self) -> int:
+        return sum(size for name, size in self.tensors.items() if name.endswith(EMBEDDINGS))
+
+    @property
+    def head(self) -> int:
+        """Of the output head, if the checkpoint has one of its own."""
+        return self.tensors.get(HEAD, 0)
+
+
+def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
+    """Of a model with these tensors; `folder` needs nothing but config.json, except for GGUF. Raises: ModelError."""
+    format = weight_format(folder, quantize)
+    if format is WeightFormat.GGUF:
+        return PlannedWeights(format, checkpoint_bytes(folder, format, number_bytes))
+    group_inputs = _stored_group_inputs(folder) or GROUP_INPUTS
+    return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
+
+
+def checkpoint_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> int:
+    """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError.
+
+    `packed`: for a CPU's native kernels, where numbers of bfloat16 keep their two bytes.
+    """
+    return loaded_bytes(folder, format, number_bytes, packed).total
+
+
+def loaded_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> LoadedBytes:
+    """As checkpoint_bytes."""
+    files = weight_files(folder)
+    if format is WeightFormat.GGUF:
+        return LoadedBytes({t.name: _gguf_bytes(t, number_bytes) for t in read_header(files[0]).tensors.values()})
+    found = {}
+    for path in files:
+        for name, tensor in read_safetensors_header(path).items():
+            kept_bytes = 2 if packed and tensor["dtype"] == "BF16" else number_bytes
+            found[name] = _safetensor_bytes(TensorShape(name, tensor["shape"]), format, kept_bytes)
+    return LoadedBytes(found)
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """By name of the tensor. Raises: ModelError."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(min(header_bytes, path.stat().st_size)))
+        except ValueError as error:
+            raise ModelError(f"{path}: not a safetensors file") from error
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+
+
+def _stored_group_inputs(folder: Path) -> int | None:
+    """The group size in the config.json of an AWQ or GPTQ checkpoint; None where it has none, or a row is one group."""
+    fields = read_json(folder / "config.json").get("quantization_config") or {}
+    size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
+    return size if size > 0 else None
+
+
+def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: int) -> int:
+    kind = tensor.name.rpartition(".")[2]
+    if kind == "qweight":
+        return tensor.numbers * WORD_BYTES
+    if kind == "qzeros":
+        return tensor.numbers * 2 * WORD_BYTES  # a byte each
+    if kind == "g_idx":
+        return 0
+    if kind == "scales":
+        return tensor.numbers * 2
+    kept = format if format in MADE_WHILE_LOADING else WeightFormat.PLAIN
+    return tensor.loaded_bytes(kept, number_bytes)
+
+
+def _gguf_bytes(tensor: GgufTensor, number_bytes: int) -> int:
+    is_kept = len(tensor.shape) > 1 and tensor.name != "token_embd.weight"
+    return tensor.stored_bytes if is_kept else math.prod(tensor.shape) * number_bytes

@@ -11,7 +11,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.kv_cache.sizing import KvShape
-from baton.engine.weights.sizes import TensorShape
+from baton.engine.weights.files import TensorShape
 
 
 @dataclass(frozen=True, slots=True)

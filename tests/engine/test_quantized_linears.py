@@ -17,8 +17,8 @@ from baton.engine.load import load_model
 from baton.engine.models import linear as tiled
 from baton.engine.models.linear import FLOAT16_RATIO, DenseLinear, Int4KernelLinear, Linear, MatmulBackend, reduced
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.weights.files import checkpoint_bytes
 from baton.engine.weights.formats import WeightFormat
-from baton.engine.weights.sizes import checkpoint_bytes
 from baton.engine.weights.weight import GROUP_INPUTS, QUANTISERS, quantise_fp8, quantise_int4, quantise_int8
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt

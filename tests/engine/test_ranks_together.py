@@ -19,9 +19,9 @@ from baton.engine.models.linear import PackedLinear
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import ParallelModel, SummedLinear
-from baton.engine.parallel.orders import RankOptions, RankStart
 from baton.engine.parallel.rank_process import carry_out
 from baton.engine.parallel.shard import Shard
+from baton.engine.parallel.wire import RankOptions, RankStart
 from baton.engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
 from baton.engine.prepare import ModelOptions
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.config.decoder_config import decoder_config, stated_fields
+from baton.engine.config.config_file import decoder_config, stated_fields
 from baton.engine.config.resolved_config import fields_of, read_transformers_config
 
 SIZES: dict[str, Any] = {

@@ -20,7 +20,7 @@ from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.offline import params
 from baton.engine.offline.llm import LLM
 from baton.engine.parallel.collectives import RankLost
-from baton.engine.parallel.orders import RankOptions
+from baton.engine.parallel.wire import RankOptions
 from baton.engine.plan import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Sample
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.engine.request import Request

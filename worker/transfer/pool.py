@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.parallel.orders import RankOptions
+from baton.engine.parallel.wire import RankOptions
 from baton.engine.prepare import PreparedModel
 from baton.kvtransfer.cuda_ipc import export_pool
 from baton.kvtransfer.description import POOL_ID_BYTES, DeviceMemoryHandle, PoolDescription, TransportChoice, host_id

@@ -5,20 +5,19 @@ travels as a keyword argument of the model's forward, which models with the atte
 No cache and no mask of transformers takes part; for a name without a mask function it makes none.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol
-import torch
-from transformers import AttentionInterface
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
 import torch
 import torch.nn.functional as F
-from baton.engine.config.model_config import ModelConfig
-from baton.engine.models.decoder import store_and_attend
-from baton.engine.models.batch import Batch
-from baton.kernels.types import KvPages, Scoring
+from transformers import AttentionInterface
 
+from baton.engine.config.model_config import ModelConfig
+from baton.engine.models.batch import Batch
+from baton.engine.models.decoder import store_and_attend
+from baton.kernels.types import KvPages, Scoring
 
 NAME = "baton"
 KEYWORD = "paged"
@@ -45,11 +44,8 @@ class AttentionCall:
     softcap: float | None
 
 
-class Attention(Protocol):
-    """Computes the attention of one forward pass."""
-
-    def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """`[tokens, heads, head_dim of the values]`."""
+Attention = Callable[[AttentionCall], torch.Tensor]
+"""Computes the attention of one forward pass: `[tokens, heads, head_dim of the values]` for each call."""
 
 
 def register_attention() -> None:

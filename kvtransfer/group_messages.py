@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from baton.kernels.pages import gather_blocks, scatter_blocks
-from baton.kvtransfer.process_group import MessageGroup, Pending
+from baton.kvtransfer.process_group import ProcessGroup, Wait
 from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, plan_slices
 from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken, LinkRate
 
@@ -161,7 +161,7 @@ class GroupSender:
 
     def __init__(
         self,
-        group: MessageGroup,
+        group: ProcessGroup,
         pool: Storage,
         layout: MessageLayout,
         on_broken: Callable[[BaseException], None],
@@ -171,7 +171,7 @@ class GroupSender:
         self._layout = layout
         self._packer = Packer(pool, layout.source, layout, reads=True)
         self._ring = StagingRing(SEND_SLOTS, layout.message_bytes, self._packer.device)
-        self._under_way: dict[int, Pending] = {}
+        self._under_way: dict[int, Wait] = {}
         self._on_broken = on_broken
         self._next_sequence = 0
         self._broken = False
@@ -221,9 +221,9 @@ class GroupSender:
             self._under_way[sequence] = self._group.send(slot[: HEADER_BYTES + block_bytes], sequence)
 
     def _finish(self, sequence: int) -> None:
-        pending = self._under_way.pop(sequence, None)
-        if pending is not None:
-            pending.wait()
+        wait = self._under_way.pop(sequence, None)
+        if wait is not None:
+            wait()
             self._ring.landed(sequence)
             self._ring.free(sequence)
 
@@ -251,7 +251,7 @@ class GroupTransport:
     def __init__(
         self,
         name: str,
-        group: MessageGroup,
+        group: ProcessGroup,
         control: SendControl,
         pool: Storage,
         layout: MessageLayout,
@@ -325,15 +325,15 @@ class GroupTransport:
                 self._group.close()
 
     def _receive(self, first: int, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
-        posted: deque[tuple[torch.Tensor, Pending]] = deque()
+        posted: deque[tuple[torch.Tensor, Wait]] = deque()
         for index, size in enumerate(sizes):
             while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
                 ahead = index + len(posted)
                 message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
                 with self._group.stream():  # not behind the engine's queued work
                     posted.append((message, self._group.receive(message, first + ahead)))
-            message, pending = posted.popleft()
-            pending.wait()
+            message, wait = posted.popleft()
+            wait()
             self._ring.landed(first + index)
             with self._group.stream():
                 check_header(message, first + index, size)

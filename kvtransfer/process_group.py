@@ -140,36 +140,13 @@ class Backend(Protocol):
     def abort(self) -> None: ...
 
 
-class Pending:
-    """A message under way; its memory is neither read nor written before `wait` has returned."""
-
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish = finish
-
-    def wait(self) -> None:
-        """Raises: LinkBroken, when the group's timeout has passed at the latest."""
-        self._finish()
-
-
-class MessageGroup(Protocol):
-    """The interface of a group for sender and receiver. Each end uses it from one thread, but for `close`."""
-
-    def send(self, message: torch.Tensor, sequence: int) -> Pending: ...
-
-    def receive(self, message: torch.Tensor, sequence: int) -> Pending: ...
-
-    def stream(self) -> AbstractContextManager[object]:
-        """The stream for work on messages: sends and receives come after earlier work on it."""
-
-    def settle(self) -> None:
-        """Waits for the work put into `stream`. Raises: LinkBroken."""
-
-    def close(self) -> None:
-        """Any thread. Pending waits fail at once: the group was closed."""
+Wait = Callable[[], None]
+"""Of a message under way: its memory is neither read nor written before this has returned. Raises: LinkBroken, when the
+group's timeout has passed at the latest."""
 
 
 class ProcessGroup:
-    """A `MessageGroup` by gloo or NCCL."""
+    """By gloo or NCCL. Each end uses it from one thread, but for `close`."""
 
     def __init__(self, store: Store, rank: int, options: GroupOptions) -> None:
         """Meets the other rank. Raises: LinkBroken, also where this torch or this machine has no such backend."""
@@ -189,21 +166,24 @@ class ProcessGroup:
         if options.backend == "gloo":
             threading.Thread(target=_wait_in_turn, args=(self._waits, options), name="kv-wait", daemon=True).start()
 
-    def send(self, message: torch.Tensor, sequence: int) -> Pending:
+    def send(self, message: torch.Tensor, sequence: int) -> Wait:
         return self._start(sequence, lambda group: group.send([message], self._peer, sequence))
 
-    def receive(self, message: torch.Tensor, sequence: int) -> Pending:
+    def receive(self, message: torch.Tensor, sequence: int) -> Wait:
         return self._start(sequence, lambda group: group.recv([message], self._peer, sequence))
 
     def stream(self) -> AbstractContextManager[object]:
+        """The stream for work on messages: sends and receives come after earlier work on it."""
         return nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream)
 
     def settle(self) -> None:
+        """Waits for the work put into `stream`. Raises: LinkBroken."""
         if self._side_stream is not None:
             done = self._side_stream.record_event()
             self._poll(done.query)
 
     def close(self) -> None:
+        """Any thread. Waits that are under way fail at once: the group was closed."""
         with self._lock:
             self._closed = True
             if self._awaited is not None:
@@ -217,7 +197,7 @@ class ProcessGroup:
         if group is not None and self._options.backend == "nccl":
             group.abort()  # gloo's wakes no waiter; dropping the group does
 
-    def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Pending:
+    def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Wait:
         group = self._group
         if group is None or self._closed:
             raise LinkBroken("the process group was closed")
@@ -225,7 +205,7 @@ class ProcessGroup:
             self._works[sequence] = start(group)
         except RuntimeError as error:
             raise LinkBroken(str(error)) from error
-        return Pending(lambda: self._finish(sequence))
+        return lambda: self._finish(sequence)
 
     def _finish(self, sequence: int) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ from baton.kvtransfer.group_messages import (
     check_header,
     write_header,
 )
-from baton.kvtransfer.process_group import Pending
+from baton.kvtransfer.process_group import Wait
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken
 
@@ -34,11 +34,11 @@ class QueueGroup:
         self.most_posted = 0
         self.closed = False
 
-    def send(self, message: torch.Tensor, sequence: int) -> Pending:
+    def send(self, message: torch.Tensor, sequence: int) -> Wait:
         self.messages.put(message.clone())
-        return Pending(lambda: None)
+        return lambda: None
 
-    def receive(self, message: torch.Tensor, sequence: int) -> Pending:
+    def receive(self, message: torch.Tensor, sequence: int) -> Wait:
         self.posted.append(message.data_ptr())
         self.most_posted = max(self.most_posted, len(self.posted))
 
@@ -49,7 +49,7 @@ class QueueGroup:
                 raise LinkBroken(str(error)) from error
             self.posted.remove(message.data_ptr())
 
-        return Pending(land)
+        return land
 
     def stream(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -166,7 +166,7 @@ def test_messages_out_of_order_are_not_asked_for(ends: Ends) -> None:
 
 
 def test_a_send_that_fails_is_told_and_ends_the_group(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(message: torch.Tensor, sequence: int) -> Pending:
+    def fail(message: torch.Tensor, sequence: int) -> Wait:
         raise LinkBroken("gone")
 
     monkeypatch.setattr(ends.group, "send", fail)

@@ -70,10 +70,10 @@ def meet_both() -> dict[int, ProcessGroup]:
 
 def test_dropping_one_end_wakes_the_other() -> None:
     groups = meet_both()
-    pending = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
+    wait = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
     threading.Timer(0.05, groups[SOURCE].close).start()
     with pytest.raises(LinkBroken, match="closed"):
-        pending.wait()
+        wait()
     groups[READER].close()
     with pytest.raises(LinkBroken, match="closed"):
         groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 1)
@@ -82,11 +82,11 @@ def test_dropping_one_end_wakes_the_other() -> None:
 def test_a_wait_of_a_group_that_is_closed_ends_at_once_though_the_other_end_is_silent() -> None:
     """The news of a dead peer may come by another way, and gloo may never hear of it."""
     groups = meet_both()
-    pending = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
+    wait = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
     threading.Timer(0.05, groups[READER].close).start()
     started = time.monotonic()
     with pytest.raises(LinkBroken, match="closed"):
-        pending.wait()
+        wait()
     assert time.monotonic() - started < GLOO.timeout_s / 2
     groups[SOURCE].close()
 

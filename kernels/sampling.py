@@ -72,7 +72,7 @@ def sample_tokens(
         check_dtype(name, tensor, dtype)
     if logits.stride(1) != 1:
         raise ValueError(f"rows of logits must be contiguous, got strides {list(logits.stride())}")
-    compute = pick("sample_tokens", logits, logits.stride(1) == 1)
+    compute = pick("sample_tokens", logits)
     found: Sampled = compute(logits, temperature, top_k, top_p, uniform)
     return found
 

@@ -1,7 +1,7 @@
 """The first work of an engine's thread: its cores, its priority, its CUDA stream, and the model.
 
 A worker writes its own byte alone. A worker that reads it may use those cores meanwhile, behind whatever else runs
-there (kernels/native/threads.py).
+there (kernels/native/threads.cpp).
 """
 
 import mmap

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from baton.gateway.http.exchange import DONE
 from baton.gateway.http.problem import Problem, Renamed, problem_of
 from baton.gateway.messages import StreamOptions
+from baton.router.model.tokenizer import TokenBytes
 from baton.router.types.events import TokenLogprob
 from baton.router.types.response import (
     ChoiceFinished,
@@ -51,6 +52,11 @@ class Collected:
     choices: list[Choice] = field(default_factory=list)
     summary: Summary | None = None
 
+    def choice(self, index: int) -> Choice:
+        while len(self.choices) <= index:
+            self.choices.append(Choice())
+        return self.choices[index]
+
     @property
     def model(self) -> str:
         return self.started.model if self.started is not None else ""
@@ -69,24 +75,20 @@ async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
     collected = Collected()
     async with aclosing(events):
         async for event in events:
-            _take(collected, event)
+            match event:
+                case Started():
+                    collected.started = event
+                case PromptPart():
+                    collected.prompt.append(event)
+                case Delta():
+                    choice = collected.choice(event.index)
+                    choice.token_ids.extend(event.token_ids)
+                    choice.logprobs.extend(event.logprobs)
+                    choice.texts.append(event.text)
+                case Finished():
+                    collected.choice(event.choice.index).end = event.choice
+                    collected.summary = event.summary or collected.summary
     return collected
-
-
-def _take(collected: Collected, event: ResponseEvent) -> None:
-    match event:
-        case Started():
-            collected.started = event
-        case PromptPart():
-            collected.prompt.append(event)
-        case Delta():
-            choice = _choice(collected, event.index)
-            choice.token_ids.extend(event.token_ids)
-            choice.logprobs.extend(event.logprobs)
-            choice.texts.append(event.text)
-        case Finished():
-            _choice(collected, event.choice.index).end = event.choice
-            collected.summary = event.summary or collected.summary
 
 
 def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | None) -> str | int | None:
@@ -105,26 +107,14 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _choice(collected: Collected, index: int) -> Choice:
-    while len(collected.choices) <= index:
-        collected.choices.append(Choice())
-    return collected.choices[index]
-
-
 _LEAST = -9999.0
 """In place of minus infinity, which JSON does not have."""
-
-
-class Spelling(Protocol):
-    """The bytes of each token."""
-
-    def __getitem__(self, token_id: int, /) -> bytes: ...
 
 
 class TokenTexts:
     """Texts of tokens by themselves; those of a part of a character are written `bytes:\\xe2\\x82`."""
 
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, spelling: TokenBytes) -> None:
         self._spelling = spelling
 
     def text(self, token_id: int) -> str:
@@ -248,7 +238,7 @@ class UsageSoFar:
 
 
 class Numbered(NamedTuple):
-    """An event of the `place`-th request."""
+    """An event of the `place`-th request of several."""
 
     place: int
     event: ResponseEvent
@@ -286,13 +276,16 @@ class ChunkStream(ABC):
     @abstractmethod
     def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
 
-    async def chunks(self, events: AsyncGenerator[Numbered, None]) -> AsyncGenerator[bytes, None]:
-        """An error that comes after the first of them is a chunk. Raises: BatonError, Problem before that."""
+    async def chunks(self, events: AsyncGenerator[ResponseEvent | Numbered, None]) -> AsyncGenerator[bytes, None]:
+        """`events` of a single request have no number.
+
+        An error that comes after the first chunk is a chunk. Raises: BatonError, Problem before that.
+        """
         begun = False
         async with aclosing(events):
             try:
-                async for place, event in events:
-                    if chunk := self._take(place, event):
+                async for event in events:
+                    if chunk := self._take(*event) if isinstance(event, Numbered) else self._take(0, event):
                         begun = True
                         yield chunk
             except (BatonError, Problem) as error:
@@ -312,7 +305,16 @@ class ChunkStream(ABC):
             self._usage.completion_tokens += len(event.token_ids)
             if self._detailed:
                 return b"".join(self._delta(place, event))
-            return self._text_chunk(place * self.n + event.index, event.text) if event.text else b""
+            if not event.text:
+                return b""
+            # The way of nearly all chunks: a text between two parts that stay the same.
+            if not self._begin:
+                raise RuntimeError("a stream begins with Started")
+            index = place * self.n + event.index
+            head = self._plain_heads.get(index) or self._plain_heads.setdefault(index, self.plain[0] % index)
+            if self._usage.each_time:
+                return self._encoded(f"{head}{_encode_text(event.text)}{self.plain[1]}")
+            return f"{self._begin}{head}{_encode_text(event.text)}{self._plain_end}".encode()
         if isinstance(event, Started):
             self._usage.prompt_tokens[place] = event.prompt_tokens
             if not self._begin:
@@ -325,15 +327,6 @@ class ChunkStream(ABC):
         if event.summary is not None:
             self._usage.final[place] = event.summary.usage
         return b"".join(self._finished(place, event))
-
-    def _text_chunk(self, index: int, text: str) -> bytes:
-        """The way of nearly all chunks: a text between two parts that stay the same."""
-        if not self._begin:
-            raise RuntimeError("a stream begins with Started")
-        head = self._plain_heads.get(index) or self._plain_heads.setdefault(index, self.plain[0] % index)
-        if self._usage.each_time:
-            return self._encoded(f"{head}{_encode_text(text)}{self.plain[1]}")
-        return f"{self._begin}{head}{_encode_text(text)}{self._plain_end}".encode()
 
     def choice(self, choice: Mapping[str, Any], extra: str = "") -> bytes:
         """`extra` is JSON that begins with a comma, and stands beside the choices."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.dispatcher import Dispatcher
@@ -97,7 +98,7 @@ _COUNTERS: Mapping[str, str] = {
 }
 
 
-class RequestMetrics:
+class RequestMetrics(Collector):
     """`observe` is called with every request that has ended; `counts` has those that run too."""
 
     def __init__(self, counts: RequestCounts) -> None:
@@ -233,7 +234,7 @@ _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterMetrics:
+class ClusterMetrics(Collector):
     cluster: Cluster
     queue: AdmissionQueue
     readiness: Readiness
@@ -294,7 +295,7 @@ def _held(report: WorkerReport) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamMetrics:
+class StreamMetrics(Collector):
     """`journal` None: there is no Redis, and nothing is written."""
 
     streams: Streams

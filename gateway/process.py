@@ -1,11 +1,8 @@
 """A router's process with HTTP beside gRPC: the same dispatcher behind both."""
 
 import logging
-from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from baton.gateway.app import STREAMED, make_app
 from baton.gateway.config import GatewayConfig
@@ -55,7 +52,7 @@ class GatewayProcess(RouterProcess):
             lambda: self.registry_connected,
         )
         for collector in (requests, cluster, StreamMetrics(self.streams, self.journal)):
-            metrics.register(_Collector(collector))
+            metrics.register(collector)
 
     async def start(self, running: Running) -> None:
         """Raises: ListenError, TlsError."""
@@ -73,13 +70,3 @@ class GatewayProcess(RouterProcess):
         await self._http.stop()
         self._parser.close()
         await super().stop()
-
-
-class _Collector(Collector):
-    """The collector that prometheus_client registers."""
-
-    def __init__(self, source: RequestMetrics | ClusterMetrics | StreamMetrics) -> None:
-        self._source = source
-
-    def collect(self) -> Iterable[Metric]:
-        return self._source.collect()

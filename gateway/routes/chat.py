@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from baton.gateway.answers import (
@@ -20,7 +19,6 @@ from baton.gateway.http.problem import Renamed
 from baton.gateway.messages import ChatRequest
 from baton.gateway.requests import Call, ToolUse, chat_request, tool_use
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
-from baton.gateway.routes.completions import merged
 from baton.gateway.tool_calls import CallBegins, CallGoesOn, Piece, ToolParser
 from baton.router.dispatcher import Dispatcher
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
@@ -99,11 +97,11 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     tools = tool_use(message, tokenizer.chat_template)
     request = chat_request(message, call, tools)
-    answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
+    events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
     if message.stream:
-        return Streamed(ChatStream(message, stream_id, texts, tools).chunks(merged([request], answer, call.reader)))
-    whole = await collect(answer(request))
+        return Streamed(ChatStream(message, stream_id, texts, tools).chunks(events))
+    whole = await collect(events)
     response = {
         "id": stream_id,
         "object": "chat.completion",

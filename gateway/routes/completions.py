@@ -48,11 +48,6 @@ async def merged(
     requests: Sequence[GenerationRequest], answer: Answer, reader: Reader
 ) -> AsyncGenerator[Numbered, None]:
     """Events as they come; the first failure ends the others. Raises: BatonError."""
-    if len(requests) == 1:  # nearly always, and without a task and a queue in between
-        async with aclosing(answer(requests[0])) as events:
-            async for event in events:
-                yield Numbered(0, event)
-        return
     queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(_AHEAD)
 
     async def follow(place: int, request: GenerationRequest) -> None:
@@ -97,7 +92,10 @@ async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, 
     stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
     answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
     if message.stream:
-        return Streamed(CompletionStream(message, stream_id, texts).chunks(merged(requests, answer, call.reader)))
+        stream = CompletionStream(message, stream_id, texts)
+        if len(requests) == 1:  # nearly always, and without tasks and a queue in between
+            return Streamed(stream.chunks(answer(requests[0])))
+        return Streamed(stream.chunks(merged(requests, answer, call.reader)))
     whole = await collect_all(requests, answer, call.reader)
     return json_reply(_response(message, stream_id, whole, texts))
 

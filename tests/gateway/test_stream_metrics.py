@@ -3,7 +3,6 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.gateway.metrics import StreamMetrics
-from baton.gateway.process import _Collector
 from baton.router.request.journal import Journal, JournalStore
 from baton.router.request.resume import Streams
 
@@ -14,7 +13,7 @@ class NoStore(JournalStore):
 
 def told(metrics: StreamMetrics) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(metrics))
+    registry.register(metrics)
     return generate_latest(registry).decode()
 
 

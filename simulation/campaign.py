@@ -6,13 +6,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from baton import child_environment
-from baton.simulation.client import End
+from baton.simulation.client import End, History
 from baton.simulation.world import Result
 
 
@@ -30,38 +30,21 @@ class Tally:
     exercised: Counter[str] = field(default_factory=Counter)  # events that happened
 
     def add(self, result: Result) -> None:
-        self.seeds += 1
-        self.requests += len(result.histories)
-        self.faults += len(result.faults)
-        self.resumed += result.resumed
-        self.virtual_s += result.virtual_s
-        for history in result.histories:
-            end = history.end.name.lower() if history.end is not None else "never"
-            self.ends[f"{end}: {history.cause}" if history.end is End.FAILED else end] += 1
-        self.kinds.update(fault.kind.name.lower() for fault in result.faults)
-        self.exercised.update(result.exercised)
+        kinds = Counter(fault.kind.name.lower() for fault in result.faults)
+        ends = Counter(map(_end_of, result.histories))
+        requests, faults = len(result.histories), len(result.faults)
+        self.merge(Tally(1, requests, faults, result.resumed, result.virtual_s, ends, kinds, result.exercised))
 
     def merge(self, other: "Tally") -> None:
-        self.seeds += other.seeds
-        self.requests += other.requests
-        self.faults += other.faults
-        self.resumed += other.resumed
-        self.virtual_s += other.virtual_s
-        self.ends.update(other.ends)
-        self.kinds.update(other.kinds)
-        self.exercised.update(other.exercised)
+        for each in fields(self):
+            own, others = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(own, Counter):
+                own.update(others)
+            else:
+                setattr(self, each.name, own + others)
 
     def to_plain(self) -> dict[str, Any]:
-        return {
-            "seeds": self.seeds,
-            "requests": self.requests,
-            "faults": self.faults,
-            "resumed": self.resumed,
-            "virtual_s": self.virtual_s,
-            "ends": dict(self.ends),
-            "kinds": dict(self.kinds),
-            "exercised": dict(self.exercised),
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> "Tally":
@@ -83,6 +66,11 @@ class Tally:
             "exercised:",
             *(f"{count:12,}  {what}" for what, count in sorted(self.exercised.items())),
         ]
+
+
+def _end_of(history: History) -> str:
+    end = history.end.name.lower() if history.end is not None else "never"
+    return f"{end}: {history.cause}" if history.end is End.FAILED else end
 
 
 HASH_SEED = "0"

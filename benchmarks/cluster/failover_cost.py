@@ -66,7 +66,7 @@ async def ask(cluster: Cluster, asked: Asked) -> None:
     """Raises: CommandFailed where a request fails."""
     drawn = RandomJobs(asked.prompt_tokens, asked.answer_tokens, 0, 0.0, vocab_size=250, seed=7)
     target = BatonTarget(cluster.target)
-    run = await Load(target).closed_loop(drawn.draw([0.0] * asked.requests), asked.at_once)
+    run = await Load(target.answer).closed_loop(drawn.draw([0.0] * asked.requests), asked.at_once)
     await target.close()
     if errors := [outcome.error for outcome in run.outcomes if outcome.error]:
         raise CommandFailed(errors[0])

@@ -80,7 +80,7 @@ def jobs(setup: Setup, chance: random.Random, arrivals_s: Iterable[float]) -> It
 async def caller(cluster: Cluster, setup: Setup, api_key: str) -> AsyncIterator[Load]:
     target = BatonTarget(cluster.target, timeout_s=setup.deadline_s, api_key=api_key)
     try:
-        yield Load(target)
+        yield Load(target.answer)
     finally:
         await target.close()
 

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 
 from baton.benchmarks.processes import Cluster, Worker, router_and_workers, tiny_model
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
 from baton.benchmarks.report.result import read_arguments, write_pictures, write_result
-from baton.benchmarks.report.statistics import median
 from baton.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s, random_tokens, tpot_s
 from baton.benchmarks.serve.targets import BatonTarget
 from baton.launch.tiny_checkpoint import VOCABULARY
@@ -69,19 +69,10 @@ class Timeline:
                 found.append(((bucket + 0.5) * BUCKET_S, measured))
         return found
 
-    @property
-    def goodput(self) -> list[tuple[float, float]]:
-        return self.points(
-            lambda calls: sum(call.result == "answered" for call in calls) / BUCKET_S, lambda call: call.ended_s
-        )
 
-    @property
-    def ttft(self) -> list[tuple[float, float]]:
-        return self.points(median_ttft_ms, lambda call: call.sent_s)
-
-    @property
-    def tbt(self) -> list[tuple[float, float]]:
-        return self.points(median_tbt_ms, lambda call: call.sent_s)
+def answered_per_s(calls: Sequence[Outcome]) -> float:
+    """Of those that ended within one bucket."""
+    return sum(call.result == "answered" for call in calls) / BUCKET_S
 
 
 def median_ttft_ms(calls: Sequence[Outcome]) -> float | None:
@@ -144,7 +135,7 @@ async def run(folder: Path, setup: Setup, planner: str, prompts_per_s: float, an
                 await asyncio.sleep(LOOK_S)
 
         looking = asyncio.create_task(look())
-        timeline.calls = (await Load(target).open_loop(jobs(setup, prompts_per_s, answers_per_s))).outcomes
+        timeline.calls = (await Load(target.answer).open_loop(jobs(setup, prompts_per_s, answers_per_s))).outcomes
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
         await target.close()
@@ -176,14 +167,15 @@ def pictures(timelines: Sequence[Timeline]) -> dict[str, str]:
     time_axis = Axis("seconds; long prompts first, then long answers")
     names = {"off": "roles stay", "act": "planner changes them"}
 
-    def chart(title: str, axis: str, points: Callable[[Timeline], list[tuple[float, float]]]) -> str:
-        curves = tuple(Curve(names[each.planner], tuple(points(each))) for each in timelines)
-        return draw_lines(LineChart(title, time_axis, Axis(axis), curves))
+    def chart(title: str, axis: str, value: Callable[[list[Outcome]], float | None], at: str = "sent_s") -> str:
+        points = (each.points(value, lambda call: float(getattr(call, at))) for each in timelines)
+        curves = (Curve(names[each.planner], tuple(of)) for each, of in zip(timelines, points, strict=True))
+        return draw_lines(LineChart(title, time_axis, Axis(axis), tuple(curves)))
 
     return {
-        "goodput": chart("Answers in time", "answers per second", lambda timeline: timeline.goodput),
-        "ttft": chart("Time to the first token, median", "milliseconds", lambda timeline: timeline.ttft),
-        "tbt": chart("Time between tokens, median", "milliseconds", lambda timeline: timeline.tbt),
+        "goodput": chart("Answers in time", "answers per second", answered_per_s, at="ended_s"),
+        "ttft": chart("Time to the first token, median", "milliseconds", median_ttft_ms),
+        "tbt": chart("Time between tokens, median", "milliseconds", median_tbt_ms),
     }
 
 

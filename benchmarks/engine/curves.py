@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from baton.benchmarks.engine.speed import KV_MARGIN_TOKENS, EngineRun, EngineSet
 from baton.benchmarks.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
 from baton.benchmarks.report.result import Columns, describe_machine, table, write_pictures
-from baton.benchmarks.report.statistics import Line, fit_line, median
+from baton.benchmarks.report.statistics import Line, fit_line
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.launch.errors import CommandFailed

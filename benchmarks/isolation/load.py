@@ -97,36 +97,27 @@ async def run_phase(
     return log
 
 
-class _Logged:
-    """A target that writes down each request as it goes on, and of which one that fails ends the phase."""
+def _logged(target: Target, logs: list[StreamLog]) -> generator.Answer:
+    """Writes down each request as it goes on; one that fails ends the phase."""
 
-    def __init__(self, target: Target, logs: list[StreamLog]) -> None:
-        self.name = target.name
-        self._target = target
-        self._logs = logs
-
-    async def prepare(self) -> int | None:
-        return await self._target.prepare()
-
-    async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
+    async def answer(job: Job, on_piece: Callable[[], None]) -> int:
         log = StreamLog(time.monotonic())
-        self._logs.append(log)
+        logs.append(log)
         try:
-            tokens = await self._target.answer(job, lambda: log.arrivals.append(time.monotonic()))
+            tokens = await target.answer(job, lambda: log.arrivals.append(time.monotonic()))
         except TargetFailed as failure:
             raise CommandFailed(f"a request failed: {failure}") from failure
         log.is_complete = True
         return tokens
 
-    async def close(self) -> None:
-        await self._target.close()
+    return answer
 
 
 async def _prompts(
     target: Target, load: Load, phase: Phase, log: PhaseLog, chance: random.Random, vocab_size: int
 ) -> None:
     """Until it is cancelled. Prompts are random: no cache knows any of them."""
-    sending = generator.Load(_Logged(target, log.prompts))
+    sending = generator.Load(_logged(target, log.prompts))
 
     def jobs(period_s: float) -> Iterator[Job]:
         for number in itertools.count():
@@ -140,7 +131,7 @@ async def _prompts(
 
 async def _answers(target: Target, load: Load, log: PhaseLog, chance: random.Random, vocab_size: int) -> None:
     prompts = [random_tokens(chance, load.answer_prompt_tokens, vocab_size) for _ in range(load.answers)]
-    await generator.Load(_Logged(target, log.answers)).open_loop([Job(each, load.answer_tokens) for each in prompts])
+    await generator.Load(_logged(target, log.answers)).open_loop([Job(each, load.answer_tokens) for each in prompts])
 
 
 async def _until_warm(log: PhaseLog, load: Load, tasks: Sequence["asyncio.Task[None]"]) -> None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +32,7 @@ from baton.benchmarks.peers.process import (
 )
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import Columns, describe_machine, table
-from baton.benchmarks.report.statistics import Estimate, mean_ratio, median
+from baton.benchmarks.report.statistics import Estimate, mean_ratio
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
@@ -187,7 +188,9 @@ def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | N
         contest.start(options, checkpoint, scratch)
         rounds = contest.measure(options, vocab_size(checkpoint))
     rows = make_rows(rounds, options.prompt_tokens)
-    if picture is not None:
+    if picture is not None and all(row.name == OURS for row in rows):
+        note("no peer was measured: there is no ratio to draw")
+    elif picture is not None:
         picture.write_text(as_picture(rows, _title(options, checkpoint)))
     if as_json_text:
         report = as_json(describe_machine(), _work(options, checkpoint), contest.contestants, rows, rounds)

@@ -16,7 +16,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -119,6 +119,9 @@ class Target(Protocol):
     async def close(self) -> None: ...
 
 
+Answer = Callable[[Job, Callable[[], None]], Awaitable[int]]
+"""As `Target.answer`."""
+
 RESULTS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "late"}
 
 
@@ -166,9 +169,9 @@ class Load:
     """One run against one target. `on_done` is called after each answer, for the progress."""
 
     def __init__(
-        self, target: Target, on_done: Callable[[], object] = lambda: None, clock: Clock = time.monotonic
+        self, answer: Answer, on_done: Callable[[], object] = lambda: None, clock: Clock = time.monotonic
     ) -> None:
-        self._target = target
+        self._answer = answer
         self._on_done = on_done
         self._clock = clock
 
@@ -206,7 +209,7 @@ class Load:
         sent = self._clock()
         output_tokens, error, code, retry_after_s = 0, "", "", None
         try:
-            output_tokens = await self._target.answer(job, lambda: pieces.append(self._clock() - started))
+            output_tokens = await self._answer(job, lambda: pieces.append(self._clock() - started))
         except TargetFailed as failure:
             error, code, retry_after_s = str(failure), failure.code, failure.retry_after_s
         if not pieces and not error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from baton.benchmarks.report.result import Columns, table
 from baton.benchmarks.serve.load import Job, Load, Metrics, RandomJobs, Run, Spread, measure, poisson_arrivals_s
 from baton.benchmarks.serve.targets import Servers, opened
 
@@ -55,7 +56,7 @@ async def measure_all(options: ServeBenchOptions) -> list[Metrics]:
         for server in servers:
             jobs = make_jobs(options, server.vocab_size)
             with tqdm(total=len(jobs), unit="request", file=sys.stderr, disable=not sys.stderr.isatty()) as progress:
-                run = await _run(options.arrivals, Load(server.target, progress.update), jobs)
+                run = await _run(options.arrivals, Load(server.target.answer, progress.update), jobs)
             results.append(measure(server.target.name, run, options.objectives_ms))
     return results
 
@@ -70,6 +71,15 @@ def make_jobs(options: ServeBenchOptions, vocab_size: int) -> list[Job]:
     return drawn.draw(poisson_arrivals_s(options.requests, rate, arrivals.burstiness, seed))
 
 
+COLUMNS: Columns[tuple[str, Spread]] = {
+    "  ms": lambda row: f"  {row[0]}",
+    "mean": lambda row: f"{row[1].mean:.2f}",
+    "p50": lambda row: f"{row[1].p50:.2f}",
+    "p90": lambda row: f"{row[1].p90:.2f}",
+    "p99": lambda row: f"{row[1].p99:.2f}",
+}
+
+
 def as_table(metrics: Metrics) -> str:
     rows = (("TTFT", metrics.ttft), ("TPOT", metrics.tpot), ("ITL", metrics.itl), ("E2E", metrics.e2el))
     lines = [
@@ -80,14 +90,9 @@ def as_table(metrics: Metrics) -> str:
     ]
     if metrics.request_goodput is not None:
         lines.append(f"  goodput: {metrics.request_goodput:.2f} requests/s")
-    lines.append("  ms         mean       p50       p90       p99")
-    lines += [f"  {name:4} {_in_columns(spread)}" for name, spread in rows]
+    lines.append(table(rows, COLUMNS))
     lines.append(f"  sent after their time: {metrics.late.p50:.2f} ms (p50), {metrics.late.p99:.2f} ms (p99)")
     return "\n".join(lines + [f"  failed: {error}" for error in metrics.errors])
-
-
-def _in_columns(spread: Spread) -> str:
-    return " ".join(f"{ms:9.2f}" for ms in (spread.mean, spread.p50, spread.p90, spread.p99))
 
 
 async def _run(arrivals: Arrivals, load: Load, jobs: Sequence[Job]) -> Run:

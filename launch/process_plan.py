@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,9 +90,13 @@ class Exposure:
     @property
     def arguments(self) -> list[object]:
         """Of a router."""
-        flags = (("--api-keys", self.api_keys), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))
-        arguments: list[object] = [part for flag, value in flags if value is not None for part in (flag, value)]
-        return [*arguments, *(["--insecure"] if self.insecure else [])]
+        flags = {"--api-keys": self.api_keys, "--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
+        return [*_given(flags), *(["--insecure"] if self.insecure else [])]
+
+
+def _given(flags: Mapping[str, object]) -> list[object]:
+    """Those that have a value."""
+    return [part for flag, value in flags.items() if value is not None for part in (flag, value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +181,18 @@ def _worker(
         arguments += ["--adapter", adapter]
     arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
     arguments += ["--block-size", settings.block_size, *_kv_memory(settings)]
-    if settings.machine.gpu_free_bytes:
-        arguments += ["--chunk-tokens", GPU_CHUNK_TOKENS]
     arguments += ["--transport", settings.transport, *_shared(settings)]
-    if settings.transport in ("nixl", "nccl", "gloo"):
-        arguments += ["--transfer-interface", "lo"]  # all of us are on this machine
-    if settings.tensor_parallel > 1:
-        arguments += ["--tensor-parallel", settings.tensor_parallel]
-    if settings.max_model_len is not None:
-        arguments += ["--max-model-len", settings.max_model_len]
-    if settings.swap_memory_bytes is not None:
-        arguments += ["--swap-memory", settings.swap_memory_bytes]
-    if (tbt_slo_ms := _tbt_slo_ms(settings)) is not None:
-        arguments += ["--tbt-slo-ms", tbt_slo_ms]
+    has_interface = settings.transport in ("nixl", "nccl", "gloo")
+    tbt_slo_ms = settings.tbt_slo_ms or (None if settings.prefill else COLOCATED_TBT_SLO_MS)
+    optional = {
+        "--chunk-tokens": GPU_CHUNK_TOKENS if settings.machine.gpu_free_bytes else None,
+        "--transfer-interface": "lo" if has_interface else None,  # all of us are on this machine
+        "--tensor-parallel": settings.tensor_parallel if settings.tensor_parallel > 1 else None,
+        "--max-model-len": settings.max_model_len,
+        "--swap-memory": settings.swap_memory_bytes,
+        "--tbt-slo-ms": tbt_slo_ms,
+    }
+    arguments += _given(optional)
     environment = dict(OUR_CODE)
     if cores:
         arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
@@ -203,12 +206,6 @@ def _worker(
             arguments += ["--nice", PREFILL_NICE]
     command = _python("worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
-
-
-def _tbt_slo_ms(settings: UpSettings) -> float | None:
-    if settings.tbt_slo_ms is not None:
-        return settings.tbt_slo_ms
-    return None if settings.prefill else COLOCATED_TBT_SLO_MS
 
 
 def _kv_memory(settings: UpSettings) -> list[object]:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from baton.router.config import RouterConfig
-from baton.router.request.journal import Change
 from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
-from baton.service.registry.redis_routers import SHARE_TTL_MS
+from baton.service.registry.redis_routers import SHARE_TTL_MS, JournalChange
 from baton.service.registry.worker_record import WorkerRecord
 from baton.simulation.network.loop import SimulatedLoop
 
@@ -126,7 +125,7 @@ class SimulatedJournal:
         self._redis = redis
         self._router_id = router_id
 
-    async def write(self, changes: Sequence[Change]) -> tuple[str, ...]:
+    async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
         """The keys of records that are another router's."""
         await self._redis.answer()
         return tuple(change.key for change in changes if not self._change(change))
@@ -139,7 +138,7 @@ class SimulatedJournal:
     async def close(self) -> None:
         """Nothing is open."""
 
-    def _change(self, change: Change) -> bool:
+    def _change(self, change: JournalChange) -> bool:
         """False: the record is another router's."""
         key, ttl_s = f"journal:{change.key}", change.ttl_ms / 1e3
         value: _Value | None = self._redis.get(key)

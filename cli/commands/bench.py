@@ -406,21 +406,6 @@ def router(
     raise typer.Exit(run_router_bench(asked, json))
 
 
-app = typer.Typer(
-    no_args_is_help=True, help="Measure this machine and what Baton makes of it. Only `serve` needs a running server."
-)
-app.command()(attention)
-app.command()(linear)
-app.command()(curves)
-app.command()(peers)
-app.command()(serve)
-app.command()(isolation)
-app.command()(route)
-app.command()(gateway)
-app.command()(router)
-
-
-@app.command()
 def engine(
     model: options.ModelFolder = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
@@ -448,3 +433,10 @@ def engine(
         step_tokens=step_tokens,
     )
     raise typer.Exit(run_engine_bench(asked, json))
+
+
+app = typer.Typer(
+    no_args_is_help=True, help="Measure this machine and what Baton makes of it. Only `serve` needs a running server."
+)
+for command in (attention, linear, curves, peers, serve, isolation, route, gateway, router, engine):
+    app.command()(command)

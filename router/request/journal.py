@@ -33,6 +33,7 @@ from baton.router.types.request import (
 )
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.redis_routers import JournalChange
 
 logger = logging.getLogger(__name__)
 GRACE_S = 10.0
@@ -71,18 +72,8 @@ class Record:
     places: tuple[AttemptLocation, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
-
-    key: str
-    ttl_ms: int
-    value: bytes | None
-    seize: bool = False
-
-
 class JournalStore(Protocol):
-    async def write(self, changes: Sequence[Change]) -> tuple[str, ...]:
+    async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
         """Returns the keys of records that another router has seized. Raises: RegistryUnavailable."""
 
     async def read(self, key: str) -> bytes | None:
@@ -223,9 +214,9 @@ class Journal:
         while self._noted and not is_cancelled():
             await self._write(self._batch())
 
-    def _batch(self) -> list[Change]:
+    def _batch(self) -> list[JournalChange]:
         """The oldest that are noted, a call's worth."""
-        changes: list[Change] = []
+        changes: list[JournalChange] = []
         size = 0
         while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
             key = next(iter(self._noted))
@@ -235,7 +226,7 @@ class Journal:
                 size += len(change.value or b"")
         return changes
 
-    def _change(self, entry: Entry) -> Change | None:
+    def _change(self, entry: Entry) -> JournalChange | None:
         live = self._live.get(entry.key) is entry
         left_s = entry.deadline_s - self._clock() if live else GRACE_S
         record = entry.record
@@ -243,9 +234,9 @@ class Journal:
         if value is not None and len(value) > MAX_RECORD_BYTES:
             self.counts.too_large += 1
             return None
-        return Change(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
+        return JournalChange(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
 
-    async def _write(self, changes: Sequence[Change]) -> None:
+    async def _write(self, changes: Sequence[JournalChange]) -> None:
         if not changes:
             return
         try:

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from baton.service.registry.redis_registry import TTL_MS, Announced, RedisRegistry, RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRecord
@@ -178,21 +177,6 @@ class Registration(_Polling):
         return announced is Announced.ACCEPTED
 
 
-class MembershipSource(Protocol):
-    """The interface of either kind of membership for a router."""
-
-    @property
-    def current(self) -> tuple[WorkerRecord, ...]: ...
-    @property
-    def connected(self) -> bool:
-        """False while Redis does not answer: `current` is then as last seen."""
-
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
-        """`current` at once, then again after each change; slow readers see the newest only. Ends by cancellation."""
-
-
 class Membership(_Polling):
     """Membership from Redis, polled. While Redis is unreachable the last view stays."""
 
@@ -206,6 +190,7 @@ class Membership(_Polling):
         return self._view.workers
 
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
+        """`current` at once, then again after each change; slow readers see the newest only. Ends by cancellation."""
         while True:
             changed = self._changed
             yield self.current
@@ -238,3 +223,7 @@ class StaticMembership:
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
         yield self.current
         await asyncio.Event().wait()
+
+
+MembershipSource = Membership | StaticMembership
+"""Of a router. While Redis does not answer, it is not `connected` and `current` is as last seen."""

@@ -10,7 +10,7 @@ correctness.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from baton.service.registry.redis_registry import RedisClient, RegistryUnavailable
 
@@ -59,17 +59,14 @@ return seized
 """
 
 
-class JournalChange(Protocol):
-    """`value` None: only the time to live is to change. `seize`: also a record of another router is taken."""
+@dataclass(frozen=True, slots=True)
+class JournalChange:
+    """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def ttl_ms(self) -> int: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def seize(self) -> bool: ...
+    key: str
+    ttl_ms: int
+    value: bytes | None
+    seize: bool = False
 
 
 class RedisShares(RedisClient):

@@ -18,7 +18,6 @@ from baton.router.request.journal import (
     MAX_NOTED,
     MAX_RECORD_BYTES,
     AttemptLocation,
-    Change,
     Journal,
     Record,
     journal_key,
@@ -34,6 +33,7 @@ from baton.router.types.request import (
 )
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.redis_routers import JournalChange
 
 ROUTER = b"r" * 16
 BLOCK_TOKENS = 4
@@ -132,11 +132,11 @@ def test_the_key_tells_callers_requests_and_tokens_apart() -> None:
 class Store:
     """Keeps what it is given, or does not answer."""
 
-    written: list[Change] = field(default_factory=list)
+    written: list[JournalChange] = field(default_factory=list)
     answers: bool = True
     seized: tuple[str, ...] = ()
 
-    async def write(self, changes: Sequence[Change]) -> tuple[str, ...]:
+    async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
         if not self.answers:
             raise RegistryUnavailable("gone")
         self.written += changes
@@ -180,7 +180,7 @@ async def test_where_a_stream_is_made_is_written_until_it_ends_and_then_only_for
         assert world.last.places == (AttemptLocation("b:2", 6, 1, 1, 9),)
     entry.end()
     await world.journal.write()
-    assert world.store.written[-1] == Change("k", round(GRACE_S * 1e3), None)
+    assert world.store.written[-1] == JournalChange("k", round(GRACE_S * 1e3), None)
     assert world.journal.find("k") is None
     assert world.journal.counts.written == 3
 
@@ -261,7 +261,7 @@ async def test_a_stream_that_is_resumed_seizes_its_record_with_the_first_place_h
     assert world.store.written[-1].seize
 
 
-async def _settled(world: World, entry: object) -> Change:
+async def _settled(world: World, entry: object) -> JournalChange:
     """The next change of that stream, after it was written once."""
     entry.placed(AttemptLocation("b:2", 5))  # type: ignore[attr-defined]
     await world.journal.write()

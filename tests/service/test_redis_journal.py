@@ -1,25 +1,20 @@
 """The journal on a real Redis: who reads what, whose record it is, and how long it stays."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 from redis import Redis
 
 from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.redis_routers import RedisJournal
+from baton.service.registry.redis_routers import JournalChange, RedisJournal
 from baton.service.registry.redis_server import RedisServer, start_redis_server
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
 LONG_MS = 60_000
 
 
-@dataclass(frozen=True)
-class Change:
-    key: str
-    value: bytes | None
-    ttl_ms: int = LONG_MS
-    seize: bool = False
+def change(key: str, value: bytes | None, ttl_ms: int = LONG_MS, seize: bool = False) -> JournalChange:
+    return JournalChange(key, ttl_ms, value, seize)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def seen(server: RedisServer) -> Iterator["Redis"]:
 async def test_another_router_reads_what_one_wrote_and_other_clusters_do_not(server: RedisServer, seen: Redis) -> None:
     first, second = RedisJournal(server.url, "a", FIRST), RedisJournal(server.url, "a", SECOND)
     elsewhere = RedisJournal(server.url, "b", SECOND)
-    assert await first.write([Change("x", b"\x00record"), Change("y", b"other")]) == ()
+    assert await first.write([change("x", b"\x00record"), change("y", b"other")]) == ()
     assert [await second.read("x"), await second.read("y"), await second.read("z")] == [b"\x00record", b"other", None]
     assert await elsewhere.read("x") is None
     for journal in (first, second, elsewhere):
@@ -50,9 +45,9 @@ async def test_a_record_lives_as_long_as_its_stream_may_and_is_nowhere_on_disk(
     server: RedisServer, seen: Redis
 ) -> None:
     journal = RedisJournal(server.url, "a", FIRST)
-    await journal.write([Change("x", b"record", ttl_ms=5_000)])
+    await journal.write([change("x", b"record", ttl_ms=5_000)])
     assert 4_000 < seen.pttl("baton:{a}:journal:x") <= 5_000
-    await journal.write([Change("x", None, ttl_ms=300), Change("never", None, ttl_ms=300)])
+    await journal.write([change("x", None, ttl_ms=300), change("never", None, ttl_ms=300)])
     assert 0 < seen.pttl("baton:{a}:journal:x") <= 300
     assert seen.dbsize() == 1
     assert seen.config_get("save")["save"] == "" and seen.config_get("appendonly")["appendonly"] == "no"
@@ -61,11 +56,11 @@ async def test_a_record_lives_as_long_as_its_stream_may_and_is_nowhere_on_disk(
 
 async def test_a_record_that_another_router_seized_is_left_alone(server: RedisServer, seen: Redis) -> None:
     first, second = RedisJournal(server.url, "a", FIRST), RedisJournal(server.url, "a", SECOND)
-    await first.write([Change("x", b"first")])
-    assert await second.write([Change("x", b"second")]) == ("x",)
-    assert await second.write([Change("x", b"second", seize=True)]) == ()
-    assert await first.write([Change("y", b"own"), Change("x", b"late")]) == ("x",)
-    await first.write([Change("x", None, ttl_ms=1)])
+    await first.write([change("x", b"first")])
+    assert await second.write([change("x", b"second")]) == ("x",)
+    assert await second.write([change("x", b"second", seize=True)]) == ()
+    assert await first.write([change("y", b"own"), change("x", b"late")]) == ("x",)
+    await first.write([change("x", None, ttl_ms=1)])
     assert await first.read("x") == b"second"
     assert seen.pttl("baton:{a}:journal:x") > LONG_MS / 2
     await first.close()
@@ -75,7 +70,7 @@ async def test_a_record_that_another_router_seized_is_left_alone(server: RedisSe
 async def test_a_redis_that_is_not_there_is_said_so() -> None:
     journal = RedisJournal("redis://127.0.0.1:1/0", "a", FIRST)
     with pytest.raises(RegistryUnavailable):
-        await journal.write([Change("x", b"record")])
+        await journal.write([change("x", b"record")])
     with pytest.raises(RegistryUnavailable):
         await journal.read("x")
     await journal.close()

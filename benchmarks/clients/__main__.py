@@ -28,7 +28,7 @@ def main() -> int:
     )
     parser.add_argument("clients", nargs="*", default=list(CLIENTS), help=f"of {', '.join(CLIENTS)}; default: all")
     asked = parser.parse_args()
-    failed, told = 0, dict[str, Any]()
+    failed, found = 0, dict[str, Any]()
     for name in asked.clients:
         flags = SHORT_CONTEXT if name == "schemathesis" else ()
         running = nullcontext(Service(asked.url)) if asked.url else started(asked.model, flags)
@@ -47,10 +47,10 @@ def main() -> int:
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 failed, figures = failed + 1, {"failed": True}
-            told[name] = figures
+            found[name] = figures
             brief = {name: value for name, value in figures.items() if name != "over_time"}
             print(json.dumps({"client": name, **brief}), flush=True)
-    write_result(asked.json, told)
+    write_result(asked.json, found)
     return min(failed, 1)
 
 

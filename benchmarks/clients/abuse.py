@@ -36,7 +36,7 @@ MOST_P99_RATIO = 1.25
 MOST_GROWTH_MIB = 256.0
 """Of the gateway and its helpers: two of those, with 40 MiB each, and the bodies and messages that are in hand."""
 
-TOLD: Mapping[str, frozenset[str]] = {
+ANSWERS: Mapping[str, frozenset[str]] = {
     "nothing": frozenset(),
     "malformed": frozenset({"400"}),
     "large": frozenset({"200", "400", "413", "503"}),
@@ -55,10 +55,10 @@ def broken(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
             yield f"the neighbours' {name} is {found[name]}, and may be {most}"
     if found["growth_mib_beside"] > MOST_GROWTH_MIB:
         yield f"memory grew by {found['growth_mib_beside']} MiB, and may by {MOST_GROWTH_MIB:g}"
-    if foreign := set(found["told"]) - TOLD[kind]:
-        yield f"was told {sorted(foreign)}"
+    if foreign := set(found["told"]) - ANSWERS[kind]:
+        yield f"was answered {sorted(foreign)}"
     if kind != "nothing" and not found["told"]:
-        yield "was told nothing"
+        yield "was answered nothing"
 
 
 INTERVAL_MS = 20.0
@@ -97,7 +97,7 @@ class Window:
     p50_ms: float
     p99_ms: float
     most_mib: float  # of own memory, of the gateway and its helpers
-    told: Counter[str]
+    answers: Counter[str]
 
 
 async def measure(stack: Stack, neighbours: Neighbours, kind: str | None, seconds: float) -> Window:
@@ -175,7 +175,7 @@ def figures(without: Sequence[Window], beside: Sequence[Window], before_mib: flo
         "p99_ratio": round(statistics.median(with_.p99_ms / alone.p99_ms for alone, with_ in pairs), 3),
         "growth_mib": round(max(each.most_mib for each in without) - before_mib, 1),
         "growth_mib_beside": round(max(each.most_mib for each in beside) - before_mib, 1),
-        "told": dict(sum((each.told for each in beside), Counter[str]())),
+        "told": dict(sum((each.answers for each in beside), Counter[str]())),
     }
 
 

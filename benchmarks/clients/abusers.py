@@ -20,7 +20,7 @@ import grpc
 
 from baton.protos import baton_pb2
 
-Told = Counter[str]
+Answers = Counter[str]
 Abuse = Callable[["Target"], Awaitable[None]]
 
 PAUSE_S = 0.02
@@ -33,7 +33,7 @@ _STATUS_LINE = b"HTTP/1.1 "
 class Target:
     def __init__(self, host: str, port: int, grpc_port: int) -> None:
         self.host, self.port, self.grpc_port = host, port, grpc_port
-        self.told: Told = Counter()
+        self.answers: Answers = Counter()
 
     async def open(self, receive_bytes: int | None = None) -> socket.socket:
         made = socket.socket()
@@ -55,7 +55,7 @@ class Target:
         loop = asyncio.get_running_loop()
         made = await self.open()
         with made:
-            # Whoever is refused early may not get rid of the rest: the answer is there all the same.
+            # A client that is refused early may not get rid of the rest: the answer is there all the same.
             with suppress(ConnectionError):
                 await loop.sock_sendall(made, request)
             try:
@@ -63,7 +63,7 @@ class Target:
                     answer = await loop.sock_recv(made, 4096)
             except (ConnectionError, TimeoutError):
                 answer = b""
-        self.told[_status(answer) if answer else "cut off"] += 1
+        self.answers[_status(answer) if answer else "cut off"] += 1
 
 
 async def malformed(target: Target) -> None:
@@ -85,7 +85,7 @@ def _malformed() -> Iterator[bytes]:
 
 
 async def large(target: Target) -> None:
-    """Prompts of 10 MB, with their length told and without, and what just passes for a body."""
+    """Prompts of 10 MB, with their length named and without, and what just passes for a body."""
     ten, path = b'{"prompt":"' + b"a" * (10 * _MEGABYTE) + b'"}', "/v1/completions"
     chunk = b"%x\r\n" % _MEGABYTE + b"a" * _MEGABYTE + b"\r\n"
     passing = tuple(_passing())
@@ -125,9 +125,9 @@ async def large_messages(target: Target) -> None:
                 call: Any = channel.unary_stream(path)
                 async for _ in call(message, timeout=ANSWER_S):
                     pass
-                target.told["OK"] += 1
+                target.answers["OK"] += 1
             except grpc.aio.AioRpcError as error:
-                target.told[error.code().name] += 1
+                target.answers[error.code().name] += 1
             await asyncio.sleep(PAUSE_S)
 
 
@@ -166,8 +166,8 @@ async def _held(target: Target, request: bytes) -> None:
             await loop.sock_sendall(made, request)
             while answer := await loop.sock_recv(made, 4096):
                 if answer.startswith(_STATUS_LINE):  # the rest of it may come by itself
-                    target.told[_status(answer)] += 1
-        target.told["cut off"] += 1
+                    target.answers[_status(answer)] += 1
+        target.answers["cut off"] += 1
 
 
 async def _unread(target: Target, request: bytes) -> None:
@@ -187,7 +187,7 @@ async def _unread(target: Target, request: bytes) -> None:
                 outcome = "cut off"
             except TimeoutError:
                 pass
-        target.told[outcome] += 1
+        target.answers[outcome] += 1
 
 
 def _status(answer: bytes) -> str:
@@ -200,7 +200,7 @@ async def _reset(target: Target, request: bytes) -> None:
         with await target.open() as made:
             await loop.sock_sendall(made, request)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        target.told["reset by us"] += 1
+        target.answers["reset by us"] += 1
         await asyncio.sleep(PAUSE_S)
 
 
@@ -214,7 +214,7 @@ async def _drip(target: Target) -> None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.5):
                         answer = await loop.sock_recv(made, 4096)
-                        target.told[_status(answer) if answer else "cut off"] += 1
+                        target.answers[_status(answer) if answer else "cut off"] += 1
                         break
 
 
@@ -223,13 +223,13 @@ KINDS: Mapping[str, Abuse] = {
 }
 
 
-async def abuse(kind: str, host: str, port: int, grpc_port: int, seconds: float) -> Told:
+async def abuse(kind: str, host: str, port: int, grpc_port: int, seconds: float) -> Answers:
     target = Target(host, port, grpc_port)
     print("begun", flush=True)
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await KINDS[kind](target)
-    return target.told
+    return target.answers
 
 
 if __name__ == "__main__":

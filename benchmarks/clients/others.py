@@ -27,9 +27,11 @@ def run_aiperf(run: Run) -> dict[str, Any]:
     command += ["--artifact-dir", str(run.results / "out"), "--ui", "simple"]
     run.client(command, 300)
     (summary,) = (run.results / "out").rglob("profile_export_aiperf.json")
-    told = json.loads(summary.read_text())
+    found = json.loads(summary.read_text())
     names = ("request_count", "time_to_first_token", "inter_token_latency", "output_sequence_length")
-    return {name: told[name].get("avg") for name in names if name in told} | {"errors": told.get("error_summary") or []}
+    return {name: found[name].get("avg") for name in names if name in found} | {
+        "errors": found.get("error_summary") or []
+    }
 
 
 def run_guidellm(run: Run) -> dict[str, Any]:

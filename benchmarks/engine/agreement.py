@@ -3,7 +3,7 @@
     .venv/bin/python -m baton.benchmarks.engine.agreement [--model FOLDER] [--prompts 32] [--tokens 64] [--json FILE]
 
 bf16 rounds differently in every kernel, so two right engines part wherever the two likeliest tokens are nearly alike,
-and go different ways from there. Told are the share of tokens before the first difference, and what transformers in
+and go different ways from there. Reported are the share of tokens before the first difference, and what transformers in
 float32 would have chosen at that difference: if Baton's errors were larger than bf16's own, it would side with
 transformers in bf16 clearly more often.
 

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def second_question(model: str, repetitions: int) -> SecondQuestion:
-    engine, bare = _engine(model), _engine(model)  # the pages of the second are nobody's
+    engine, bare = _engine(model), _engine(model)  # no request of the second holds a page
     draw = random.Random(1)
     times: list[tuple[float, float, float, float, int, int]] = []
     right = 0

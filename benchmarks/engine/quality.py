@@ -138,11 +138,11 @@ def perplexities(llm: LLM, dialogues: Sequence[Dialogue]) -> tuple[float, float]
     answers: list[float] = []
     cells: list[float] = []
     for each, output in zip(dialogues, outputs, strict=True):
-        for token_id, weight, told in zip(each.token_ids, each.weights, output.prompt_logprobs or (), strict=True):
-            if told is not None and weight > 0:  # nothing is told of the first token
-                answers.append(told[token_id].logprob)
+        for token_id, weight, given in zip(each.token_ids, each.weights, output.prompt_logprobs or (), strict=True):
+            if given is not None and weight > 0:  # the first token has none
+                answers.append(given[token_id].logprob)
                 if weight == 1:
-                    cells.append(told[token_id].logprob)
+                    cells.append(given[token_id].logprob)
     return _perplexity(answers), _perplexity(cells)
 
 

@@ -58,7 +58,7 @@ class Work:
 
 
 class DrawnEngine:
-    """A drawn model with a pool for the work, recorded, one step ahead of itself. Nobody's answer ends early."""
+    """A drawn model with a pool for the work, recorded, one step ahead of itself. No answer ends early."""
 
     def __init__(self, shape: str, work: Work, setting: Setting, step_tokens: int = 8192) -> None:
         with tempfile.TemporaryDirectory() as folder:

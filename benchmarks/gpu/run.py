@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report = {**found, "machine": machine, "command": "benchmarks/gpu.sh", "dry_run": setting.dry}
             written = options.out / f"{row.name}.part"
             written.write_text(json.dumps(report, indent=1) + "\n")
-            written.replace(options.out / f"{row.name}.json")  # whoever waits for it finds it whole
+            written.replace(options.out / f"{row.name}.json")  # a reader that waits for it finds it whole
             if setting.device.type == "cuda":
                 torch.cuda.empty_cache()
     return 1 if failed else 0

@@ -192,8 +192,8 @@ async def opened(servers: Servers) -> AsyncIterator[list[Server]]:
 
 async def _warm(target: Target, vocab_size: int | None) -> Server:
     try:
-        told = await target.prepare()
-        size = vocab_size or told or DEFAULT_VOCAB_SIZE
+        reported = await target.prepare()
+        size = vocab_size or reported or DEFAULT_VOCAB_SIZE
         prompt = random_tokens(random.Random("warm-up"), WARM_UP_PROMPT_TOKENS, size)
         await target.answer(Job(prompt, WARM_UP_ANSWER_TOKENS), lambda: None)
     except TargetFailed as error:

@@ -9,11 +9,11 @@ router's core. All of it in one run, by the machine's monotonic clock:
 * hand-over: from the end of the prompt's last chunk on prefill's engine to the begin of the first decode step, on an
   idle decode worker, and by stage: the news to prefill's event loop, the watermark's way, copying what came with it,
   the round trip that confirms the copy, the way to decode's engine.
-* added TTFT: from sending the prompt to its first token, while decode pulls it, over the same with nobody pulling. In
+* added TTFT: from sending the prompt to its first token, while decode pulls it, over the same with no pull. In
   turns, new tokens each time; the median of the pairs' ratios.
 * pull: GB/s of the copies, over that of a plain memcpy of as much memory on the same core in the same run.
 * hidden: the share of the copying that was over before the last chunk was.
-* time between tokens of one long answer: quiet; while prompts are computed that nobody pulls; while they are pulled.
+* time between tokens of one long answer: quiet; while prompts are computed that no worker pulls; while they are pulled.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Result:
     transport: str
     hand_over_ms: Stages  # medians, each by itself
     hand_over_p90_ms: float
-    ttft_ms: float  # with nobody pulling
+    ttft_ms: float  # with no pull
     added_ttft: float  # share
     pull_gb_per_s: float
     memcpy_gb_per_s: float
@@ -98,7 +98,7 @@ def stages_of(prefill_marks: Marks, decode_marks: Marks, since: float) -> tuple[
 async def measure_time_between_tokens(
     workers: Workers, prompt_tokens: int, tokens: int
 ) -> tuple[Between, Between, Between]:
-    """One answer three times: beside nothing, beside prompts that nobody pulls, and beside such as are pulled."""
+    """One answer three times: beside nothing, beside prompts without pulls, and beside such as are pulled."""
     found = []
     for name, pulled in (("nothing", None), ("prompts", False), ("prompts that are pulled", True)):
         note(f"time between tokens beside {name}")

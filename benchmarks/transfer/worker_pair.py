@@ -109,7 +109,7 @@ class WorkerSession:
         return heard
 
     async def prefill(self, command: session_pb2.Prefill) -> Heard:
-        """Computes a prompt that nobody pulls, and lets it go; the first step."""
+        """Computes a prompt that no worker pulls, and lets it go; the first step."""
         await self.send(prefill=command)
         first = await self.hear("first_step", command.attempt_id)
         await self.send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
@@ -148,7 +148,7 @@ def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> 
 
 
 def new_prompt(session: WorkerSession, tokens: int) -> list[int]:
-    """That nobody has seen."""
+    """That no worker has seen."""
     vocab = session.worker.model.vocab_size
     return [3 + secrets.randbelow(vocab - 3) for _ in range(tokens)]
 
@@ -171,7 +171,7 @@ class Workers:
     async def answer(
         self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
     ) -> Answered:
-        """A prompt of that many tokens that nobody has seen. `pulled`: whether decode takes it over.
+        """A prompt of that many tokens that no worker has seen. `pulled`: whether decode takes it over.
 
         With one token of answer decode copies the prompt and makes nothing of it: that is not waited for.
         `on_token` is called at each token of decode.

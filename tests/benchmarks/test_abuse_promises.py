@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from baton.benchmarks.clients.abuse import MOST_GROWTH_MIB, TOLD, Window, broken, figures
+from baton.benchmarks.clients.abuse import ANSWERS, MOST_GROWTH_MIB, Window, broken, figures
 from baton.benchmarks.clients.abusers import KINDS
 
 GOOD = {"p50_ratio": 1.0, "p99_ratio": 1.1, "growth_mib_beside": 10.0, "told": {"400": 7}}
 
 
 def test_every_kind_has_answers_that_it_may_be_told() -> None:
-    assert TOLD.keys() == KINDS.keys()
+    assert ANSWERS.keys() == KINDS.keys()
 
 
 def test_a_good_run_breaks_nothing() -> None:

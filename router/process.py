@@ -5,7 +5,9 @@ import itertools
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from baton.router.admin.explain import Explainer
 from baton.router.admin.service import SERVICE_NAME as ADMIN_SERVICE_NAME
@@ -31,17 +33,37 @@ from baton.router.request.run import Scheduling
 from baton.router.roles import RolePlanning, SloTargets
 from baton.router.trace.counts import RecentLatency
 from baton.router.trace.spans import Tracer
+from baton.service.affinity import pin_process
+from baton.service.config import read_config_or_exit
 from baton.service.helper import Helper
 from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
 from baton.service.registry.redis_routers import RedisJournal, RedisShares
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
-from baton.service.serving.server import Listener, Running
-from baton.service.telemetry.spans import Telemetry
+from baton.service.serving.server import Listener, Running, run, serve
+from baton.service.telemetry.logs import configure_logging
+from baton.service.telemetry.spans import Telemetry, open_telemetry
 
 logger = logging.getLogger(__name__)
+Config = TypeVar("Config", bound=RouterConfig)
+
 PLANNER_LEASE_MS = 3000
 SWITCH_INTERVAL_S = 0.0005  # threads beside the event loop (tokenizer, large messages) must not keep it for 5 ms
+
+
+def run_router(command: str, config_type: type[Config], make: "Callable[[Config, Telemetry], RouterProcess]") -> int:
+    """The `__main__` of a router, with HTTP or without. Returns the exit code."""
+    config = read_config_or_exit(config_type, command)
+    configure_logging("router", config.log_format, config.log_level)
+    if config.cores is not None:
+        pin_process(config.cores)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    async def main() -> int:
+        telemetry = open_telemetry("router", config.otlp_endpoint, config.trace_file)
+        return await serve(make(config, telemetry), grace_s=config.drain_s)
+
+    return run(main())
 
 
 class RouterProcess:

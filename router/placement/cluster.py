@@ -12,7 +12,7 @@ any.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -281,23 +281,20 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class AvailableWorkers:
-    """The workers that take work now; found out again when one comes, goes, or begins to drain."""
+    """The workers that take work now, by endpoint; found out again when one comes, goes, or begins to drain."""
 
-    workers: tuple[Worker, ...]
-    roles: Mapping[str, WorkerRole]
+    workers: Mapping[str, Worker]
     alike: Mapping[WorkerRole, tuple[str, ...]]
 
-    @classmethod
-    def of(cls, workers: Iterable[Worker]) -> "AvailableWorkers":
-        available = tuple(workers)
-        roles = {worker.endpoint: worker.role for worker in available}
-        return cls(
-            available, roles, {wanted: tuple(n for n, role in roles.items() if role is wanted) for wanted in WorkerRole}
-        )
-
-    def shortlist(self, role: WorkerRole, found: Mapping[str, int], turn: int) -> Sequence[str]:
-        known = {name: blocks for name, blocks in found.items() if self.roles.get(name) is role}
-        return shortlist(self.alike[role], known, turn)
+    def shortlist(self, found: Mapping[str, int], turn: int) -> Collection[Worker]:
+        """Of each role."""
+        if len(self.workers) <= ALL_UP_TO:
+            return self.workers.values()
+        listed: list[Worker] = []
+        for role, alike in self.alike.items():
+            known = {name: found[name] for name in found if name in self.workers and self.workers[name].role is role}
+            listed += [self.workers[name] for name in shortlist(alike, known, turn)]
+        return listed
 
 
 LATEST_AGE = 0.05
@@ -422,10 +419,8 @@ class Cluster:
         """
         hits, available = self.caches.index.hits(block_hashes), self._find_available()
         self._forget_old_views()
-        workers, found = available.workers, hits.found
-        if turn is not None and len(workers) > ALL_UP_TO:
-            names = [name for role in WorkerRole for name in available.shortlist(role, found, turn)]
-            workers = tuple([self._workers[name] for name in names])
+        found = hits.found
+        workers = available.workers.values() if turn is None else available.shortlist(found, turn)
         views = [worker.view or self._view(worker) for worker in workers]
         if found:
             for place, worker in enumerate(workers):
@@ -436,7 +431,7 @@ class Cluster:
     @property
     def available(self) -> int:
         """How many workers take work now."""
-        return len(self._find_available().roles)
+        return len(self._find_available().workers)
 
     def charge(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
@@ -536,7 +531,9 @@ class Cluster:
 
     def _find_available(self) -> AvailableWorkers:
         if self._available is None:
-            self._available = AvailableWorkers.of(worker for worker in self._workers.values() if worker.available)
+            workers = {name: worker for name, worker in self._workers.items() if worker.available}
+            alike = {role: tuple(name for name in workers if workers[name].role is role) for role in WorkerRole}
+            self._available = AvailableWorkers(workers, alike)
         return self._available
 
     def _forget_old_views(self) -> None:

@@ -81,7 +81,7 @@ class Share:
 @dataclass(slots=True)
 class _Other:
     share: Share
-    heard_s: float
+    received_s: float
     predictions_taken: int = 0
 
 
@@ -111,7 +111,7 @@ class PeerRouterLoads:
             other = self._others[share.router_id] = _Other(share, now)
         elif share.number <= other.share.number:
             return
-        other.share, other.heard_s = share, now
+        other.share, other.received_s = share, now
         for prediction in share.predictions:
             if prediction.number > other.predictions_taken:
                 other.predictions_taken = prediction.number
@@ -119,7 +119,7 @@ class PeerRouterLoads:
 
     def forget_old(self, now: float) -> None:
         for router_id, other in tuple(self._others.items()):
-            if now - other.heard_s > MAX_AGE_S:
+            if now - other.received_s > MAX_AGE_S:
                 del self._others[router_id]
 
     def loads(self) -> dict[str, PeerLoad]:

@@ -22,64 +22,76 @@ from baton.client.types import (
 )
 
 
+@dataclass(slots=True)
+class Received:
+    """What has come of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text_bytes: int = 0
+    finished: bool = False
+
+
 class Continuity:
-    """Raises ProtocolError at the first event that breaks a promise."""
+    """What has come of an answer. Raises ProtocolError at the first event that breaks a promise."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
-        self._next_offset: dict[int, int] = {}
-        self._ended: set[int] = set()
-        self._started = False
-        self._prompt_tokens = 0
+        self.started: Started | None = None
+        self.prompt_tokens = 0  # that came back
+        self.received: dict[int, Received] = {}  # by choice
 
     def accept(self, event: Event) -> None:
         match event:
             case Started():
-                if self._started:
+                if self.started is not None:
                     raise ProtocolError("the answer was started twice")
-                self._started = True
+                self.started = event
             case PromptPart():
                 self._check_part(event)
+                self.prompt_tokens += len(event.token_ids)
             case Delta():
-                self._check_open(event.index)
-                self._advance(event)
+                received = self._open(event.index)
+                self._check_offset(event, len(received.token_ids))
+                received.token_ids += event.token_ids
+                received.text_bytes += len(event.text.encode())
             case Finished():
-                self._check_open(event.index)
-                self._ended.add(event.index)
-                last = len(self._ended) == self._choices
-                if (event.usage is not None, event.timings is not None) != (last, last):
+                self._open(event.index).finished = True
+                if (event.usage is not None, event.timings is not None) != (self.is_whole, self.is_whole):
                     raise ProtocolError("usage and timings belong to the last Finished of an answer, and to no other")
 
     @property
     def is_whole(self) -> bool:
-        return len(self._ended) == self._choices
+        return self._ended == self._choices
+
+    @property
+    def _ended(self) -> int:
+        return sum(each.finished for each in self.received.values())
 
     def end(self) -> None:
         """To be called when the stream ended with status OK."""
-        if len(self._ended) < self._choices:
-            raise ProtocolError(f"the stream ended, but only {len(self._ended)} of {self._choices} choices did")
+        if not self.is_whole:
+            raise ProtocolError(f"the stream ended, but only {self._ended} of {self._choices} choices did")
 
-    def _check_open(self, index: int) -> None:
-        if not self._started:
+    def _open(self, index: int) -> Received:
+        if self.started is None:
             raise ProtocolError("the answer does not begin with Started")
-        if index >= self._choices or index in self._ended:
+        received = self.received.setdefault(index, Received())
+        if index >= self._choices or received.finished:
             raise ProtocolError(f"choice {index} was not asked for, or has ended already")
+        return received
 
     def _check_part(self, part: PromptPart) -> None:
-        if not self._started or self._next_offset or self._ended:
+        if self.started is None or self.received:
             raise ProtocolError("the prompt comes back after Started and before everything else")
-        if part.offset != self._prompt_tokens:
-            raise ProtocolError(f"the prompt stands at offset {self._prompt_tokens}, the server sent {part.offset}")
-        self._prompt_tokens += len(part.token_ids)
+        if part.offset != self.prompt_tokens:
+            raise ProtocolError(f"the prompt stands at offset {self.prompt_tokens}, the server sent {part.offset}")
 
-    def _advance(self, delta: Delta) -> None:
-        expected = self._next_offset.get(delta.index, 0)
+    def _check_offset(self, delta: Delta, expected: int) -> None:
         if delta.offset != expected:
             fault = "repeated" if delta.offset < expected else "lost"
             raise ProtocolError(
                 f"tokens {fault}: choice {delta.index} stands at offset {expected}, the server sent {delta.offset}"
             )
-        self._next_offset[delta.index] = expected + len(delta.token_ids)
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ Before its first message a call is simply made again. After that the stream is r
 one of its cluster, behind the received tokens. A router that does not know the stream is sent the request with it.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from baton.client.answer import Continuity
 from baton.client.errors import BatonClientError, Busy, Cancelled, ModelNotFound, ProtocolError, Unavailable
 from baton.client.requests import choices
 from baton.client.responses import Response, event_from
-from baton.client.types import Delta, Event, Finished, PromptPart, Started
+from baton.client.types import Event, Started
 from baton.protos import baton_pb2
 
 
@@ -80,13 +80,6 @@ _PASSING = (None, "DRAINING", "NOT_READY")
 """Reasons why a router is gone, or about to be, or not there yet; any other was found out by one that lives."""
 
 
-@dataclass(slots=True)
-class _Received:
-    token_ids: list[int] = field(default_factory=list)
-    text_bytes: int = 0
-    finished: bool = False
-
-
 class Recovery:
     """`method` of BatonService and `message` are the call to be made next."""
 
@@ -97,9 +90,6 @@ class Recovery:
         self._policy = policy
         self._attempts = Attempts(policy, timeout_s, now)
         self._continuity = Continuity(choices(request))
-        self._started: Started | None = None
-        self._received: dict[int, _Received] = {}
-        self._prompt_tokens = 0
         self._moved = True  # something came since the last failure
         self._breaks = 0  # since something came
         self._with_request = False
@@ -110,22 +100,12 @@ class Recovery:
     def take(self, response: Response) -> Event | None:
         """The caller's event; None for the repeated beginning of a resumed stream. Raises: ProtocolError."""
         event = event_from(response)
-        if self._started is not None and isinstance(event, Started):
-            self._check_same(self._started, event)
+        if self._continuity.started is not None and isinstance(event, Started):
+            if event != self._continuity.started:
+                raise ProtocolError("the server resumed another answer")
             return None
         self._continuity.accept(event)
         self._moved = True
-        match event:
-            case Started():
-                self._started = event
-            case PromptPart():
-                self._prompt_tokens += len(event.token_ids)
-            case Delta():
-                received = self._received.setdefault(event.index, _Received())
-                received.token_ids += event.token_ids
-                received.text_bytes += len(event.text.encode())
-            case Finished():
-                self._received.setdefault(event.index, _Received()).finished = True
         return event
 
     @property
@@ -139,16 +119,17 @@ class Recovery:
 
     def wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
         """How long to wait before the next call, which is set here; None: there is none."""
-        if self._started is None:
+        started = self._continuity.started
+        if started is None:
             return self._attempts.wait_s(error, now, uniform)
-        if not self._started.resume_token or self._policy.attempts == 1:
+        if not started.resume_token or self._policy.attempts == 1:
             return None
         if self._moved:
             resumes = replace(self._policy, attempts=self._policy.resumes + 1)
             self._attempts = Attempts(resumes, self._attempts.remaining_s(now), now)
             self._moved, self._breaks = False, 0
         wait_s = self._resume_wait_s(error, now, uniform)
-        self.method, self.message = "Resume", self._resume(self._started)
+        self.method, self.message = "Resume", self._resume(started)
         return wait_s
 
     def _resume_wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
@@ -166,12 +147,12 @@ class Recovery:
         message = baton_pb2.ResumeRequest(
             request_id=started.request_id,
             resume_token=started.resume_token,
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=self._continuity.prompt_tokens,
             choices=[
                 baton_pb2.ReceivedChoice(
                     index=index, token_ids=each.token_ids, text_bytes=each.text_bytes, finished=each.finished
                 )
-                for index, each in self._received.items()
+                for index, each in self._continuity.received.items()
             ],
         )
         if self._with_request:
@@ -179,7 +160,3 @@ class Recovery:
             asked.MergeFrom(self._request)  # type: ignore[arg-type]
             asked.request_id, asked.sampling.seed = started.request_id, started.seed
         return message
-
-    def _check_same(self, first: Started, again: Started) -> None:
-        if first != again:
-            raise ProtocolError("the server resumed another answer")

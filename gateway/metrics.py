@@ -14,14 +14,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from baton.router.admission.queue import AdmissionQueue
-from baton.router.dispatcher import Dispatcher
+from baton.router.dispatcher import Dispatcher, RequestCounts
 from baton.router.placement.cluster import Cluster
 from baton.router.readiness import Readiness
-from baton.router.request.journal import Journal
-from baton.router.request.resume import Streams
-from baton.router.trace.counts import RequestCounts
-from baton.router.trace.record import Outcome, RequestRecord
-from baton.router.trace.timeline import stages
+from baton.router.request.journal import Journal, Streams
+from baton.router.trace.record import Outcome, RequestRecord, stages
 from baton.router.types.response import Stages
 from baton.router.types.worker import WorkerDescription, WorkerReport
 

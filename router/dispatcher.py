@@ -1,36 +1,157 @@
-"""The one way in, whatever the transport: validate, tokenise, hash, generate, and write the trace at the end."""
+"""The one way in, whatever the transport: validate, tokenise, hash, generate, and write the trace at the end.
+
+Every request is counted while it runs, and traced when it has ended. At any moment the requests that were started are
+those that run and those that have ended.
+"""
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from baton.router.admission.key_limits import KeyMeters, Meter
 from baton.router.admission.queue import RETRY_AFTER_S, RequestClass
 from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
 from baton.router.readiness import Readiness
-from baton.router.request.resume import (
-    TOKEN_CHARACTERS,
-    Beginning,
-    ResumeRequest,
-    Streams,
-    check_names,
-    check_received,
-    without_sent,
-)
+from baton.router.request.journal import Beginning, Streams
+from baton.router.request.resume import TOKEN_CHARACTERS, ResumeRequest, check_names, check_received, without_sent
 from baton.router.request.run import Generation, Scheduling
-from baton.router.trace.counts import Accounts
-from baton.router.trace.record import Reader, RequestRecord
+from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
 from baton.router.trace.spans import Tracer
-from baton.router.trace.timeline import stages
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
 from baton.router.types.response import ChoiceFinished, Delta, Finished, ResponseEvent, Started, Summary, Timings, Usage
 from baton.router.types.worker import Adapter
 from baton.service.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
+
+
+class RequestCounts:
+    """Of requests, by how they ended; of tokens, by model. Tokens count as they come, not at the end."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self._running: dict[RequestRecord, None] = {}
+        self._ended: Counter[tuple[Outcome, str]] = Counter()
+        self._prompt_tokens: Counter[str] = Counter()  # of requests that have ended
+        self._generated_tokens: Counter[str] = Counter()
+
+    def begin(self, record: RequestRecord) -> None:
+        self.started += 1
+        self._running[record] = None
+
+    def end(self, record: RequestRecord, end: RequestEnd) -> None:
+        """Raises: KeyError for one that does not run."""
+        del self._running[record]
+        self._ended[end.outcome, end.reason] += 1
+        self._prompt_tokens[record.model] += record.prompt_tokens
+        self._generated_tokens[record.model] += record.completion_tokens
+
+    def refuse(self, end: RequestEnd) -> None:
+        """A call that was refused before there was a request."""
+        self.started += 1
+        self._ended[end.outcome, end.reason] += 1
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def ended(self) -> Mapping[tuple[Outcome, str], int]:
+        """By outcome and reason."""
+        return MappingProxyType(self._ended)
+
+    @property
+    def prompt_tokens(self) -> Counter[str]:
+        """Of prompts that a worker was given. A resumed stream adds none: its prompt counted when it began."""
+        return self._prompt_tokens + _sum({record: record.prompt_tokens for record in self._running})
+
+    @property
+    def generated_tokens(self) -> Counter[str]:
+        """Tokens that went out; of an answer that is sent only at its end, tokens that were made."""
+        return self._generated_tokens + _sum({record: record.completion_tokens for record in self._running})
+
+
+def _sum(tokens: Mapping[RequestRecord, int]) -> Counter[str]:
+    by_model: Counter[str] = Counter()
+    for record, count in tokens.items():
+        by_model[record.model] += count
+    return by_model
+
+
+DEADLINE_SLACK_S = 0.02
+"""gRPC ends a call at its client's deadline by its own clock: a call that ends so near to it has ended by that."""
+
+
+class Accounts:
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self.counts = RequestCounts()
+        self._stopping = False  # running requests are cancelled
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when all requests have ended. Where this is cancelled there is no time left: they are cancelled."""
+        try:
+            await self._idle.wait()
+        except asyncio.CancelledError:
+            self._stopping = True
+            raise
+
+    @contextmanager
+    def request(
+        self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
+    ) -> Iterator[None]:
+        """One request, from its beginning to its end: the exception shows how it ended. `deadline_s`: a reading of the
+        monotonic clock. `life`: as in Dispatcher.answer.
+        """
+        reader.requests += 1
+        self._begin(record)
+        try:
+            yield
+            end = ANSWERED
+        except (asyncio.CancelledError, GeneratorExit):
+            end = self._left(record, deadline_s, reader, life)
+            raise
+        except BaseException as error:
+            end = end_of(error, record.timeline.attempts > 0)
+            raise
+        finally:
+            self._end(record, end)
+
+    def refuse(self, operation: Operation, parent: TraceContext | None, end: RequestEnd) -> None:
+        """A call that ended before it became a request is counted, and leaves a trace."""
+        record = RequestRecord.begin(operation, parent)
+        self._begin(record)
+        self._end(record, end)
+
+    def _begin(self, record: RequestRecord) -> None:
+        self.counts.begin(record)
+        self._idle.clear()
+
+    def _end(self, record: RequestRecord, end: RequestEnd) -> None:
+        record.end = end
+        self.counts.end(record, end)
+        if self.counts.running == 0:
+            self._idle.set()
+        self._tracer.record(record)
+
+    def _left(
+        self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
+    ) -> RequestEnd:
+        """Its events are read no more."""
+        if record.summary is not None:
+            return ANSWERED
+        if life is not None and life.expired():
+            return left(Leave.SUPERSEDED)
+        if time.monotonic() >= deadline_s - DEADLINE_SLACK_S:
+            return end_of(DeadlineExceeded(), record.timeline.attempts > 0)
+        return left(Leave.STOPPING if self._stopping else reader.leaves)
 
 
 @dataclass(frozen=True, slots=True)

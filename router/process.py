@@ -27,11 +27,10 @@ from baton.router.public.parsing import Prevalidation
 from baton.router.public.service import SERVICE_NAME, BatonServicer
 from baton.router.readiness import Readiness
 from baton.router.request import journal as journal_wire
-from baton.router.request.journal import Journal
-from baton.router.request.resume import Streams
+from baton.router.request.journal import Journal, Streams
 from baton.router.request.run import Scheduling
 from baton.router.roles import RolePlanning, SloTargets
-from baton.router.trace.counts import RecentLatency
+from baton.router.trace.recent import RecentLatency
 from baton.router.trace.spans import Tracer
 from baton.service.affinity import pin_process
 from baton.service.config import read_config_or_exit
@@ -79,38 +78,27 @@ class RouterProcess:
         self.access = Access(None if keys is None else lambda: keys.ring)
         """Which callers are allowed; for HTTP too."""
         self.cluster = cluster = Cluster()
-        limits = AdmissionLimits(
-            config.max_waiting, config.max_wait_s, config.ready_wait_s, config.max_waiting_per_tenant
-        )
-        policy = PlacementPolicy(
-            NoPrefillWorker(config.no_prefill_worker), config.local_prefill_tokens, Strategy(config.placement)
-        )
-        self._queue = AdmissionQueue(cluster, limits, policy)
+        policy = _policy(config)
+        self._queue = queue = AdmissionQueue(cluster, _admission_limits(config), policy)
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
-        self._fleet = Fleet(cluster, timing, self._on_change, router_id, config.internal_tls)
-        self._queue.credit_requests.on_credit_request = self._fleet.request_credit
-        self._queue.on_fault = self._on_fault
-        scheduling = Scheduling(cluster, self._fleet, self._queue, itertools.count(1), config.attempts)
+        self._fleet = fleet = Fleet(cluster, timing, router_id, config.internal_tls)
+        queue.credit_requests.on_credit_request = fleet.request_credit
+        queue.on_fault = self._on_fault
+        scheduling = Scheduling(cluster, fleet, queue, itertools.count(1), config.attempts)
         self._readiness = Readiness(
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
+        fleet.listeners += [queue.pump_soon, self._readiness.notice]
         self.tracer = tracer = Tracer(telemetry, cluster.name_of)
-        self._shares = _shares(config, router_id)
-        self._peer_routers: PeerRouters | None = None
         meters = KeyMeters()
-        if self._shares is not None:
-            address = _address(config)
-            self._peer_routers = PeerRouters(
-                cluster, self._shares, router_id, self._end_stream, meters, address=address
-            )
+        self._shares = _shares(config, router_id)
+        self._peer_routers = self._meet_peers(self._shares, router_id, meters)
         self._journal_store = _journal_store(config, router_id)
-        self.journal: Journal | None = None
+        self.journal = self._open_journal(self._journal_store, router_id)
         """None without Redis."""
-        if self._journal_store is not None:
-            self.journal = Journal(self._journal_store, router_id, journal_wire.to_bytes, self._end_stream)
         self.streams = Streams(router_id, self.journal, self._took_over)
-        self._planning = _planning(config, cluster, self._queue, self._fleet, self._shares)
+        self._planning = _planning(config, cluster, queue, fleet, self._shares)
         explainer = Explainer(cluster.name_of)
         latency = RecentLatency()
         tracer.observers += [latency.observe, explainer.observe, *([self._planning.observe] if self._planning else [])]
@@ -135,6 +123,17 @@ class RouterProcess:
             self._peer_routers,
             self._planning,
         )
+
+    def _meet_peers(self, shares: RedisShares | None, router_id: bytes, meters: KeyMeters) -> PeerRouters | None:
+        if shares is None:
+            return None
+        address = _address(self._config)
+        return PeerRouters(self.cluster, shares, router_id, self._end_stream, meters, address=address)
+
+    def _open_journal(self, store: RedisJournal | None, router_id: bytes) -> Journal | None:
+        if store is None:
+            return None
+        return Journal(store, router_id, journal_wire.to_bytes, self._end_stream)
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -218,10 +217,6 @@ class RouterProcess:
         if self._peer_routers is not None:
             self._peer_routers.took_over(router_id, stream)
 
-    def _on_change(self) -> None:
-        self._queue.pump_soon()
-        self._readiness.notice()
-
     async def _on_readiness(self, ready: bool) -> None:
         if self._running is not None and not self._running.stopping.is_set():
             await self._running.health.set_serving(ready)
@@ -238,6 +233,15 @@ class RouterProcess:
         logger.critical("the admission queue failed; the process exits", exc_info=error)
         if self._running is not None:
             self._running.stop(exit_code=1)
+
+
+def _admission_limits(config: RouterConfig) -> AdmissionLimits:
+    return AdmissionLimits(config.max_waiting, config.max_wait_s, config.ready_wait_s, config.max_waiting_per_tenant)
+
+
+def _policy(config: RouterConfig) -> PlacementPolicy:
+    role = NoPrefillWorker(config.no_prefill_worker)
+    return PlacementPolicy(role, config.local_prefill_tokens, Strategy(config.placement))
 
 
 def _address(config: RouterConfig) -> str:

@@ -22,7 +22,7 @@ from baton.router.model.served_model import ServedModel, load_served_model
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy
 from baton.router.request.run import Generation, Scheduling
-from baton.router.trace.timeline import Timeline
+from baton.router.trace.record import Timeline
 from baton.router.types.request import Operation, TokenPrompt, ValidRequest
 from baton.router.types.response import Delta
 from baton.router.types.worker import WorkerDescription

@@ -24,8 +24,7 @@ from baton.router.dispatcher import Dispatcher
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.access import Access, Caller, Need
 from baton.router.readiness import Readiness
-from baton.router.trace.record import Leave, Outcome, RequestRecord
-from baton.router.trace.timeline import stages
+from baton.router.trace.record import Leave, Outcome, RequestRecord, stages
 from baton.router.types.response import Stages
 from baton.service.errors import PermissionDenied
 from baton.service.telemetry.trace_context import current_request_id

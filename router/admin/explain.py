@@ -8,9 +8,8 @@ from baton.protos import admin_pb2
 from baton.router.admin.wire import ROLES
 from baton.router.placement.decide import Decision, excluded
 from baton.router.placement.views import WorkerView
-from baton.router.trace.decision_record import AttemptNote, DecisionRecord, DecisionRecords, Outcome
-from baton.router.trace.record import RequestRecord
-from baton.router.trace.timeline import stages
+from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome
+from baton.router.trace.record import AttemptNote, RequestRecord, stages
 from baton.service.errors import NotFound
 
 _NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})

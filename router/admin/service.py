@@ -18,7 +18,7 @@ from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.parsing import service_handler
 from baton.router.readiness import Readiness
 from baton.router.roles import RolePlanning
-from baton.router.trace.counts import RecentLatency
+from baton.router.trace.recent import RecentLatency
 from baton.service.errors import InvalidArgument
 from baton.service.registry.worker_record import WorkerRole
 

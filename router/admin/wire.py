@@ -5,9 +5,10 @@ from dataclasses import asdict
 
 from baton.protos import admin_pb2, report_pb2, session_pb2
 from baton.router.cache.replica import CacheStatus
+from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
-from baton.router.trace.counts import Latency, RequestCounts
+from baton.router.trace.recent import Latency
 from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

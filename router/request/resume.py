@@ -1,6 +1,4 @@
-"""Streams that clients resume: a client's report of a broken stream, and the answer without the part it has.
-
-Pure.
+"""Streams that clients resume: a client's report of a broken stream, and the answer without the part it has. Pure.
 
 Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete character,
 or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts
@@ -8,28 +6,30 @@ define where to continue.
 
 A stream is resumed from its record in the journal where there is one: its answer may still be made by a decode worker,
 and is adopted. Otherwise from the request, if the client sends it again. Either way the client's tokens do not change.
-
-another router, is ended.
 """
 
-import asyncio
-import itertools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.router.model.served_model import ChosenModel
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, check_token_ids
-from baton.router.request import journal as journal_wire
-from baton.router.request.journal import AttemptLocation, Entry, Journal, Record, journal_key
 from baton.router.request.tokens import NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
 from baton.service.errors import InvalidArgument
-from baton.service.registry.redis_registry import RegistryUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLocation:
+    """An attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
+    `answered_tokens`."""
+
+    endpoint: str
+    attempt_id: int
+    first_choice: int = 0
+    choices: int = 1
+    answered_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,97 +241,3 @@ def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[Attempt
             places.append(place)
             left.difference_update(made)
     return tuple(places)
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The request of a stream and its tenant; for a resumed one, where it continues and its record in the journal."""
-
-    request: PreparedRequest
-    chosen: ChosenModel
-    tenant: str
-    resume_token: str
-    resumption: Resumption | None = None
-    record: Record | None = None
-
-    @property
-    def key(self) -> str:
-        return journal_key(self.tenant, self.request.valid.request_id, self.resume_token)
-
-    @property
-    def choices(self) -> int:
-        """Streams whose ends are still to be reported."""
-        return self.request.valid.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
-
-
-class Streams:
-    """`announce` tells other routers that a stream of one of them, by its number there, continues here."""
-
-    def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
-        self._router_id = router_id
-        self._journal = journal
-        self._announce = announce
-        self._numbers = itertools.count(1)
-        self._lives: dict[int, asyncio.Timeout] = {}  # by number: the timeout that ends it
-        self._newest: dict[str, int] = {}  # by key
-        self.resumed = 0
-        """Streams that were resumed here, since the start."""
-
-    async def find(self, asked: ResumeRequest, block_tokens: int) -> Record | None:
-        """The record of a stream of that caller."""
-        if self._journal is None:
-            return None
-        key = journal_key(asked.tenant, asked.request_id, asked.resume_token)
-        living = self._journal.find(key)
-        if living is not None:
-            return living
-        try:
-            data = await self._journal.read(key)
-        except RegistryUnavailable as error:
-            logger.info("the journal cannot be read to resume a stream: %s", error)
-            return None
-        return journal_wire.from_bytes(data, asked.tenant, block_tokens) if data is not None else None
-
-    def resumption(self, received: Received, record: Record | None) -> Resumption:
-        """An answer is not adopted where its stream lives here: its workers forget it when that one ends."""
-        if record is None or (record.stream in self._lives and record.router_id == self._router_id):
-            return Resumption(received)
-        return Resumption(received, record.router_id, record.places)
-
-    @contextmanager
-    def open(self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float) -> Iterator[Entry | None]:
-        """While it lasts, `life` expires where a newer one begins. Without `life` it is none that can be resumed."""
-        if life is None:
-            yield None
-            return
-        key, record, number = beginning.key, beginning.record, next(self._numbers)
-        self.end(self._newest.get(key))
-        if record is not None and record.router_id != self._router_id:
-            self._announce(record.router_id, record.stream)
-        self.resumed += beginning.resumption is not None
-        self._lives[number], self._newest[key] = life, number
-        entry = self._open_entry(beginning, number, deadline_s)
-        try:
-            yield entry
-        finally:
-            self._lives.pop(number, None)
-            if self._newest.get(key) == number:
-                del self._newest[key]
-            if entry is not None:
-                entry.end()
-
-    def _open_entry(self, beginning: Beginning, number: int, deadline_s: float) -> Entry | None:
-        if self._journal is None:
-            return None
-        seize = beginning.resumption is not None
-        model = beginning.chosen.name
-        return self._journal.open(beginning.key, number, beginning.request, model, deadline_s, seize)
-
-    def end(self, number: int | None) -> None:
-        """A newer stream of the same request lives, here or elsewhere. One that has ended already is left alone."""
-        life = self._lives.pop(number, None) if number is not None else None
-        if life is not None:
-            life.reschedule(asyncio.get_running_loop().time())

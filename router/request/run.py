@@ -25,14 +25,13 @@ from baton.router.admission.queue import (
     Ticket,
 )
 from baton.router.fleet import wire as session_wire
-from baton.router.fleet.fleet import Fleet
-from baton.router.fleet.inbox import Arrival, Inbox
+from baton.router.fleet.fleet import Arrival, Fleet, Inbox
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.placement.views import PlacementRequest, placement_request
 from baton.router.request.answer import Answer, BestOf, PromptEcho
-from baton.router.request.journal import AttemptLocation, Entry
-from baton.router.request.resume import ResumeFilter, Resumption, adoptable
+from baton.router.request.journal import Entry
+from baton.router.request.resume import AttemptLocation, ResumeFilter, Resumption, adoptable
 from baton.router.request.retry import (
     ABOUT_A_PAIR,
     Quarantine,
@@ -74,8 +73,7 @@ from baton.router.request.state import (
     TurnCame,
 )
 from baton.router.request.tokens import InconsistentOutput, NotRepeated
-from baton.router.trace.record import AnswerStream
-from baton.router.trace.timeline import Timeline
+from baton.router.trace.record import AnswerStream, Timeline
 from baton.router.types.events import Failed, FailureReason, PrefillTimings, TokenLogprob
 from baton.router.types.request import PreparedRequest
 from baton.router.types.response import AnswerEvent, PromptPart

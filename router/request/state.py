@@ -25,7 +25,7 @@ from enum import Enum, auto
 from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
 from baton.router.placement.views import PlacementRequest, placement_request
-from baton.router.request.journal import AttemptLocation
+from baton.router.request.resume import AttemptLocation
 from baton.router.request.retry import (
     ABOUT_A_PAIR,
     PREFILL_GONE,
@@ -38,9 +38,7 @@ from baton.router.request.retry import (
     replays,
 )
 from baton.router.request.tokens import InconsistentOutput, TokenStream
-from baton.router.trace.decision_record import KEPT_CANDIDATES, AttemptNote
-from baton.router.trace.record import AnswerStream
-from baton.router.trace.timeline import Timeline
+from baton.router.trace.record import KEPT_CANDIDATES, AnswerStream, AttemptNote, Timeline
 from baton.router.types.events import (
     AttemptEvent,
     Failed,

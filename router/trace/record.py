@@ -1,20 +1,272 @@
-"""The record of one request, from its arrival to its end, and how it ended: for trace, counters and page."""
+"""The record of one request: its attempts, when things happened to it, the stages that follow, and how it ended. Pure.
+
+TTFT            = router queue + route + prefill fetch + prefill queue + chunks + return
+token 1 to 2    = recovery + exposed transfer + decode admission + first step
+"""
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Protocol
 
 import grpc
 
-from baton.router.trace.timeline import Timeline
-from baton.router.types.events import NewTokens
+from baton.router.placement.decide import Decision, Placement
+from baton.router.placement.views import PlacementRequest
+from baton.router.types.events import Failed, FirstStep, KvReceived, NewTokens, PrefillTimings
 from baton.router.types.request import Operation, PreparedRequest
-from baton.router.types.response import AnswerEvent, Summary
+from baton.router.types.response import AnswerEvent, Stages, Summary
 from baton.service.errors import Aborted, BatonError
 from baton.service.telemetry.spans import WallClock
 from baton.service.telemetry.trace_context import TraceContext, new_trace
+
+KEPT_CANDIDATES = 128
+"""Of one attempt: all that a placement looks at but where a large cluster has hardly any room."""
+
+
+@dataclass(slots=True)
+class AttemptNote:
+    """One attempt: filled in as it proceeds. Seconds, monotonic."""
+
+    request: PlacementRequest
+    placement: Placement
+    decision: Decision | None  # None: an answer that its worker made already
+    began_s: float
+    placed_s: float
+    first_step_s: float | None = None  # its first token arrived
+    prefill: PrefillTimings | None = None
+    kv_received: KvReceived | None = None
+    failed: Failed | None = None
+    failed_s: float | None = None
+    stood_still_ms: float | None = None  # how long the client waited for its next token, where tokens were out before
+    attempt_id: int = 0
+    choice: int | None = None  # the only one that it continues; None: all of the request
+    answered_tokens: int = 0  # that had been given out when it began
+
+
+_STALL_FACTOR = 4.0
+_STALL_LEAST_MS = 20.0
+_MAX_STALLS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A gap between two tokens of one choice that stands out."""
+
+    at_s: float  # its end
+    gap_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class GapSummary:
+    """Time between tokens (TBT) on the router, from the second token on."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    stalls: tuple[Stall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Another attempt continued a choice of which some tokens were out."""
+
+    at_s: float
+    gap_ms: float  # since its last token
+    choice: int
+    offset: int  # of the first token that it made
+
+
+class TokenGaps:
+    """Time between consecutive tokens of each choice, as they arrive from decode."""
+
+    def __init__(self) -> None:
+        self._last_s: dict[int, float] = {}
+        self._ends_s = array("d")
+        self._gaps_ms = array("d")
+
+    def take(self, choice: int, tokens: int, now: float) -> None:
+        """Several tokens at once share the time since the last one."""
+        last = self._last_s.get(choice)
+        self._last_s[choice] = now
+        if last is not None:
+            gap_ms = (now - last) * 1e3 / tokens
+            for _ in range(tokens):
+                self._ends_s.append(now)
+                self._gaps_ms.append(gap_ms)
+
+    def last_s(self, choice: int) -> float | None:
+        return self._last_s.get(choice)
+
+    def resume(self, choice: int, last_s: float, now: float) -> None:
+        """The first token of another attempt, which comes from the worker that computed the prompt."""
+        self._last_s[choice] = last_s
+        self.take(choice, 1, now)
+
+    @property
+    def each_ms(self) -> list[float]:
+        """All of them, in the order of their ends."""
+        return list(self._gaps_ms)
+
+    def summary(self) -> GapSummary | None:
+        """None before there are two tokens from decode."""
+        if not self._gaps_ms:
+            return None
+        ordered = sorted(self._gaps_ms)
+        p50 = ordered[len(ordered) // 2]
+        threshold = max(_STALL_LEAST_MS, _STALL_FACTOR * p50)
+        gaps = zip(self._ends_s, self._gaps_ms, strict=True)
+        stalls = tuple(islice((Stall(at_s, gap_ms) for at_s, gap_ms in gaps if gap_ms > threshold), _MAX_STALLS))
+        return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Filled in as the request proceeds. Seconds, monotonic.
+
+    A retried request keeps its last attempt; but once its first token went out, the stages up to that token stay, and
+    so do those of the second. The time in which another attempt made the first token again, or the second, counts as
+    recovery. Later gaps of that kind are `resumes`.
+    """
+
+    arrived_s: float
+    streams: bool = True  # tokens leave as they come; otherwise the first one counts as gone when it arrives
+    tokenised_s: float | None = None
+    route_began_s: float | None = None  # the head of the queue, about to be placed
+    sent_s: float | None = None
+    first_step_s: float | None = None
+    prefill: PrefillTimings | None = None
+    kv_received: KvReceived | None = None
+    first_token_s: float | None = None  # the first token left the router
+    resumed_step_s: float | None = None  # the first step of another attempt, when the first token was out already
+    second_token_s: float | None = None  # the first output of decode arrived
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    detokenise_ms: float = 0.0
+    placement: Placement | None = None
+    attempts: int = 0
+    prefill_pid: int = 0
+    decode_pid: int = 0
+    gaps: TokenGaps = field(default_factory=TokenGaps)
+    notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for a client that asks why
+    resumes: list[Resume] = field(default_factory=list)
+    _staged: int = 0  # the attempt whose KvReceived is a stage between the first token and the second
+
+    def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:
+        """A retry before the first token starts over; the time that the failed attempt took counts as queueing."""
+        self.notes.append(note)
+        self.placement = note.placement
+        self.attempts += 1
+        if self.first_token_s is None:
+            self.route_began_s = route_began_s
+            self.sent_s = self.first_step_s = self.prefill = None
+        if note.answered_tokens == 0 and note.choice is None:
+            self.second_token_s = self.kv_received = None
+            self.gaps = TokenGaps()
+            self._staged = note.attempt_id
+
+    def dispatched(self, now: float) -> None:
+        if self.first_token_s is None:
+            self.sent_s = now
+
+    def take_first_step(self, first_step: FirstStep, now: float) -> None:
+        note = self._note(first_step.attempt_id)
+        if note is not None:
+            note.prefill, note.first_step_s = first_step.timings, now
+            if note.answered_tokens:
+                self._take_resumed(note, now)
+        if self.first_step_s is None:  # decode repeats the first token, and may overtake this
+            self.first_step_s, self.prefill = now, first_step.timings
+            if not self.streams:
+                self.first_token_s = now
+        elif self.second_token_s is None:
+            self.resumed_step_s = now
+            if note is not None and note.answered_tokens:
+                self.second_token_s = now
+
+    def take_kv_received(self, kv_received: KvReceived) -> None:
+        if kv_received.attempt_id == self._staged:
+            self.kv_received = kv_received
+        note = self._note(kv_received.attempt_id)
+        if note is not None:
+            note.kv_received = kv_received
+
+    def take_failure(self, failed: Failed, now: float) -> AttemptNote | None:
+        """Returns the attempt's note."""
+        note = self._note(failed.attempt_id)
+        if note is not None:
+            note.failed, note.failed_s = failed, now
+        return note
+
+    @property
+    def last_kv_received(self) -> KvReceived | None:
+        """Of the newest attempt that has reported it."""
+        return next((note.kv_received for note in reversed(self.notes) if note.kv_received is not None), None)
+
+    def _note(self, attempt_id: int) -> AttemptNote | None:
+        return next((note for note in reversed(self.notes) if note.attempt_id == attempt_id), None)
+
+    def _take_resumed(self, note: AttemptNote, now: float) -> None:
+        """An answer continues. The gap is the one that its reader saw."""
+        choice = note.choice or 0
+        last_s = self.gaps.last_s(choice) or self.first_step_s or now
+        note.stood_still_ms = (now - last_s) * 1e3
+        self.resumes.append(Resume(now, note.stood_still_ms, choice, note.answered_tokens))
+        self.gaps.resume(choice, last_s, now)
+
+    def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
+        """`offset` from where its attempt began. Decode repeats token 0: only later tokens are its own."""
+        if offset + tokens > 1:
+            if self.second_token_s is None:
+                self.second_token_s = now
+            self.last_token_s = now
+            self.gaps.take(choice, offset + tokens - max(offset, 1), now)
+
+
+def stages(timeline: Timeline, now: float) -> Stages:
+    """`now` stands for the end while there is none."""
+    prefill, kv_received = timeline.prefill, timeline.kv_received
+    return Stages(
+        ttft_ms=_between_ms(timeline.arrived_s, timeline.first_token_s),
+        total_ms=_between_ms(timeline.arrived_s, timeline.ended_s or now),
+        router_queue_ms=_between_ms(timeline.arrived_s, timeline.route_began_s),
+        route_ms=_between_ms(timeline.route_began_s, timeline.sent_s),
+        prefill_fetch_ms=prefill.fetch_ms if prefill else 0.0,
+        # All other waiting on the worker: before the first chunk, and between chunks while others are computed.
+        prefill_queue_ms=_prefill_queue_ms(prefill) if prefill else 0.0,
+        prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
+        return_ms=under_way_ms(timeline) + _between_ms(timeline.first_step_s, timeline.first_token_s),
+        transfer_exposed_ms=kv_received.exposed_ms if kv_received else 0.0,
+        decode_admission_ms=kv_received.admission_ms if kv_received else 0.0,
+        first_step_ms=kv_received.first_step_ms if kv_received else _local_first_step_ms(timeline),
+        recovery_ms=_between_ms(timeline.first_step_s, timeline.resumed_step_s),
+        token_gap_ms=_between_ms(timeline.first_step_s, timeline.second_token_s),
+    )
+
+
+def _prefill_queue_ms(prefill: PrefillTimings) -> float:
+    return max(prefill.queue_ms, prefill.total_ms - sum(prefill.chunk_ms)) - prefill.fetch_ms
+
+
+def _local_first_step_ms(timeline: Timeline) -> float:
+    """Where the decode worker computed the prompt nothing lies between its first and its second step."""
+    if timeline.placement is None or timeline.placement.prefill is not None:
+        return 0.0
+    return _between_ms(timeline.resumed_step_s or timeline.first_step_s, timeline.second_token_s)
+
+
+def under_way_ms(timeline: Timeline) -> float:
+    """To the worker that computed the prompt and back, without the time spent there."""
+    if timeline.prefill is None:
+        return 0.0
+    return _between_ms(timeline.sent_s, timeline.first_step_s) - timeline.prefill.total_ms
+
+
+def _between_ms(begin_s: float | None, end_s: float | None) -> float:
+    return 0.0 if begin_s is None or end_s is None else (end_s - begin_s) * 1e3
 
 
 class AnswerStream(Protocol):

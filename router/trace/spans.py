@@ -14,8 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
-from baton.router.trace.record import RequestRecord
-from baton.router.trace.timeline import GapSummary, Timeline, stages, under_way_ms
+from baton.router.trace.record import GapSummary, RequestRecord, Timeline, stages, under_way_ms
 from baton.router.types.events import KvReceived, PrefillTimings
 from baton.router.types.response import Stages
 from baton.service.telemetry.spans import (

@@ -10,8 +10,9 @@ from baton.cli.status import headline
 from baton.client.responses import cluster_status_from
 from baton.router.admin.service import AdminServicer
 from baton.router.cache.replica import Caches
+from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
-from baton.router.trace.counts import RecentLatency, RequestCounts
+from baton.router.trace.recent import RecentLatency
 from baton.service.registry.worker_record import WorkerRole
 
 

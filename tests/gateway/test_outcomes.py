@@ -10,8 +10,7 @@ import pytest
 
 from baton.protos import baton_pb2, session_pb2
 from baton.router.dispatcher import Dispatcher
-from baton.router.fleet.fleet import Fleet
-from baton.router.fleet.inbox import Inbox
+from baton.router.fleet.fleet import Fleet, Inbox
 from baton.router.placement.decide import Placement
 from baton.router.request.state import Deadline
 from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of

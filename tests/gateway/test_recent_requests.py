@@ -9,8 +9,7 @@ from baton.gateway.http.problem import Problem
 from baton.gateway.page.state import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
 from baton.gateway.requests import Call, current_call
 from baton.router.public.access import Caller
-from baton.router.trace.decision_record import AttemptNote
-from baton.router.trace.record import ANSWERED, Leave, Outcome, RequestEnd, RequestRecord, left
+from baton.router.trace.record import ANSWERED, AttemptNote, Leave, Outcome, RequestEnd, RequestRecord, left
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import Operation
 

@@ -6,9 +6,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.gateway.metrics import RequestMetrics
-from baton.router.trace.counts import RequestCounts
-from baton.router.trace.decision_record import AttemptNote
-from baton.router.trace.timeline import Resume, Timeline
+from baton.router.dispatcher import RequestCounts
+from baton.router.trace.record import AttemptNote, Resume, Timeline
 from baton.router.types.events import Failed, FailureReason
 
 

@@ -3,8 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.gateway.metrics import StreamMetrics
-from baton.router.request.journal import Journal, JournalStore
-from baton.router.request.resume import Streams
+from baton.router.request.journal import Journal, JournalStore, Streams
 
 
 class NoStore(JournalStore):

@@ -17,7 +17,7 @@ from typing import Any
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
 from baton.generation.sampling import SamplingNumbers
 from baton.router.admission.queue import Admitted
-from baton.router.fleet.inbox import Inbox, WakeUpLimiter
+from baton.router.fleet.fleet import Inbox, WakeUpLimiter
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Decision, Placement, Weighed
@@ -25,7 +25,7 @@ from baton.router.placement.policies import Costs
 from baton.router.placement.views import WorkerView
 from baton.router.request.resume import Received, ReceivedChoice, Resumption
 from baton.router.request.run import Generation, Scheduling
-from baton.router.trace.timeline import Timeline
+from baton.router.trace.record import Timeline
 from baton.router.types.events import (
     Alternative,
     End,

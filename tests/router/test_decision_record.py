@@ -9,8 +9,8 @@ from baton.router.admin.explain import Explainer
 from baton.router.placement.cluster import KEPT_NAMES, Cluster
 from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.trace.decision_record import AttemptNote, DecisionRecord, DecisionRecords, Outcome
-from baton.router.trace.timeline import Timeline
+from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome
+from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceived, PrefillTimings
 from baton.router.types.response import AnswerId
 from baton.router.types.worker import ModelDescription, WorkerDescription

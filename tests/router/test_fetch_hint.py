@@ -8,7 +8,7 @@ from baton.router.cache.index import PrefixIndex
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, place
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.trace.timeline import Timeline, stages
+from baton.router.trace.record import Timeline, stages
 from baton.router.types.events import PrefillTimings
 from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.router.fleet.fleet import Fleet
-from baton.router.fleet.inbox import Inbox
+from baton.router.fleet.fleet import Fleet, Inbox
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
@@ -60,7 +59,8 @@ class Followed:
     def __init__(self, membership: ChangingMembership) -> None:
         self.cluster = Cluster()
         self._changed = asyncio.Event()
-        self.fleet = Fleet(self.cluster, TIMING, self._changed.set)
+        self.fleet = Fleet(self.cluster, TIMING)
+        self.fleet.listeners.append(self._changed.set)
         self._membership = membership
 
     async def __aenter__(self) -> "Followed":

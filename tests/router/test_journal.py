@@ -17,12 +17,11 @@ from baton.router.request.journal import (
     GRACE_S,
     MAX_NOTED,
     MAX_RECORD_BYTES,
-    AttemptLocation,
     Journal,
     Record,
     journal_key,
-    journaled,
 )
+from baton.router.request.resume import AttemptLocation
 from baton.router.types.request import (
     LogitRules,
     Operation,
@@ -171,13 +170,15 @@ async def test_where_a_stream_is_made_is_written_until_it_ends_and_then_only_for
     entry = world.journal.open("k", 1, request(), "tiny", deadline_s=130.0)
     await world.journal.write()
     assert world.store.written == []
-    with journaled(entry, AttemptLocation("a:1", 5)):
-        await world.journal.write()
-        assert (world.store.written[-1].key, world.store.written[-1].ttl_ms) == ("k", 30_000)
-        assert world.last.places == (AttemptLocation("a:1", 5),)
-    with journaled(entry, AttemptLocation("b:2", 6, 1, 1, 9)):
-        await world.journal.write()
-        assert world.last.places == (AttemptLocation("b:2", 6, 1, 1, 9),)
+    entry.placed(AttemptLocation("a:1", 5))
+    await world.journal.write()
+    assert (world.store.written[-1].key, world.store.written[-1].ttl_ms) == ("k", 30_000)
+    assert world.last.places == (AttemptLocation("a:1", 5),)
+    entry.left(5)
+    entry.placed(AttemptLocation("b:2", 6, 1, 1, 9))
+    await world.journal.write()
+    assert world.last.places == (AttemptLocation("b:2", 6, 1, 1, 9),)
+    entry.left(6)
     entry.end()
     await world.journal.write()
     assert world.store.written[-1] == JournalChange("k", round(GRACE_S * 1e3), None)

@@ -1,6 +1,6 @@
 """TTFT and TBT of the last minute."""
 
-from baton.router.trace.counts import COUNTED_GAPS, KEPT_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
+from baton.router.trace.recent import COUNTED_GAPS, LATENCY_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
 from baton.router.trace.record import RequestRecord
 from baton.router.types.request import Operation
 
@@ -56,9 +56,9 @@ def test_answers_of_one_token_have_no_time_between_tokens() -> None:
 
 
 def test_what_is_kept_is_bounded_to_the_newest() -> None:
-    many = figures(*(ended(1000.0, float(number)) for number in range(KEPT_REQUESTS + 50)))
-    assert many is not None and many.requests == KEPT_REQUESTS
-    assert many.ttft.p50_ms > KEPT_REQUESTS / 2
+    many = figures(*(ended(1000.0, float(number)) for number in range(LATENCY_REQUESTS + 50)))
+    assert many is not None and many.requests == LATENCY_REQUESTS
+    assert many.ttft.p50_ms > LATENCY_REQUESTS / 2
     slow_then_fast = [ended(1000.0, 1.0, (500.0,) * 1000)] * 2 + [ended(1000.0, 1.0, (5.0,) * 1000)] * 9
     assert COUNTED_GAPS < 9 * 1000
     assert rounded(figures(*slow_then_fast).tbt) == (5.0, 5.0)  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton.router.dispatcher import Dispatcher, DispatcherLimits
 from baton.router.model.served_model import ChosenModel
-from baton.router.request.resume import Beginning, Streams
+from baton.router.request.journal import Beginning, Streams
 from baton.router.trace.record import Outcome, RequestRecord
 from baton.router.trace.spans import Tracer
 from baton.router.types.events import FailureReason, SequenceOutput

@@ -12,7 +12,7 @@ from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
 from baton.router.placement.views import placement_request
 from baton.router.request.answer import Answer
-from baton.router.request.journal import AttemptLocation
+from baton.router.request.resume import AttemptLocation
 from baton.router.request.state import (
     NEXT,
     ON_WORKERS,
@@ -40,7 +40,7 @@ from baton.router.request.state import (
     Submit,
     TurnCame,
 )
-from baton.router.trace.timeline import Timeline
+from baton.router.trace.record import Timeline
 from baton.router.types.events import End, Failed, FailureReason, FirstStep, KvReceived, PrefillTimings, SequenceOutput
 from baton.router.types.response import ChoiceFinished, Delta
 from baton.service.errors import Unavailable

@@ -7,8 +7,7 @@ import grpc
 import pytest
 
 from baton.protos import baton_pb2, session_pb2
-from baton.router.trace.decision_record import AttemptNote
-from baton.router.trace.timeline import Timeline, TokenGaps, stages
+from baton.router.trace.record import AttemptNote, Timeline, TokenGaps, stages
 from baton.router.types.events import FirstStep, KvReceived, PrefillTimings
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from tests.router.conftest import Stack, encode

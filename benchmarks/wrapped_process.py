@@ -139,13 +139,13 @@ def meter_process(role: str, file: Path) -> None:
         return
     from baton.engine.runner.thread import EngineThread
     from baton.kvtransfer.checksum import Checksums
-    from baton.worker.decode.request_table import RequestTable
+    from baton.worker.decode.request_table import AnswerTable
     from baton.worker.decode.retained import RetainedOutputs
     from baton.worker.transfer import reader as transfer_reader
     from baton.worker.transfer.source import TransferSource
 
     meter.count("kept outputs", RetainedOutputs, "add", keep_tokens)
-    meter.wrap("kept answers", RequestTable, "keep")
+    meter.wrap("kept answers", AnswerTable, "keep")
     meter.wrap("checksums", Checksums, "of")
     meter.wrap("confirmations", transfer_reader, "keep_confirming")
     meter.wrap("confirmations", TransferSource, "Confirm")

@@ -6,7 +6,7 @@ import sys
 if __name__ == "__main__":
     gc.disable()  # all that is imported stays: looking through it again and again would take a fifth of the time
     from baton.service.config import read_config_or_exit
-    from baton.worker.decode.config import DecodeConfig
+    from baton.worker.config import DecodeConfig
     from baton.worker.decode.role import main
 
     config = read_config_or_exit(DecodeConfig, ".venv/bin/python -m baton.decode_worker")

@@ -6,7 +6,7 @@ import sys
 if __name__ == "__main__":
     gc.disable()  # all that is imported stays: looking through it again and again would take a fifth of the time
     from baton.service.config import read_config_or_exit
-    from baton.worker.prefill.config import PrefillConfig
+    from baton.worker.config import PrefillConfig
     from baton.worker.prefill.role import main
 
     config = read_config_or_exit(PrefillConfig, ".venv/bin/python -m baton.prefill_worker")

@@ -67,7 +67,8 @@ def count_at_end(world: "World", counts: Counter[str]) -> None:
                 counts["computations made not finite"] += life.host.runner.poison.done
             if life.pulls is not None:
                 counts["bits flipped"] += life.pulls.flipped
-            reader: Any = getattr(life.worker, "_reader", None) or getattr(life.worker, "_fetcher", None)
+            fetcher: Any = getattr(life.worker, "_fetcher", None)
+            reader: Any = getattr(life.worker, "_reader", None) if fetcher is None else fetcher.reader
             if reader is not None:
                 counts["blocks compared with their source"] += reader.integrity.checked_blocks
                 counts["checksums that differed"] += reader.integrity.checksum_mismatches

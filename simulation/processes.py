@@ -29,9 +29,8 @@ from baton.simulation.model import KvNumbers
 from baton.simulation.network.calls import Internet
 from baton.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
 from baton.simulation.redis import URL
-from baton.worker.decode.config import DecodeConfig
+from baton.worker.config import DecodeConfig, PrefillConfig
 from baton.worker.decode.role import DecodeWorker
-from baton.worker.prefill.config import PrefillConfig
 from baton.worker.prefill.role import PrefillWorker
 
 PORT = 1

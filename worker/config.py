@@ -1,9 +1,61 @@
-"""Configuration of a worker that can change its role: that of both roles, and which one comes first."""
+"""Configuration of a worker: of prefill, of decode, and of one that can change between the two."""
 
-from baton.service.config import Field
+from pathlib import Path
+from typing import Literal
+
+from baton.service.config import ByteSize, Cores, Field
 from baton.service.registry.worker_record import WorkerRole
-from baton.worker.decode.config import DecodeConfig
-from baton.worker.prefill.config import PrefillConfig
+from baton.service.worker_config import WorkerConfig
+
+
+class PrefillConfig(WorkerConfig):
+    """Computes prompts and keeps their KV until a decode worker has taken it."""
+
+    chunk_tokens: int = Field(512, ge=1, description="most prompt tokens computed in one step")
+    tail_tokens: int = Field(
+        64,
+        ge=0,
+        description="on a CPU, most tokens of the last chunk of a prompt, whose KV delays the answer; 0: no limit",
+    )
+    lease_s: float = Field(5.0, gt=0, description="how long KV stays pinned without a reader")
+    park_s: float = Field(10.0, gt=0, description="how long a reader may wait for a prompt that has not arrived")
+    fetch: Literal["auto", "always", "never"] = Field(
+        "auto", description="whether to fetch KV that another worker has; auto: if that is faster than computing it"
+    )
+    fetch_timeout_s: float = Field(1.0, gt=0, description="longest wait for a fetch before the prompt is computed")
+    decode_slow_down: float = Field(
+        1.5, ge=1, description="about how many times longer steps of a decode worker on the same GPU may become"
+    )
+    spare_cores: Cores | None = Field(
+        None, description="CPU cores of another worker, used while its --core-use file says that they are idle"
+    )
+    spare_core_use: Path | None = Field(None, description="that file")
+    nice: int = Field(0, ge=0, le=19, description="nice value of the threads that compute")
+    chunk_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")
+
+
+class DecodeConfig(WorkerConfig):
+    """Takes over KV and generates tokens for all its sequences at once."""
+
+    max_sequences: int = Field(64, ge=1, le=4096, description="batch slots: most sequences at once")
+    chunk_tokens: int = Field(512, ge=1, description="most tokens of one step, unless more sequences than that run")
+    tbt_slo_ms: float | None = Field(
+        None,
+        gt=0,
+        description="longest step with prompts in it; none: prompts make a step at most a tenth longer. Higher "
+        "values give earlier first tokens and more throughput, lower ones smoother answers",
+    )
+    swap_memory: ByteSize = Field(
+        ByteSize(256 * 2**20),
+        ge=0,
+        description="host memory for KV of preempted sequences, allocated when first needed; 0: it is recomputed",
+    )
+    kept_answers: int = Field(
+        1024, ge=0, description="most finished answers retained for --session-grace-s, in case their router dies"
+    )
+    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are retained")
+    lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be silent before it is ended")
+    step_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")
 
 
 class ElasticConfig(PrefillConfig, DecodeConfig):

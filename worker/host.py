@@ -1,18 +1,77 @@
-"""The parts of a worker process that stay when its role changes: weights, runner on all ranks, KV pool, connections."""
+"""The parts of a worker process that stay when its role changes: device, weights, runner on all ranks, KV pool."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import read_adapter
-from baton.engine.prepare import PreparedModel
+from baton.engine.lora.files import adapter_digest, read_adapter
+from baton.engine.parallel.wire import RankOptions
+from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner
+from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
+from baton.protos import session_pb2
 from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
+from baton.worker.transfer.rank import RANK_MODULE
+
+
+def gpu_id(device: torch.device) -> str:
+    """Its UUID; empty on a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
+    """For the engine's thread: it reports in that file when it computes. Raises: OSError."""
+    return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
+
+
+def describe_adapters(adapters: Sequence[AdapterFolder]) -> list[session_pb2.Adapter]:
+    """For WorkerInfo. Reads the files. Raises: ModelError."""
+    return [session_pb2.Adapter(name=each.name, digest=adapter_digest(each.folder)) for each in adapters]
+
+
+def adapter_number(worker: session_pb2.WorkerInfo, name: str) -> int:
+    """The engine's number of the adapter of that name; 0 for an empty name. Raises: ValueError."""
+    if not name:
+        return 0
+    for number, adapter in enumerate(worker.adapters, start=1):
+        if adapter.name == name:
+            return number
+    raise ValueError(f"there is no adapter {name!r} here")
+
+
+def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:
+    """Blocks. With `--kv-memory auto` on a GPU the weights are loaded to find how much memory is left.
+
+    `step`: the largest that this worker computes. `nice`: how far processes of further ranks stand back. Raises:
+    ModelError, RankLost.
+    """
+    kv_bytes = config.kv_memory_bytes
+    asked = ModelOptions(
+        config.model,
+        torch.device(config.device),
+        config.dtype,
+        config.block_size,
+        kv_bytes or 0,
+        config.max_model_len,
+        config.kv_cache_dtype,
+        config.quantize,
+        config.tensor_parallel,
+        None if config.cores is None else tuple(sorted(config.cores)),
+    )
+    if kv_bytes is not None:
+        return prepare_model(asked)
+    adapters = AdapterSet() if config.adapter else None
+    ranks = RankOptions(entry=RANK_MODULE, nice=nice)
+    return prepare_with_spare_memory(asked, step, config.gpu_memory_utilization, adapters, ranks=ranks)
 
 
 def load_runner(

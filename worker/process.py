@@ -14,7 +14,7 @@ from baton.service.serving.server import run, serve
 from baton.service.telemetry.logs import configure_logging
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import Worker, WorkerProcess, take_worker_epoch
-from baton.worker.model import prepare
+from baton.worker.host import prepare
 
 logger = logging.getLogger(__name__)
 LOST, WRONG_CONFIGURATION = 1, 2

@@ -4,15 +4,17 @@ import asyncio
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import grpc
 
 from baton.engine.prepare import PreparedModel
-from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
+from baton.engine.runner.thread import StepTiming
+from baton.engine.scheduler.sequences import PromptComputed, SchedulerOutcome, TokenMade
 from baton.kvtransfer.puller import PullThread
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from baton.service.registry.worker_record import WorkerRole
@@ -20,10 +22,8 @@ from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.server import Listener
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
-from baton.worker.drain import Drain, Draining
-from baton.worker.host import EngineHost
-from baton.worker.model import describe_adapters
-from baton.worker.step_file import StepFile
+from baton.worker.host import EngineHost, describe_adapters
+from baton.worker.service import Drain, SessionService
 from baton.worker.transfer.peers import Peers
 from baton.worker.transfer.source import TransferSource
 
@@ -62,11 +62,33 @@ class ServedWorker(ABC):
         return self._prepared.fingerprint
 
 
-class RoleService(Draining, Protocol):
-    """The session servicer of a role."""
+class StepFile:
+    """For measurements from outside, a line for each step is appended to a file: `started ended tokens`.
 
-    def breaks(self, on_fault: FaultHandler) -> FaultHandler: ...
-    async def close(self) -> None: ...
+    Seconds on the machine's monotonic clock, and tokens of answers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises: OSError where it cannot be written."""
+        self._lines = path.open("a", buffering=1)  # a reader finds whole lines
+
+    def recording(self, handler: OutcomeHandler) -> OutcomeHandler:
+        def handle(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+            tokens = sum(map(_tokens_made, outcomes))
+            self._lines.write(f"{timing.started:.6f} {timing.ended:.6f} {tokens}\n")
+            handler(outcomes, timing)
+
+        return handle
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _tokens_made(outcome: SchedulerOutcome) -> int:
+    """Of answers."""
+    if isinstance(outcome, PromptComputed):
+        return len(outcome.first or ())
+    return isinstance(outcome, TokenMade)
 
 
 class RoleWorker(ServedWorker):
@@ -79,7 +101,7 @@ class RoleWorker(ServedWorker):
         config: WorkerConfig,
         prepared: PreparedModel,
         host: EngineHost,
-        service: RoleService,
+        service: SessionService[Any],
         transfers: TransferSource,
         pulls: PullThread,
         step_file: Path | None,

@@ -1,17 +1,20 @@
 """Values of the engine as session messages have them, and back."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from baton.engine.plan import Drawn, TokenLogprob
 from baton.engine.request import EndReason, FirstToken, Request
-from baton.engine.runner.loop import EngineLoad
-from baton.engine.sampling.constraint import Constraint
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.generation.sampling import BeamParams, BeamStop, received_numbers
+from baton.generation.structured.library import LibraryMissing
+from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import report_pb2, sampling_pb2, session_pb2
-from baton.worker.transfer.peers import PeerLink
+from baton.worker.transfer.reader import TransferReader
 
 
 class LoggedToken(Protocol):
@@ -117,21 +120,72 @@ def prompt_scores(attempt_id: int, offset: int, scores: Sequence[Drawn]) -> sess
     )
 
 
-def link_reports(links: Iterable[PeerLink]) -> list[report_pb2.LinkReport]:
-    return [
-        report_pb2.LinkReport(
-            endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
-        )
-        for link in links
-    ]
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that a router may have here, of a worker's blocks and places in the batch."""
+
+    blocks: int
+    slots: int
 
 
-def page_counts(load: EngineLoad) -> report_pb2.PageCounts:
-    return report_pb2.PageCounts(
-        total=load.pages.total,
-        free=load.pages.free,
-        cached=load.pages.cached,
-        held=load.pages.held,
-        held_by_sequences=load.held_by_sequences,
-        held_by_transfers=load.held_by_transfers,
+def worker_report(
+    loop: EngineLoop,
+    reader: TransferReader | None,
+    limit: Limit,
+    waiting_requests: int,
+    draining: bool,
+    cache: report_pb2.CacheSum,
+) -> report_pb2.Report:
+    """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
+    load = loop.load
+    return report_pb2.Report(
+        limit_blocks=limit.blocks,
+        limit_slots=limit.slots,
+        pages=report_pb2.PageCounts(
+            **asdict(load.pages),
+            held_by_sequences=load.held_by_sequences,
+            held_by_transfers=load.held_by_transfers,
+        ),
+        waiting_requests=waiting_requests + load.waiting_sequences,
+        running_sequences=load.running_sequences,
+        pending_tokens=load.pending_tokens,
+        draining=draining,
+        steps=loop.steps,
+        cache_query_tokens=load.cache_query_tokens,
+        cache_hit_tokens=load.cache_hit_tokens,
+        preemptions=load.preemptions,
+        unfilled_slots=load.unfilled_slots,
+        links=[
+            report_pb2.LinkReport(
+                endpoint=link.endpoint, transport=link.transport, gb_per_s=link.gb_per_s, fallback=link.fallback
+            )
+            for link in (() if reader is None else reader.links)
+        ],
+        cache=cache,
+        alone_tokens_per_s=load.rates.alone_tokens_per_s or 0.0,
+        beside_tokens_per_s=load.rates.beside_tokens_per_s or 0.0,
+        **({} if reader is None else asdict(reader.integrity)),
     )
+
+
+KINDS = {
+    sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA: StructuredKind.JSON_SCHEMA,
+    sampling_pb2.STRUCTURED_KIND_JSON_OBJECT: StructuredKind.JSON_OBJECT,
+    sampling_pb2.STRUCTURED_KIND_REGEX: StructuredKind.REGEX,
+    sampling_pb2.STRUCTURED_KIND_GRAMMAR: StructuredKind.GRAMMAR,
+    sampling_pb2.STRUCTURED_KIND_CHOICE: StructuredKind.CHOICE,
+}
+
+
+async def constraint_of(grammars: Grammars | None, sampling: sampling_pb2.Sampling) -> Constraint | None:
+    """None where any answer will do. Raises: ValueError, with the field's name."""
+    if not sampling.HasField("structured"):
+        return None
+    kind = KINDS.get(sampling.structured.kind)
+    if kind is None or grammars is None:
+        raise ValueError("structured: this worker does not support this kind of structured output")
+    asked = StructuredOutput(kind, sampling.structured.text)
+    try:
+        return await asyncio.to_thread(grammars.constraint, asked, tuple(sampling.stop_token_ids))
+    except (ValueError, LibraryMissing) as error:
+        raise ValueError(f"{kind.value}: {error}") from error

@@ -166,8 +166,9 @@ class RunningBatch:
 
     @property
     def unfilled_slots(self) -> int:
-        """Token slots of running sequences' blocks that have no KV yet: internal fragmentation."""
-        return unfilled_slots(self.running, self._block_tokens)
+        """Token slots of blocks of answers that have no KV yet: internal fragmentation."""
+        running = (sequence for sequence in self.running if not sequence.request.prefill_only)
+        return unfilled_slots(running, self._block_tokens)
 
     def blocks_at_once(self, sequences: int, blocks: int) -> int:
         """Blocks that so many sequences of `blocks` each take where the last is to be admitted beside the others."""

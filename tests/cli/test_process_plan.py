@@ -11,8 +11,7 @@ from baton.launch.process_plan import UpSettings, plan_processes
 from baton.launch.processes import ProcessSpec, Stage
 from baton.service.config import ConfigError, Settings, read_config
 from baton.service.registry.worker_record import AdapterFolder
-from baton.worker.config import ElasticConfig
-from baton.worker.decode.config import DecodeConfig
+from baton.worker.config import DecodeConfig, ElasticConfig
 
 CPU = Machine(cores=(0, 1), memory_bytes=2**34)
 TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))

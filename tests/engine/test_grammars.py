@@ -11,7 +11,7 @@ from baton.engine.sampling.constraint import Grammars
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
 from baton.protos import sampling_pb2
-from baton.worker.structured import constraint_of
+from baton.worker.wire import constraint_of
 from tests.fixtures.checkpoints import make_tokenizer
 
 END = 2

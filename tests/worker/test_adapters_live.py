@@ -7,7 +7,7 @@ import pytest
 
 from baton.protos import sampling_pb2, session_pb2
 from baton.service.registry.worker_record import AdapterFolder
-from baton.worker.model import adapter_number
+from baton.worker.host import adapter_number
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from baton.protos import session_pb2
-from baton.worker.drain import Drain
+from baton.worker.service import Drain
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command
 from tests.worker.decode.test_decode_service import pair

@@ -6,7 +6,7 @@ from baton.engine.plan import Drawn
 from baton.engine.request import FirstToken
 from baton.engine.runner.thread import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, TokenMade
-from baton.worker.step_file import StepFile
+from baton.worker.role import StepFile
 
 
 def test_each_step_is_a_whole_line_at_once_and_the_handler_gets_everything(tmp_path: Path) -> None:

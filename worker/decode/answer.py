@@ -10,13 +10,11 @@ from baton.engine.runner.thread import StepTiming
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, TokenMade
 from baton.protos import session_pb2
-from baton.service.sessions.hub import RouterSession
 from baton.worker.decode.credits import Charge
 from baton.worker.decode.retained import RetainedOutputs
+from baton.worker.request import OpenRequest, PromptProgress, Session
 from baton.worker.transfer.reader import ConfirmedBlocks, Pull
-from baton.worker.wire import END_REASONS, add_logprobs, first_output, prompt_scores
-
-Session = RouterSession[session_pb2.ConnectResponse]
+from baton.worker.wire import END_REASONS, add_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,42 +26,18 @@ class ReceivedKv:
     validated: float  # monotonic seconds
 
 
-@dataclass(slots=True)
-class LocalPrefill:
-    """A prompt that is computed here, until its first tokens are sent to the router."""
-
-    arrived: float  # monotonic seconds
-    queue_ms: float = 0.0  # until its first chunk began
-    chunk_ms: list[float] = field(default_factory=list)
-    cached_tokens: int = 0
-    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
-    ended: bool = False
-    first: list[FirstToken] = field(default_factory=list)
-
-    def record(self, computed: PromptComputed, timing: StepTiming) -> None:
-        """A chunk of it was computed in this step."""
-        self.cached_tokens, self.ended = computed.cached_tokens, computed.ended
-        if not self.chunk_ms:
-            self.queue_ms = (timing.started - self.arrived) * 1e3
-        self.chunk_ms.append(timing.duration_ms)
-
-
 @dataclass(eq=False)
-class Answer:
+class Answer(OpenRequest):
     """From the arrival of the command until the last token or the abort."""
 
-    request_id: int  # this worker's own: two routers may use the same attempt id
-    session: Session
-    attempt_id: int
     retained: RetainedOutputs
     running_choices: set[int]
     searches: bool  # with beams: nothing is sent before all is
     charge: Charge  # what its router charges for it
     last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
     task: "asyncio.Task[None] | None" = None
-    deadline: asyncio.TimerHandle | None = None
     received_kv: ReceivedKv | None = None
-    prefill: LocalPrefill | None = None
+    prefill: PromptProgress | None = None  # of a prompt that is computed here
     adopted: bool = False  # its first router is gone
     confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # of the landed blocks, until all have landed
     keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
@@ -94,17 +68,12 @@ class Answer:
         self.session, self.attempt_id, self.adopted = session, attempt_id, True
         self.first_tokens.clear()
 
-    def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.PromptScores | None:
+    def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.ConnectResponse | None:
         """The scores of the prompt's own tokens to send, if any."""
-        prefill = self.prefill
-        if prefill is None:
+        if self.prefill is None:
             return None
-        prefill.record(computed, timing)
-        if not computed.prompt:
-            return None
-        offset = 1 + prefill.scored_tokens
-        prefill.scored_tokens += len(computed.prompt)
-        return prompt_scores(self.attempt_id, offset, computed.prompt)
+        self.prefill.record(computed, timing)
+        return self.prefill.scores(self.attempt_id, computed)
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
         """The output for a token; None where it goes with FirstStep."""
@@ -131,15 +100,7 @@ class Answer:
         if prefill is None or not prefill.ended:
             return None
         self.prefill = None
-        timings = session_pb2.PrefillTimings(
-            queue_ms=prefill.queue_ms,
-            chunk_ms=prefill.chunk_ms,
-            total_ms=(time.monotonic() - prefill.arrived) * 1e3,
-            cached_tokens=prefill.cached_tokens,
-        )
-        with_logprobs, answered_tokens = self.retained.with_logprobs, self.answered_tokens
-        outputs = [first_output(self.attempt_id, first, with_logprobs, answered_tokens) for first in prefill.first]
-        return session_pb2.FirstStep(attempt_id=self.attempt_id, outputs=outputs, timings=timings)
+        return prefill.first_step(self.attempt_id, prefill.first, self.retained.with_logprobs, self.answered_tokens)
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
         """With the first step after the KV was received; None otherwise, and ever after."""
@@ -157,9 +118,6 @@ class Answer:
             transport=pull.transport,
             cached_tokens=received_kv.cached_tokens,
         )
-
-    def failed(self, reason: "session_pb2.FailureReason", message: str) -> session_pb2.Failed:
-        return session_pb2.Failed(attempt_id=self.attempt_id, reason=reason, message=message)
 
     def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
         """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from baton.generation.charging import charged_blocks
+from baton.worker.wire import Limit
 
 Router = TypeVar("Router", bound=Hashable)
 NOTHING: Mapping[Any, int] = MappingProxyType({})
@@ -127,12 +128,6 @@ class CreditLoans(Generic[Router]):
                 return None
             self._turn_of, self._until = first, now + TURN_S
         return CreditLoan(self._turn_of, self._wanted[self._turn_of])
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    blocks: int
-    slots: int
 
 
 class WorkerCredits(Generic[Router]):

@@ -6,67 +6,29 @@ Does no I/O.
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from baton.protos import session_pb2
-from baton.worker.decode.answer import Answer, Session
+from baton.worker.decode.answer import Answer
 from baton.worker.decode.retained import EndedOutputs, RetainedBounds, RetainedChoice, RetainedOutputs
+from baton.worker.request import AttemptKey, RequestTable, Session
 from baton.worker.wire import END_REASONS, add_logprobs
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptKey:
-    """A router numbers its attempts; two routers may use the same number."""
-
-    router_id: bytes
-    attempt_id: int
-
-
-def key_of(answer: Answer) -> AttemptKey:
-    return AttemptKey(answer.session.router_id, answer.attempt_id)
-
-
-class RequestTable:
+class AnswerTable(RequestTable[Answer]):
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         """`grace_s`: how long an answer that has ended can be asked for again."""
-        self._answers: dict[int, Answer] = {}
-        self._by_attempt: dict[AttemptKey, Answer] = {}
+        super().__init__()
         self.ended: EndedOutputs[AttemptKey] = EndedOutputs(grace_s, bounds)
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    def __iter__(self) -> Iterator[Answer]:
-        """The table may change meanwhile."""
-        return iter(tuple(self._answers.values()))
-
-    def __contains__(self, answer: Answer) -> bool:
-        return answer.request_id in self._answers
-
-    def add(self, answer: Answer) -> None:
-        self._answers[answer.request_id] = answer
-        self._by_attempt[key_of(answer)] = answer
-
-    def get(self, request_id: int) -> Answer | None:
-        return self._answers.get(request_id)
-
-    def of_attempt(self, key: AttemptKey) -> Answer | None:
-        return self._by_attempt.get(key)
-
-    def forget(self, answer: Answer) -> None:
-        """Also an answer that is not here any more."""
-        if self._answers.pop(answer.request_id, None) is not None:
-            del self._by_attempt[key_of(answer)]
 
     def keep(self, answer: Answer, now: float) -> None:
         """Of an answer that has ended: it can be adopted for a while."""
-        self.ended.keep(key_of(answer), answer.retained, now)
+        self.ended.keep(answer.key, answer.retained, now)
 
     def move(self, answer: Answer, session: Session, attempt_id: int) -> None:
         """To another router, or to another number of the same one."""
-        del self._by_attempt[key_of(answer)]
+        self.forget(answer)
         answer.adopt(session, attempt_id)
-        self._by_attempt[key_of(answer)] = answer
+        self.add(answer)
 
     def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> RetainedOutputs | None:
         retained = self.ended.take(old, now)
@@ -81,7 +43,7 @@ Send = Callable[[Session, session_pb2.ConnectResponse], None]
 
 
 class Adoptions:
-    def __init__(self, table: RequestTable, send: Send) -> None:
+    def __init__(self, table: AnswerTable, send: Send) -> None:
         self._table = table
         self._send = send
 

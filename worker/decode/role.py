@@ -13,11 +13,10 @@ from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import WorkerRole
-from baton.worker.cores import gpu_id, mark_busy
-from baton.worker.decode.config import DecodeConfig
+from baton.worker.config import DecodeConfig
 from baton.worker.decode.retained import RetainedBounds
 from baton.worker.decode.service import DecodeService
-from baton.worker.host import EngineHost
+from baton.worker.host import EngineHost, gpu_id, mark_busy
 from baton.worker.process import run_worker
 from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, worker_info
 from baton.worker.transfer.pool import TransferOptions, make_host
@@ -79,7 +78,7 @@ class DecodeWorker(RoleWorker):
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)
-        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config)
+        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config.core_use)
         self._loop = EngineLoop(Engine(runner, scheduler), on_outcomes, on_fault, ready, on_cache, on_busy)
         return self._loop
 

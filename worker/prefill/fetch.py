@@ -17,8 +17,8 @@ from functools import partial
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
-from baton.worker.transfer.peers import PeerFailed, PeerLink, Peers
-from baton.worker.transfer.reader import Integrity, Pull, TransferFailed, TransferReader
+from baton.worker.transfer.peers import PeerFailed, Peers
+from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 
 DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
@@ -109,19 +109,11 @@ class PrefixFetcher:
     def __init__(self, loop: EngineLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
         self._loop = loop
         self._peers = peers
-        self._reader = TransferReader(peers)
+        self.reader = TransferReader(peers)
         self._rate = rate
         self._options = options
         self._pulls: set[asyncio.Task[Pull]] = set()
         self._avoided_until: dict[str, float] = {}  # by endpoint, monotonic seconds
-
-    @property
-    def links(self) -> tuple[PeerLink, ...]:
-        return self._peers.links
-
-    @property
-    def integrity(self) -> Integrity:
-        return self._reader.integrity
 
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
         """Fetches the blocks of `hashes` that are missing here, those that the prompt could take from the cache.
@@ -153,7 +145,7 @@ class PrefixFetcher:
         for pull in self._pulls:
             pull.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
-        await self._reader.close()
+        await self.reader.close()
 
     async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """Pages for the missing blocks, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
@@ -179,7 +171,7 @@ class PrefixFetcher:
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
         """Raises: TransferFailed, TimeoutError. The pages go back when the copy has ended, if later, then later."""
-        pulling = self._reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes)
+        pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes)
         pull = asyncio.create_task(pulling, name="fetch")
         self._pulls.add(pull)
         pull.add_done_callback(partial(self._on_pulled, incoming))

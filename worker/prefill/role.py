@@ -6,15 +6,14 @@ from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.sharing import DeviceShare, PrefillThrottle
-from baton.engine.runner.thread_preparation import thread_preparation
+from baton.engine.runner.thread_preparation import SpareCores, thread_preparation
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import WorkerRole
-from baton.worker.cores import gpu_id, mark_busy, spare_cores
-from baton.worker.host import EngineHost
-from baton.worker.prefill.config import PrefillConfig
+from baton.worker.config import PrefillConfig
+from baton.worker.host import EngineHost, gpu_id, mark_busy
 from baton.worker.prefill.fetch import FetchOptions, PrefixFetcher
 from baton.worker.prefill.service import PrefillService
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
@@ -58,13 +57,15 @@ class PrefillWorker(RoleWorker):
         scheduler = Scheduler(
             self._host.blocks, config.block_size, config.chunk_tokens, max_sequences=0, tail_tokens=tail_tokens
         )
-        spare, warm = spare_cores(config), self._host.used
+        spare, warm = None, self._host.used
+        if config.spare_cores is not None and config.spare_core_use is not None:
+            spare = SpareCores.of(config.spare_cores, config.spare_core_use)
         ready = thread_preparation(config.cores, device, runner, config.nice, warm=warm, spare=spare)
         throttle = PrefillThrottle(DeviceShare(config.chunk_tokens, config.decode_slow_down))
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)
-        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config)
+        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config.core_use)
         engine = Engine(runner, scheduler, throttle)
         self._loop = EngineLoop(engine, on_outcomes, on_fault, ready, on_cache, on_busy)
         return self._loop

@@ -9,22 +9,21 @@ from baton.engine.kv_cache.block_pool import PageCounts
 from baton.engine.runner.loop import EngineLoad, EngineLoop
 from baton.engine.scheduler.budget import PromptRates
 from baton.protos import report_pb2
-from baton.router.fleet.wire import worker_report
-from baton.worker.decode.credits import Limit
-from baton.worker.decode.report import decode_report
+from baton.router.fleet.wire import worker_report as read_report
 from baton.worker.transfer.reader import Integrity, TransferReader
+from baton.worker.wire import Limit, worker_report
 
 
 def reported(rates: PromptRates) -> report_pb2.Report:
     load = EngineLoad(PageCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates)
     loop: Any = SimpleNamespace(load=load, steps=1)
     reader: Any = SimpleNamespace(links=(), integrity=Integrity())
-    return decode_report(
+    return worker_report(
         cast(EngineLoop, loop), cast(TransferReader, reader), Limit(8, 1), 0, False, report_pb2.CacheSum()
     )
 
 
 @pytest.mark.parametrize("rates", [PromptRates(None, None), PromptRates(900.0, None), PromptRates(900.0, 40.0)])
 def test_both_rates_come_to_the_router_or_are_not_known(rates: PromptRates) -> None:
-    read = worker_report(reported(rates))
+    read = read_report(reported(rates))
     assert (read.alone_tokens_per_s, read.beside_tokens_per_s) == rates

@@ -252,7 +252,7 @@ async def test_what_nobody_foresaw_ends_its_request_and_is_logged_with_its_trace
     async with pair() as both:
         monkeypatch.setattr(both.decode.reader, "pull", None)
         command = start_command(1, b"1" * 16, both.prefill.endpoint, traceparent=trace.traceparent)
-        with traced_lines("baton.worker.decode.service") as lines:
+        with traced_lines("baton.worker.service") as lines:
             await both.router.send(start=command)
             assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
         assert "NoneType" in caplog.text

@@ -81,7 +81,7 @@ async def three(confirm_period_s: float = 0.01, transport: Any = "auto") -> Asyn
         second.memory.tensor.neg_()
         yield Three(first, second, decode, to_first, to_second, router)
         first.runner.let_go()
-        for prompt in tuple(first.service._prompts.values()):  # its connections may be gone
+        for prompt in first.service._requests:  # its connections may be gone
             first.service._abandon(prompt)
         await decode.all_free()
 

@@ -196,7 +196,7 @@ async def test_a_draining_worker_refuses_new_prompts_and_finishes_the_old() -> N
 async def test_a_session_that_overflows_with_its_first_step_takes_its_prompt_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.worker.prefill.service.MAX_UNACKNOWLEDGED", 0)
+    monkeypatch.setattr("baton.worker.service.MAX_UNACKNOWLEDGED", 0)
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         await router.send(prefill=prompt_command(1, transfer_id()))
         await eventually(lambda: router.ended_with)
@@ -244,7 +244,7 @@ async def test_what_nobody_foresaw_ends_its_prompt_and_is_logged_with_its_trace(
         added: Future[None] = Future()
         added.set_exception(RuntimeError("boom"))
         monkeypatch.setattr(stack.loop, "add", lambda request: added)
-        with traced_lines("baton.worker.prefill.service") as lines:
+        with traced_lines("baton.worker.service") as lines:
             await router.send(prefill=prompt_command(1, transfer_id(), traceparent=trace.traceparent))
             assert (await router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
         assert lines == [("a prompt could not be queued", trace)]

@@ -1,0 +1,122 @@
+"""The requests that are open on a worker, whatever its role, and prompts while they are computed. Does no I/O."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from baton.engine.request import FirstToken
+from baton.engine.runner.thread import StepTiming
+from baton.engine.scheduler.sequences import PromptComputed
+from baton.protos import session_pb2
+from baton.service.sessions.hub import RouterSession
+from baton.worker.wire import first_output, prompt_scores
+
+Session = RouterSession[session_pb2.ConnectResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey:
+    """A router numbers its attempts; two routers may use the same number."""
+
+    router_id: bytes
+    attempt_id: int
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """From the arrival of its command until nothing is held for it any more."""
+
+    request_id: int  # this worker's own: two routers may use the same attempt id
+    session: Session
+    attempt_id: int
+    deadline: asyncio.TimerHandle | None = field(default=None, kw_only=True)
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.session.router_id, self.attempt_id)
+
+    def let_go(self) -> None:
+        """Cancels what would call it back."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+
+Open = TypeVar("Open", bound=OpenRequest)
+
+
+class RequestTable(Generic[Open]):
+    def __init__(self) -> None:
+        self._requests: dict[int, Open] = {}
+        self._by_attempt: dict[AttemptKey, Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Open]:
+        """The table may change meanwhile."""
+        return iter(tuple(self._requests.values()))
+
+    def __contains__(self, request: Open) -> bool:
+        return request.request_id in self._requests
+
+    def add(self, request: Open) -> None:
+        self._requests[request.request_id] = request
+        self._by_attempt[request.key] = request
+
+    def get(self, request_id: int) -> Open | None:
+        return self._requests.get(request_id)
+
+    def of_attempt(self, key: AttemptKey) -> Open | None:
+        return self._by_attempt.get(key)
+
+    def forget(self, request: Open) -> None:
+        """Also a request that is not here any more."""
+        if self._requests.pop(request.request_id, None) is not None:
+            del self._by_attempt[request.key]
+
+
+@dataclass(slots=True)
+class PromptProgress:
+    """A prompt that is computed here, until its first tokens are sent to the router."""
+
+    arrived: float  # monotonic seconds
+    queue_ms: float = 0.0  # until its first chunk began
+    chunk_ms: list[float] = field(default_factory=list)
+    computed_tokens: int = 0  # cached ones included
+    cached_tokens: int = 0
+    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
+    ended: bool = False
+    first: list[FirstToken] = field(default_factory=list)
+
+    def record(self, computed: PromptComputed, timing: StepTiming) -> int:
+        """Takes in a chunk that was computed in this step; returns its tokens."""
+        if not self.chunk_ms:
+            self.queue_ms = (timing.started - self.arrived) * 1e3
+        self.chunk_ms.append(timing.duration_ms)
+        tokens = computed.computed_tokens - max(self.computed_tokens, computed.cached_tokens)
+        self.computed_tokens, self.cached_tokens = computed.computed_tokens, computed.cached_tokens
+        self.ended = computed.ended
+        return tokens
+
+    def scores(self, attempt_id: int, computed: PromptComputed) -> session_pb2.ConnectResponse | None:
+        """A step's scores of the prompt's own tokens, if any."""
+        if not computed.prompt:
+            return None
+        offset = 1 + self.scored_tokens
+        self.scored_tokens += len(computed.prompt)
+        return session_pb2.ConnectResponse(prompt_scores=prompt_scores(attempt_id, offset, computed.prompt))
+
+    def first_step(
+        self, attempt_id: int, first: Iterable[FirstToken], with_logprobs: bool, answered_tokens: int
+    ) -> session_pb2.FirstStep:
+        """The message with the first token of every choice."""
+        timings = session_pb2.PrefillTimings(
+            queue_ms=self.queue_ms,
+            chunk_ms=self.chunk_ms,
+            total_ms=(time.monotonic() - self.arrived) * 1e3,
+            cached_tokens=self.cached_tokens,
+        )
+        outputs = [first_output(attempt_id, token, with_logprobs, answered_tokens) for token in first]
+        return session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings)

@@ -1,0 +1,227 @@
+"""The session servicer of a worker, as far as both roles have it: sessions with routers, open requests, drain."""
+
+import asyncio
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Generic
+
+import grpc
+
+from baton.engine.request import RequestRefused
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.thread import StepTiming
+from baton.engine.sampling.constraint import Grammars
+from baton.engine.scheduler.sequences import SchedulerOutcome
+from baton.protos import session_pb2, session_pb2_grpc
+from baton.service.errors import Unavailable
+from baton.service.sessions.connection import serve_connection
+from baton.service.sessions.hub import SessionHub
+from baton.worker.cache_events import CacheEventPublisher
+from baton.worker.request import AttemptKey, Open, RequestTable, Session
+
+logger = logging.getLogger(__name__)
+LOADING_RETRY_S = 0.5
+CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies to end
+MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
+NOTICE_S = 0.3  # of a drain: a report to every router, and the requests that they sent before it came
+ChangeRole = Callable[[session_pb2.Role], None]
+
+
+class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]):
+    """Serves SessionService and keeps the table of requests. Lives on the event loop."""
+
+    role_name: str
+    leaving = False  # reported as draining
+    draining = False  # and new work is refused
+    broken = False  # the engine is lost: an open request may be the reason, so other workers do not continue them
+    _change_role: ChangeRole | None = None
+
+    def __init__(
+        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, table: RequestTable[Open]
+    ) -> None:
+        """`worker`: as routers see it."""
+        self._worker = worker
+        self._epoch = epoch
+        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
+            session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
+        )
+        self.cache = CacheEventPublisher(self._hub, epoch)
+        self._requests = table
+        self._request_ids = itertools.count(1)
+        self._attached = False
+
+    def attach_engine(self, loop: EngineLoop, grammars: Grammars | None) -> None:
+        """The engine calls back into this object, so it is given to it after it is made."""
+        self._loop = loop
+        self._grammars = grammars
+        self._attached = True
+
+    @property
+    def busy(self) -> bool:
+        return len(self._requests) > 0
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether requests that are open when the worker stops are left over by a drain."""
+        return self.leaving and not self.broken
+
+    def breaks(self, on_fault: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+        """`on_fault`, of which this service takes note."""
+
+        def noted(fault: BaseException) -> None:
+            self.broken = True
+            on_fault(fault)
+
+        return noted
+
+    def offer_roles(self, roles: Sequence[session_pb2.Role], change_role: ChangeRole) -> None:
+        """Announces the roles that this process can take; `change_role` is called when a router wants another."""
+        self._worker.roles.extend(roles)
+        self._change_role = change_role
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[session_pb2.ConnectRequest],
+        context: "grpc.aio.ServicerContext[session_pb2.ConnectRequest, session_pb2.ConnectResponse]",
+    ) -> AsyncIterator[session_pb2.ConnectResponse]:
+        if not self._attached:
+            raise Unavailable("the engine is still loading", "LOADING", LOADING_RETRY_S)
+        connection = serve_connection(self._hub, self._epoch, request_iterator, self._welcome, self._on_command)
+        async with aclosing(connection):
+            async for message in connection:
+                yield message
+
+    async def close(self) -> None:
+        """Ends all sessions, and with them every request that is left.
+
+        Those that a drain left over are continued by other workers: each is reported to its router as failed.
+        """
+        if self.hands_over:
+            self.draining = True
+            for request in self._requests:
+                self._fail(request, session_pb2.FAILURE_REASON_DRAINING, f"the {self.role_name} worker is stopping")
+            await self._hub.delivered(CLOSE_TIMEOUT_S)
+        await self._hub.close(CLOSE_TIMEOUT_S)
+
+    @abstractmethod
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+        """A step has ended: called on the event loop, in the order of the steps."""
+
+    @abstractmethod
+    def report(self) -> None:
+        """Sends every router this worker's state."""
+
+    @abstractmethod
+    def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
+        """Returns whether it is a command for this role."""
+
+    @abstractmethod
+    def _abandon(self, request: Open) -> None:
+        """Ends a request in any phase."""
+
+    def _on_cancel(self, request: Open, command: session_pb2.Cancel) -> None:
+        self._abandon(request)
+
+    def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
+        return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
+
+    def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+        match command.WhichOneof("command"):
+            case "snapshot_request":
+                self.cache.send_snapshot(session)
+            case "cancel":
+                request = self._requests.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
+                if request is not None:
+                    self._on_cancel(request, command.cancel)
+            case "change_role" if self._change_role is not None:
+                self._change_role(command.change_role.role)
+            case "change_role":
+                logger.warning("a router asked for a change of role, which this worker does not support")
+            case other if not self._on_role_command(session, command):
+                logger.warning("a router sent %s to a %s worker", other, self.role_name)
+
+    def _is_new(self, session: Session, attempt_id: int) -> bool:
+        if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:
+            return True
+        logger.error("a router sent attempt %d twice; the second is dropped", attempt_id)
+        return False
+
+    def _set_deadline(self, request: Open, time_left_ms: int) -> None:
+        if request.deadline is not None:
+            request.deadline.cancel()
+        request.deadline = asyncio.get_running_loop().call_later(
+            time_left_ms / 1e3, self._fail, request, session_pb2.FAILURE_REASON_DEADLINE, "the deadline passed"
+        )
+
+    def _on_task_ended(self, request: Open, what: str, task: "asyncio.Future[None]") -> None:
+        """`what`: the task was to do. Of one that ended well, or was called off, nothing is left to be done."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, RequestRefused):
+            self._fail(request, session_pb2.FAILURE_REASON_INVALID, str(error))
+        elif error is not None:
+            logger.error("%s", what, exc_info=error)
+            self._fail_unforeseen(request)
+
+    def _fail_unforeseen(self, request: Open) -> None:
+        message = f"internal error of the {self.role_name} worker"
+        self._fail(request, session_pb2.FAILURE_REASON_UNSPECIFIED, message)
+
+    def _fail(self, request: Open, reason: "session_pb2.FailureReason", message: str) -> None:
+        if request in self._requests:
+            self._abandon(request)
+            self._send_failed(request.session, request.attempt_id, reason, message)
+
+    def _forget(self, request: Open) -> None:
+        self._requests.forget(request)
+        request.let_go()
+
+    def _send_failed(
+        self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
+    ) -> None:
+        failed = session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message)
+        self._send(session, session_pb2.ConnectResponse(failed=failed))
+
+    def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
+        message.epoch = self._epoch
+        self._hub.send(session, message)
+
+    def _on_session_end(self, session: Session) -> None:
+        for request in self._requests:
+            if request.session is session:
+                self._abandon(request)
+
+
+class Drain:
+    """One service's drain; it may be called off. On the event loop.
+
+    The worker reports first that it leaves, and takes requests that cross that report; then it refuses new ones.
+    """
+
+    def __init__(self, service: SessionService[Open]) -> None:
+        self._service = service
+        self._notice: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Something is open, or may still arrive."""
+        service = self._service
+        return service.busy or (service.leaving and not service.draining)
+
+    def begin(self) -> None:
+        if not self._service.leaving:
+            self._service.leaving = True
+            self._service.report()
+            self._notice = asyncio.get_running_loop().call_later(NOTICE_S, self._refuse)
+
+    def call_off(self) -> None:
+        if self._notice is not None:
+            self._notice.cancel()
+        self._service.leaving = self._service.draining = False
+        self._service.report()
+
+    def _refuse(self) -> None:
+        self._service.draining = True

@@ -29,7 +29,7 @@ from baton.engine.runner.launched import (
     launched_with,
 )
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, formed_samples, prompt_scores, sample
+from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, constrained_samples, prompt_scores, sample
 from baton.kernels.native.library import pytorch_alone
 from baton.kernels.pages import copy_blocks
 from baton.kernels.types import KvPages
@@ -96,7 +96,7 @@ class Runner:
         self._threads = pytorch_alone if computes_natively else nullcontext
         self.launches_ahead = model.device.type == "cuda" and other_ranks is None
         """Not with several ranks: a plan contains the very tokens, and those of the step before are not known then."""
-        self._began_s = 0.0  # monotonic, of the last step in which some answer has a form
+        self._began_s = 0.0  # monotonic, of the last step in which some answer is structured output
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
@@ -135,11 +135,11 @@ class Runner:
             self.other_ranks.wait_moved()
         if not plan.chunks:
             return None
-        formed = formed_samples(plan.chunks)
-        if not formed:
+        constrained = constrained_samples(plan.chunks)
+        if not constrained:
             return make_batch(plan.chunks, self._block_tokens, self._model.device)
         self._began_s = time.monotonic()
-        return make_batch(plan.chunks, self._block_tokens, self._model.device, partial(ask_for_masks, formed))
+        return make_batch(plan.chunks, self._block_tokens, self._model.device, partial(ask_for_masks, constrained))
 
     def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
         failed = _non_finite_chunks(hidden, batch)

@@ -48,7 +48,7 @@ class Room:
 
 
 class Grammar:
-    """A form, compiled for one vocabulary. Shared by all requests that ask for it; never changed."""
+    """A grammar, compiled for one vocabulary. Shared by all requests that ask for it; never changed."""
 
     def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
         """`matcher` stands before the first token. Computes the mask of that."""
@@ -196,7 +196,7 @@ def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> Non
         wait(late, PATIENCE_S, first=True)
 
 
-KEPT = 32  # compiled forms
+KEPT = 32  # compiled grammars
 MASK_THREADS = 2
 
 
@@ -204,7 +204,7 @@ class Grammars:
     """Any thread may ask. To be closed, after any engine that its constraints were given to."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """`folder`: of the checkpoint, whose tokenizer is read by `prepare`, else when the first form is asked for."""
+        """`folder`: of the checkpoint, whose tokenizer is read by `prepare`, else when a grammar is first asked for."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -217,7 +217,7 @@ class Grammars:
     def prepare(self) -> None:
         """Reads the tokenizer: a second for 128 000 tokens, in which no other thread of Python runs.
 
-        Where that cannot be done, requests for a form fail with the reason.
+        Where that cannot be done, requests for structured output fail with the reason.
         """
         with contextlib.suppress(FormRefused, LibraryMissing), self._lock:
             self._read()

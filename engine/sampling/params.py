@@ -47,8 +47,10 @@ class SamplingParams(SamplingNumbers):
     logprobs: int = 0  # likeliest tokens reported with each token of the answer
     prompt_logprobs: int | None = None  # the same of the prompt; 0 reports only the prompt's own tokens
     beam: BeamParams | None = None  # None: each choice is drawn on its own
-    constraint: "Constraint | None" = field(default=None, compare=False)  # the form of the answers; not shared
-    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature; forms are not meant
+    constraint: "Constraint | None" = field(default=None, compare=False)  # structured output; not shared
+    adjusts_logits: bool = field(
+        init=False, repr=False, compare=False
+    )  # before temperature; masks of grammars are not meant
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
     # What follows is read at every step.
     greedy: bool = field(init=False, repr=False, compare=False)

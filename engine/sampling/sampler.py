@@ -28,17 +28,17 @@ class Distribution:
     places: list[int] = field(default_factory=list)  # in the row's samples
     numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
     token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
-    allowed: Allowed | None = None  # by the form of the answer, if it has one
+    allowed: Allowed | None = None  # by the grammar of the answer, if it has one
 
 
 Undrawn = dict[int, NonFinite | None]
 """By row: why nothing is drawn from it. None: its mask is late."""
 
-Formed = tuple[Constraint, Sample]
-"""A sample whose answer has a form, and that."""
+Constrained = tuple[Constraint, Sample]
+"""A sample of structured output, and its constraint."""
 
 
-def formed_samples(chunks: Iterable[Chunk]) -> list[Formed]:
+def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
     """Those of a step."""
     return [
         (constraint, sample)
@@ -48,18 +48,18 @@ def formed_samples(chunks: Iterable[Chunk]) -> list[Formed]:
     ]
 
 
-def ask_for_masks(formed: Iterable[Formed]) -> None:
+def ask_for_masks(constrained: Iterable[Constrained]) -> None:
     """Has the masks of a step made, beside its forward pass.
 
     Asked for just before its layers: until the interpreter's lock is let go for long, the threads that make them could
     only take it away, at each of the calls by which the engine lets it go for a moment.
     """
-    for constraint, sample in formed:
+    for constraint, sample in constrained:
         constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
 
 
 def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s: float) -> Undrawn:
-    """Gives distributions whose answers have a form their masks, once there. `has_neighbours`: rows that need none.
+    """Gives distributions of structured output their masks, once there. `has_neighbours`: rows that need none.
 
     `began_s`: monotonic, of the step. Raises: HistoryMissing.
     """
@@ -83,23 +83,23 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s:
     return undrawn
 
 
-def put_form_first(
+def put_grammar_first(
     adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
 ) -> bool:
-    """Where other rules have banned all that a form allows, the form alone counts. Returns whether there are such rows.
+    """Where other rules have banned all that a grammar allows, it alone counts. Returns whether there are such rows.
 
     `logits` are as the model made them; `alive`: rows of `adjusted` that have a token left.
     """
     rows = [row for row, each in enumerate(distributions) if each.allowed is not None and not alive[row]]
     if rows:
-        formed = [distributions[row] for row in rows]
-        adjusted[rows] = masked_rows(logits, [each.row for each in formed], [each.allowed for each in formed])
+        alone = [distributions[row] for row in rows]
+        adjusted[rows] = masked_rows(logits, [each.row for each in alone], [each.allowed for each in alone])
     return bool(rows)
 
 
 def _mask(constraint: Constraint, sample: Sample) -> Mask:
     if not sample.history:
-        raise HistoryMissing("the form of an answer needs Sample.history")
+        raise HistoryMissing("structured output needs Sample.history")
     return constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
 
 
@@ -123,7 +123,7 @@ RowResult = tuple[Drawn, ...] | NonFinite | None
 def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf) -> list[RowResult]:
     """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other.
 
-    `began_s`: when the step began, monotonic; answers that have a form may hold it up by a share of the time since.
+    `began_s`: when the step began, monotonic; structured output may hold it up by a share of the time since.
     Raises: HistoryMissing for a sample whose scheduler left it out.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
@@ -151,7 +151,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf)
 
 
 def _is_best_allowed(distribution: Distribution, row: Row) -> bool:
-    """Whether it is all that a row is for, and its token the likeliest that the form of the answer allows."""
+    """Whether it is all that a row is for, and its token the likeliest that the grammar allows."""
     params = distribution.sample.params
     is_plain = params.greedy and not params.adjusts_logits
     return is_plain and distribution.allowed is not None and len(distribution.places) == len(row.samples)
@@ -198,7 +198,7 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
         adjust(adjusted, [each.sample for each in distributions])
     largest = adjusted.max(-1)
     alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
-    if not all(alive) and put_form_first(adjusted, logits, distributions, alive):
+    if not all(alive) and put_grammar_first(adjusted, logits, distributions, alive):
         largest = adjusted.max(-1)
         alive = largest.values.isfinite().tolist()
     if distributions[0].sample.params.greedy:

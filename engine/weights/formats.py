@@ -1,4 +1,4 @@
-"""How a checkpoint stores its weights, and the form in which they are kept. An unknown format is refused."""
+"""How a checkpoint stores its weights, and the format in which they are kept. An unknown format is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class PackedFormat:
 
 
 def weight_format(folder: Path, quantize: str) -> WeightFormat:
-    """The form in which the weights in `folder` will be kept: `quantize` is "none" or a WeightFormat's value.
+    """The format in which the weights in `folder` will be kept: `quantize` is "none" or a WeightFormat's value.
 
     Raises: ModelError where the checkpoint is quantised otherwise, or in a way that is not read.
     """

@@ -165,7 +165,7 @@ CUTS = {
 
 
 class CheckpointWeights:
-    """A `WeightSource`. Each rank reads all of a tensor and keeps its part: some forms have a scale for a whole row."""
+    """A `WeightSource`. Each rank reads all of a tensor and keeps its part: some formats scale whole rows."""
 
     def __init__(
         self,

@@ -347,6 +347,16 @@ class BlockTable:
         self._blocks = (*self._blocks[:index], destination, *self._blocks[index + 1 :])
         return BlockCopy(source, destination)
 
+    def grow(self, position: int, block_tokens: int) -> BlockCopy | None:
+        """Makes the block of `position` exist and be this table's alone; returns the copy to make before it is written.
+
+        Raises: OutOfBlocks.
+        """
+        index = position // block_tokens
+        if index == len(self.blocks):
+            self.append(1)
+        return self.make_writable(index)
+
     def publish(self, hashes: Sequence[bytes]) -> None:
         """Names the first blocks, whose KV is complete, for the prefix cache."""
         parent_hash: bytes | None = None

@@ -21,6 +21,7 @@ from baton.engine.parallel.other_ranks import OtherRanks
 from baton.engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
 from baton.engine.runner.launched import (
+    NO_TOKENS,
     Launched,
     draws_on_device,
     finite_rows,
@@ -121,7 +122,7 @@ class Runner:
             if (self.launches_ahead or device.type != "cpu") and draws_on_device(plan.chunks):
                 return launch_draws(hidden, self._model.logits, plan.chunks, batch.chunk_rows)
             results = self._results(hidden, batch, plan.chunks)
-            return launched_with(results, device if self.launches_ahead else None)
+            return launched_with(results, device) if self.launches_ahead else Launched(NO_TOKENS, lambda: results)
 
     def _begin(self, plan: Plan) -> Batch | None:
         """Moves blocks; None where that is all.

@@ -16,7 +16,7 @@ from itertools import chain, count, islice
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, SwapSpace, acquire
-from baton.engine.plan import BlockCopy, BlockSwap
+from baton.engine.plan import BlockSwap
 from baton.engine.request import Request, blocks_for
 from baton.engine.scheduler.sequences import (
     ArrivalKey,
@@ -68,17 +68,6 @@ def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int)
             writers[blocks[index]] += 1
     # The last writer of a block without other readers keeps it.
     return new + sum(min(count, pool.references(block) - 1) for block, count in writers.items())
-
-
-def grow(table: BlockTable, position: int, block_tokens: int) -> BlockCopy | None:
-    """Makes the block of `position` exist and be this table's alone; returns the copy to make before it is written.
-
-    Raises: OutOfBlocks.
-    """
-    index = position // block_tokens
-    if index == len(table.blocks):
-        table.append(1)
-    return table.make_writable(index)
 
 
 def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> int:

@@ -26,7 +26,7 @@ from baton.engine.request import (
     check_request,
     end_reason,
 )
-from baton.engine.scheduler.batch import RunningBatch, Write, admitted, blocks_to_write, grow, wanted_blocks
+from baton.engine.scheduler.batch import RunningBatch, Write, admitted, blocks_to_write, wanted_blocks
 from baton.engine.scheduler.beam_search import BeamGroups
 from baton.engine.scheduler.budget import PromptRates, StepBudget
 from baton.engine.scheduler.sequences import (
@@ -59,7 +59,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
     for sequence, write in zip(continued, writes, strict=True):
-        draft.copy(grow(write.table, write.position, block_tokens))
+        draft.copy(write.table.grow(write.position, block_tokens))
         if id(sequence) in place:
             draft.follow(sequence, place[id(sequence)])
         else:
@@ -153,7 +153,7 @@ class Scheduler:
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
         for sequence in answers:
-            draft.copy(grow(sequence.held(), sequence.computed_tokens, self._block_tokens))
+            draft.copy(sequence.held().grow(sequence.computed_tokens, self._block_tokens))
             draft.compute(sequence, budget_tokens=1)
         budget_tokens = self._prefill_budget(len(answers))
         prompts = self._prompts(draft)
@@ -322,7 +322,11 @@ class Scheduler:
 
     def _take(self, sequence: ScheduledSequence, computed: Computed) -> list[SchedulerOutcome]:
         """One token for each choice that the sequence stands for."""
-        choices = self.batch.split(sequence)
+        if sequence.choices == 1:
+            sequence.publish(self._block_tokens)
+            choices = [sequence]
+        else:
+            choices = self.batch.split(sequence)
         if sequence.request.params.beam is not None:
             return list(self._beams.take(sequence, computed.drawn[0].top))
         return [self._draw(choice, drawn) for choice, drawn in zip(choices, computed.drawn, strict=True)]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.engine.runner.sharing import FEWEST_STEPS, LEAST_TOKENS, MOST_REST, SILENCE_S, DeviceShare, SlowDown
+from baton.engine.runner.engine import FEWEST_STEPS, SlowDown
+from baton.engine.runner.sharing import LEAST_TOKENS, MOST_REST, SILENCE_S, DeviceShare
 
 
 def test_without_anybody_beside_it_chunks_are_as_large_as_they_may_be() -> None:

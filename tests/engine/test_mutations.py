@@ -40,7 +40,7 @@ MUTATIONS = [
     Mutation(SEQUENCES, "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
     Mutation(BATCH, "new += 1", "new += 0"),
     Mutation(BATCH, "rest = 0", "rest = rest"),
-    Mutation(BATCH, "return table.make_writable(index)", "return None"),
+    Mutation(POOL, "return self.make_writable(index)", "return None"),
     Mutation(
         "scheduler.sequences",
         "if self._writes(sequence):\n            self._ended",

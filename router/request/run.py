@@ -83,6 +83,7 @@ logger = logging.getLogger(__name__)
 
 _UNSCORED = TokenLogprob(float("nan"), ())  # of a token that another router gave out
 _KV_RECEIVED_WAIT_S = 0.1  # KvReceived travels beside the tokens; it may come just after the last
+_DELIVERED = Delivered()
 _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
 _LOOK_S, _LOOKS = 0.05, 20
@@ -277,7 +278,9 @@ class Generation:
     def _deliver(self) -> Sequence[AnswerEvent | PromptPart]:
         """What goes out now."""
         state, echo, began_s = self._state, self._echo, time.monotonic()
-        parts = [part for scores in state.new_scores() for part in (echo.take(scores) if echo is not None else ())]
+        parts: list[PromptPart] = []
+        for scores in state.new_scores():
+            parts += echo.take(scores) if echo is not None else ()
         tokens = state.new_tokens()
         if tokens and echo is not None:
             parts += echo.rest()
@@ -286,7 +289,9 @@ class Generation:
         self.timeline.detokenise_ms += (now - began_s) * 1e3
         if self.timeline.first_token_s is None and events:
             self.timeline.first_token_s = now
-        self._perform(state.advance(Delivered(), now))
+        effects = state.advance(_DELIVERED, now)
+        if effects:
+            self._perform(effects)
         return [*parts, *events] if parts else events
 
     def _advance(self, event: OwnEvent) -> None:

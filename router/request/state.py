@@ -95,6 +95,7 @@ class Attempt:
     unscored: int  # tokens of the prompt whose scores are still to come
     unreported: set[int]  # choices of which no worker has sent anything
     phase: AttemptPhase = AttemptPhase.QUEUED
+    is_on_workers: bool = False  # as its phase says; looking an enum up would take as long as taking a token in
     adopts: AttemptLocation | None = None  # the attempt of another router that it continues
     placement: Placement | None = None
     at_work: set[str] = field(default_factory=set)  # its workers that may still hold something of it
@@ -110,7 +111,7 @@ class Attempt:
         """Raises: RuntimeError for a phase that does not follow."""
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"{phase.name} does not follow {self.phase.name}")
-        self.phase = phase
+        self.phase, self.is_on_workers = phase, phase in ON_WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +317,7 @@ class RequestState:
         self.answer = answer
         self.timeline = timeline
         self.phase = RequestPhase.PREPARED
+        self.is_over = False
         self.stream = TokenStream(request.sampling.n)
         self.attempts: dict[int, Attempt] = {}  # that have not ended
         self.avoided_prefill: frozenset[str] = frozenset()
@@ -331,19 +333,17 @@ class RequestState:
         self._unscored = False
 
     @property
-    def is_over(self) -> bool:
-        return self.phase is not RequestPhase.RUNNING
-
-    @property
     def has_more(self) -> bool:
         """There is more to give out before anything else comes: ends that were found where no attempt is left, or an
         output behind those given out that is inconsistent."""
         return not self.attempts or (bool(self._outputs) and not self._unscored)
 
-    def new_scores(self) -> Iterator[PromptScores]:
+    def new_scores(self) -> Sequence[PromptScores]:
         """Of the prompt, in order, each once."""
-        while self._scores:
-            yield self._scores.popleft()
+        if not self._scores:
+            return ()
+        scores, self._scores = self._scores, deque()
+        return scores
 
     def new_tokens(self) -> Sequence[NewTokens]:
         """In order, each once. Tokens from decode may overtake prefill's scores, and wait for those.
@@ -394,7 +394,7 @@ class RequestState:
                 return self._retry(attempt, event.died, now)
             case KvOverdue():
                 return self._end(attempt) if attempt.awaits_kv else ()
-        if placement is None or attempt.phase not in ON_WORKERS:
+        if placement is None or not attempt.is_on_workers:
             return ()
         match event:
             case FirstStep():
@@ -492,7 +492,7 @@ class RequestState:
 
     def _take_output(self, output: SequenceOutput, now: float) -> Sequence[Effect]:
         attempt = self.attempts.get(output.attempt_id)
-        if attempt is None or (placement := attempt.placement) is None or attempt.phase not in ON_WORKERS:
+        if attempt is None or (placement := attempt.placement) is None or not attempt.is_on_workers:
             return ()
         offset = output.offset - attempt.part.answered_tokens
         self.timeline.take_decode_output(output.choice, offset, len(output.token_ids), now)
@@ -586,7 +586,7 @@ class RequestState:
     def _delivered(self, now: float) -> Sequence[Effect]:
         effects: list[Effect] = []
         for attempt in tuple(self.attempts.values()):
-            if attempt.phase not in ON_WORKERS or (placement := attempt.placement) is None:
+            if not attempt.is_on_workers or (placement := attempt.placement) is None:
                 continue
             if attempt.is_suspected and self._fresh_tokens(attempt) >= PROGRESS_TOKENS:
                 attempt.is_suspected = False
@@ -600,7 +600,7 @@ class RequestState:
                 attempt.awaits_kv = True
                 effects.append(AwaitKv(attempt))
         if not self.attempts and not self._ended and self.phase is RequestPhase.RUNNING:
-            self.phase, self.timeline.ended_s = RequestPhase.COMPLETED, now
+            self.phase, self.is_over, self.timeline.ended_s = RequestPhase.COMPLETED, True, now
         return effects
 
     def _is_done(self, part: PreparedRequest) -> bool:
@@ -635,12 +635,12 @@ class RequestState:
         return self._fail(DeadlineExceeded("the deadline passed while the request was pending"))
 
     def _fail(self, error: BatonError) -> Sequence[Effect]:
-        self.phase = RequestPhase.FAILED
+        self.phase, self.is_over = RequestPhase.FAILED, True
         return (Fail(error),)
 
     def _close(self, phase: RequestPhase) -> Sequence[Effect]:
         if self.phase in (RequestPhase.PREPARED, RequestPhase.RUNNING):
-            self.phase = phase
+            self.phase, self.is_over = phase, True
         left = tuple(self.attempts.values())
         self.attempts.clear()
         effects = [self._release(attempt) for attempt in left if attempt.phase is not AttemptPhase.BACKOFF]

@@ -26,6 +26,12 @@ from baton.router.types.response import (
 )
 from baton.service.errors import BatonError
 
+
+def created_now() -> int:
+    """`created` of OpenAI's API: seconds of the wall clock, a label and no more."""
+    return int(time.time())
+
+
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -318,7 +324,7 @@ class ChunkStream(ABC):
         if isinstance(event, Started):
             self._usage.prompt_tokens[place] = event.prompt_tokens
             if not self._begin:
-                named = {"id": self._id, "object": self.kind, "created": int(time.time()), "model": event.model}
+                named = {"id": self._id, "object": self.kind, "created": created_now(), "model": event.model}
                 self._head = json.dumps(named, ensure_ascii=False)[:-1]
                 self._begin = f'data: {self._head},"choices":['
             return b"".join(self._started(place, event))

@@ -1,6 +1,5 @@
 """All routes, as one ASGI application, and the OpenAPI document that is made from their messages."""
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
+from baton.gateway.answers import created_now
 from baton.gateway.http.endpoint import Endpoint, Query, Transport, Unknown
 from baton.gateway.http.exchange import EVENT_STREAM, JSON, Reply, Whole, json_reply
 from baton.gateway.http.problem import Renamed
@@ -130,7 +130,7 @@ class Operations:
         self._dispatcher = dispatcher
         self._readiness = readiness
         self._grpc_port = grpc_port
-        self._created = int(time.time())
+        self._created = created_now()
 
     async def models(self, scope: Scope) -> Reply:
         """Raises: Unavailable."""

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions, whole or as chunks: the role, then texts and parts of calls, then why it ended."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from baton.gateway.answers import (
     ChunkStream,
     TokenTexts,
     collect,
+    created_now,
     stop_reason,
     usage_json,
 )
@@ -105,7 +105,7 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
     response = {
         "id": stream_id,
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": created_now(),
         "model": whole.model,
         "choices": [
             {"index": index, **_choice(message, choice, texts, tools)} for index, choice in enumerate(whole.choices)

@@ -1,7 +1,6 @@
 """POST /v1/completions. Several prompts are several requests answered as one."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -15,6 +14,7 @@ from baton.gateway.answers import (
     Numbered,
     TokenTexts,
     collect,
+    created_now,
     stop_reason,
     usage_json,
 )
@@ -110,7 +110,7 @@ def _response(message: CompletionRequest, stream_id: str, whole: list[Collected]
     return {
         "id": stream_id,
         "object": "text_completion",
-        "created": int(time.time()),
+        "created": created_now(),
         "model": whole[0].model,
         "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
         "usage": usage_json(usage),

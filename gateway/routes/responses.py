@@ -1,12 +1,11 @@
 """POST /v1/responses: text, whole or as the events that OpenAI's clients know. Nothing is stored."""
 
 import json
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from baton.gateway.answers import collect
+from baton.gateway.answers import collect, created_now
 from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.http.problem import Problem, Renamed, problem_of
 from baton.gateway.messages import ResponseRequest
@@ -45,7 +44,7 @@ class _Response:
         self.model = ""
         self.text = ""
         self._id = f"{AnswerId.RESPONSE}{request_id}"
-        self._created = int(time.time())
+        self._created = created_now()
         self._message = message
 
     def part(self) -> dict[str, Any]:

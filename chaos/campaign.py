@@ -16,6 +16,10 @@ from baton.chaos.stack import Stack
 from baton.chaos.watch import Background
 
 PERIOD_S = 0.15
+WHOLE_S = 60.0  # from the end of a fault until what it disturbed serves again
+AHEAD = 8  # faults of the plan that are looked at for one whose turn it is
+TRIES = 4  # of one that finds nothing to break
+BACK = 3  # places in the plan until it is tried again
 
 
 class Soundness(Background):
@@ -52,11 +56,6 @@ class Soundness(Background):
                 self._looked.notify_all()
             await asyncio.sleep(PERIOD_S)
 
-
-WHOLE_S = 60.0  # from the end of a fault until what it disturbed serves again
-AHEAD = 8  # faults of the plan that are looked at for one whose turn it is
-TRIES = 4  # of one that finds nothing to break
-BACK = 3  # places in the plan until it is tried again
 
 Make = Callable[[Fault, Scene], Injection]
 

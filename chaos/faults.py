@@ -1,7 +1,4 @@
-"""Which faults a run has, in which order, and which may go on beside each other. Pure: a seed in, a plan out.
-
-That is a router, a prefill and a decode worker that nothing was done to, and that have recovered from all before.
-"""
+"""Which faults a run has, in which order, and which may go on beside each other. Pure: a seed in, a plan out."""
 
 import random
 from collections.abc import Callable, Collection, Set
@@ -131,7 +128,11 @@ _RESTARTED = frozenset({FaultKind.KILL, FaultKind.RESTART})
 
 @dataclass
 class Turns:
-    """`under_way`: from before the injection until all that was disturbed has recovered."""
+    """Which faults may be under way beside each other, so that something is always left to go on with.
+
+    That is a router, a prefill and a decode worker that nothing was done to, and that have recovered from all before.
+    `under_way`: from before the injection until all that was disturbed has recovered.
+    """
 
     under_way: list[Fault] = field(default_factory=list)
 

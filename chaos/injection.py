@@ -2,11 +2,6 @@
 
 What found nothing to break was not made, and counts as nothing. What was made and cannot show that it happened is a
 failure of the run.
-
-Prompts are asked for; a moment later decode workers, which have opened them by then, stand still while they are
-computed. Then the source stands still too, and a bit in each page of its pool is turned over through its own map (no
-other may write it). The readers go on, and copy what is wrong. Before the source goes on, its memory is as it was:
-nothing but what was on its way has changed.
 """
 
 import asyncio
@@ -25,6 +20,9 @@ from baton.chaos.watch import Life, is_alive, pool_range, read_memory, state_of,
 PROOF_S = 5.0
 END_S = 45.0  # of a process that drains
 POLL_S = 0.01
+EVERYONE = (*ROUTERS, *WORKERS)
+IN_USE_S = 1.5  # since something was said there; workers renew their keys in Redis every second
+_LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
 
 class NotProven(Exception):
@@ -230,7 +228,13 @@ FLIP_POLL_S = 0.02
 
 
 class FlippedOnTheWay:
-    """`target` is a prefill worker. Proved by the bytes that changed and by readers that found it out."""
+    """Bits of KV turn over between the prefill worker `target` and its readers: every block that is being read is hit.
+
+    Prompts are asked for; a moment later decode workers, which have opened them by then, stand still while they are
+    computed. Then the source stands still too, and a bit in each page of its pool is turned over through its own map
+    (no other may write it). The readers go on, and copy what is wrong. Before the source goes on, its memory is as it
+    was: nothing but what was on its way has changed. Proved by the bytes that changed and by readers that found it out.
+    """
 
     def __init__(
         self, stack: Stack, target: str, draw: random.Random, ask: Callable[[int], None] = lambda count: None
@@ -333,11 +337,6 @@ class FlippedOnTheWay:
     def _readers(self) -> list[Life]:
         lives = [self._stack.life(place.name) for place in self._stack.workers if place.role == "decode"]
         return [life for life in lives if life is not None]
-
-
-EVERYONE = (*ROUTERS, *WORKERS)
-IN_USE_S = 1.5  # since something was said there; workers renew their keys in Redis every second
-_LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Clients under load, and streams that their clients give up, in any phase and in bursts.
-
-One stream, or one burst, at a time, so that whatever is held after the cancel is held for it. Workers report every
-20 ms here, to this process too: figures are too long by that much at most. Prompts are new every time.
-"""
+"""Clients under load, and streams that their clients give up, in any phase and in bursts."""
 
 import asyncio
 import random
@@ -38,6 +34,16 @@ EXTRA_EVENTS = 20  # of one of them, at most
 SLOW_S = 0.02  # between two events, of a slow client
 EXPLAIN_S = 1.0
 HISTORY_BYTES = 1500  # beside the times of its tokens: names, end, attempts
+START_S = 120.0
+REPORT_PERIOD_S = 0.02
+SETTLED_S = 0.2  # without a page, nothing was on its way any more
+WATCHED_S = 5.0  # after a cancel; what is held at the end is counted as held for so long
+LONGEST_S = 0.5  # of a stream before it is given up
+MOST_BEGUN = 0.6  # of a burst, as a share of its streams, when it is given up
+BEGIN_S = 5.0  # until so many have, at most
+POLL_S = 0.005
+BOUND_S = 0.1  # and a step of the engine
+AFTER = 20  # cancels between two requests that must be exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +209,6 @@ def _attempts(explanation: RequestExplanation) -> list[Attempt]:
     return found
 
 
-START_S = 120.0
-REPORT_PERIOD_S = 0.02
-SETTLED_S = 0.2  # without a page, nothing was on its way any more
-WATCHED_S = 5.0  # after a cancel; what is held at the end is counted as held for so long
-LONGEST_S = 0.5  # of a stream before it is given up
-MOST_BEGUN = 0.6  # of a burst, as a share of its streams, when it is given up
-BEGIN_S = 5.0  # until so many have, at most
-POLL_S = 0.005
-BOUND_S = 0.1  # and a step of the engine
-AFTER = 20  # cancels between two requests that must be exact
-
-
 @dataclass
 class Cancels:
     """Seconds from the client's cancel until a side held no page; one for each stream alone, one for each burst."""
@@ -246,7 +240,11 @@ class Cancels:
 async def run_cancels(
     singles: int, bursts: int, burst: int, seed: int, layout: Layout, say: Callable[[str], None]
 ) -> Cancels:
-    """Raises: NotWhole where the stack does not come up."""
+    """Gives up one stream, or one burst, at a time, so that all that is held after the cancel is held for it.
+
+    Workers report every 20 ms here, to this process too: figures are too long by that much at most. Prompts are new
+    every time. Raises: NotWhole where the stack does not come up.
+    """
     with tempfile.TemporaryDirectory(prefix="baton-cancels-") as name:
         folder = Path(name)
         write_tiny_checkpoint(folder / "tiny")

@@ -1,8 +1,5 @@
 """A TCP proxy before one process: which bytes pass, how late, and in which direction can be changed.
 
-The kernel is asked for that very socket (sock_diag over netlink), since reading all of /proc/net/tcp takes 10 ms: too
-long for a proxy that everybody connects to again at once.
-
 Rules are per link, which is (who connects, this process). Everything that a rule does is counted, so that a fault can
 prove that it happened. The proxy listens while the process does: a connection to a dead one is refused by the
 kernel, as it would be without a proxy.
@@ -27,7 +24,11 @@ TIMEOUT_S = 0.2
 
 
 class Owners:
-    """Remembers the sockets of processes, as far as it has seen them."""
+    """Which of our processes has the other end of a TCP connection on loopback; remembers sockets that it has seen.
+
+    The kernel is asked for that very socket (sock_diag over netlink), since reading all of /proc/net/tcp takes 10 ms:
+    too long for a proxy that everybody connects to again at once.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, set[str]] = {}  # by pid

@@ -32,6 +32,13 @@ from baton.service.registry.redis_server import NOISE, find_redis_server, free_p
 
 PAGE = struct.Struct("<qq")  # seconds off, how often a process read them
 BUILD_S = 30.0
+HOST = "127.0.0.1"
+POLL_S = 0.1
+STATUS_S = 1.0
+GRACE_S = 40.0
+BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
+KV_MEMORY = "16MiB"
+MODEL_NAME = "tiny"
 
 
 class WallClock:
@@ -70,15 +77,6 @@ def make_wall_clock(folder: Path) -> WallClock | None:
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False)
     return WallClock(library, folder / "clock.page") if done.returncode == 0 else None
-
-
-HOST = "127.0.0.1"
-POLL_S = 0.1
-STATUS_S = 1.0
-GRACE_S = 40.0
-BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
-KV_MEMORY = "16MiB"
-MODEL_NAME = "tiny"
 
 
 class NotWhole(Exception):

@@ -1,12 +1,4 @@
-"""Processes as Linux shows them: memory, descriptors and threads, once a second, and whether they stay as they are.
-
-What counts is private memory: pages of KV pools, a process's own and those that it maps to read, become resident when
-they are first touched, are shared, and have a size that is known. A life begins with a warm-up in which caches fill,
-connections are made and the allocator gets its arenas. After it a process may grow by `BOUND_BYTES` in all, however
-long it lives: that is what its bounded records hold (answers and explanations that are kept for a while, of up to 4 096
-requests), and what the allocator may lay out differently. A leak of one object per token or request passes any bound
-that does not grow with time; the longest lives find it.
-"""
+"""Processes as Linux shows them: memory, descriptors and threads, once a second, and whether they stay as they are."""
 
 import asyncio
 import os
@@ -20,6 +12,17 @@ from statistics import median
 
 POOL = "memfd:baton-kv-pool"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PERIOD_S = 1.0
+LOOK_BYTES = 320  # that one look takes here
+HARNESS = "harness"  # this process: supervisor, proxies, clients, and what they write down
+SHARED_MEMORY = Path("/dev/shm")
+WARM_UP_S = 30.0
+LEAST_S = 60.0  # of a life after that: a shorter one tells nothing
+ENDS = 6  # of so many parts of a life the first and the last are compared, by their medians
+BOUND_BYTES = 12 << 20
+BOUND_DESCRIPTORS = 32  # connections of others come and go
+BOUND_HARNESS_DESCRIPTORS = 128  # three for each connection of a client: its own, and both sides of the proxy's
+BOUND_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,6 @@ class Background(ABC):
         """Until cancelled."""
 
 
-PERIOD_S = 1.0
-LOOK_BYTES = 320  # that one look takes here
-HARNESS = "harness"  # this process: supervisor, proxies, clients, and what they write down
-SHARED_MEMORY = Path("/dev/shm")
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     at_s: float
@@ -183,18 +180,17 @@ def shared_memory_files() -> frozenset[str]:
     return frozenset(path.name for path in SHARED_MEMORY.iterdir())
 
 
-WARM_UP_S = 30.0
-LEAST_S = 60.0  # of a life after that: a shorter one tells nothing
-ENDS = 6  # of so many parts of a life the first and the last are compared, by their medians
-BOUND_BYTES = 12 << 20
-BOUND_DESCRIPTORS = 32  # connections of others come and go
-BOUND_HARNESS_DESCRIPTORS = 128  # three for each connection of a client: its own, and both sides of the proxy's
-BOUND_THREADS = 8
-
-
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How one life of a process changed after its warm-up."""
+    """How one life of a process changed after its warm-up.
+
+    What counts is private memory: pages of KV pools, a process's own and those that it maps to read, become resident
+    when they are first touched, are shared, and have a size that is known. A life begins with a warm-up in which caches
+    fill, connections are made and the allocator gets its arenas. After it a process may grow by `BOUND_BYTES` in all,
+    however long it lives: that is what its bounded records hold (answers and explanations that are kept for a while, of
+    up to 4 096 requests), and what the allocator may lay out differently. A leak of one object per token or request
+    passes any bound that does not grow with time; the longest lives find it.
+    """
 
     name: str
     pid: int

@@ -25,6 +25,7 @@ from baton.client import (
 )
 
 DECIMALS = 3
+_NAMES: dict[type[Event], str] = {Started: "started", PromptPart: "prompt", Delta: "delta"}
 
 
 def round_ms(value: float) -> float:
@@ -135,9 +136,6 @@ def event_as_object(event: Event) -> dict[str, object]:
     if event.timings is not None:
         content["timings"] = round_milliseconds(asdict(event.timings))
     return content
-
-
-_NAMES: dict[type[Event], str] = {Started: "started", PromptPart: "prompt", Delta: "delta"}
 
 
 def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:

@@ -29,6 +29,7 @@ from baton.service.security.tls import open_async_channel
 
 API_KEY_VARIABLE = "BATON_API_KEY"
 TLS_CA_VARIABLE = "BATON_TLS_CA"
+GrpcPort = Callable[[str], int | None]
 
 
 class Credentials(TypedDict):
@@ -89,8 +90,6 @@ def _connection(target: str, credentials: Credentials) -> http.client.HTTPConnec
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the certificate itself may be the one trusted
     return http.client.HTTPSConnection(target, timeout=_TIMEOUT_S, context=context)
 
-
-GrpcPort = Callable[[str], int | None]
 
 # Parts of gRPC's messages about a server of another protocol, plain and over TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")

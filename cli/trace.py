@@ -1,7 +1,5 @@
 """`baton trace`: where the time of the last requests went.
 
-Where the traces of a run go to a collector, its file contains only that fact.
-
 Two sums are checked, each within 2 ms or 3 %:
 TTFT             = router queue + route + prefill fetch + prefill queue + prefill chunks + return
 token 1 to 2     = exposed part of the transfer + decode admission + first step, and before them, where a worker failed
@@ -35,7 +33,10 @@ def chosen_collector(trace_file: Path | None) -> str | None:
 
 
 def begin_trace_file(folder: Path, port: int, collector: str | None = None) -> Path:
-    """The file for a new run, which begins without spans; all but the newest few of other runs are removed."""
+    """The file for a new run, which begins without spans; all but the newest few of other runs are removed.
+
+    Where the traces of the run go to a `collector`, the file contains only that fact.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"traces-{port}.jsonl"
     path.write_text("" if collector is None else json.dumps({"sent_to": collector}) + "\n", encoding="utf-8")

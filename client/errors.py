@@ -20,6 +20,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+Metadata = Iterable[tuple[str, str | bytes]]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorDetails:
@@ -131,8 +133,6 @@ ERRORS: dict[grpc.StatusCode, type[BatonClientError]] = {
 
 STOPPED = (grpc.StatusCode.CANCELLED, "CANCELLED")
 """gRPC's own status of calls that a stopping server drops; calls that are cancelled here have another message."""
-
-Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Metadata) -> BatonClientError:

@@ -1,6 +1,6 @@
 """The options of a request, and from a caller's arguments to protobuf requests.
 
-name; the server judges everything else.
+Values that protobuf cannot carry are refused here, with the field's name; the server judges everything else.
 """
 
 import json

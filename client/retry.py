@@ -1,8 +1,4 @@
-"""When a failed call is made again, and one streamed answer across failures. Pure, given time and a random number.
-
-Before its first message a call is simply made again. After that the stream is resumed, at the same router or another
-one of its cluster, behind the received tokens. A router that does not know the stream is sent the request with it.
-"""
+"""When a failed call is made again, and one streamed answer across failures. Pure, given time and a random number."""
 
 from dataclasses import dataclass, replace
 
@@ -81,7 +77,12 @@ _PASSING = (None, "DRAINING", "NOT_READY")
 
 
 class Recovery:
-    """`method` of BatonService and `message` are the call to be made next."""
+    """One streamed answer across failures: `method` of BatonService and `message` are the call to be made next.
+
+    Before its first message a call is simply made again. After that the stream is resumed, at the same router or
+    another one of its cluster, behind the received tokens. A router that does not know the stream is sent the request
+    with it.
+    """
 
     def __init__(self, method: str, request: Request, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
         self.method = method

@@ -39,6 +39,8 @@ REQUEST_S = (
 TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 SMALL_COUNTS = (1, 2, 5, 10, 20)
 """vLLM's buckets, and finer ones below them."""
+ENGINE = "router"
+LABELS = ("model_name", "engine")
 
 
 class Histogram:
@@ -68,9 +70,6 @@ class Histogram:
 def _bound(value: float) -> str:
     return repr(float(value))
 
-
-ENGINE = "router"
-LABELS = ("model_name", "engine")
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "vllm:time_to_first_token_seconds": ("From arrival to the first token.", TTFT_S),

@@ -1,9 +1,7 @@
 """A body to the message that it is, or to a problem that names its error and the field probably meant. Pure.
 
-Parsing holds the event loop, and so all clients' tokens. Its time depends on the number of values in the text, far
-more than on its length: 4 MB of one text are 6 ms, of empty lists or of short messages half a second.
-
-The time is bounded by the counts of json_size: `is_small` is true for bodies that an event loop has time for.
+Parsing holds the event loop, and so all clients' tokens. The counts of `json_size` bound its time: `is_small` is true
+for bodies that an event loop has time for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +21,8 @@ MAX_VALUES = (1 << 17) + (1 << 12)
 MAX_TEXTS = 1 << 14
 """Keys are texts too: a conversation has four or more for each message."""
 MAX_CONTAINERS = 1 << 13
+_SHOWN = 64  # characters of a name
+_LIKE = 0.7  # of 1; less alike is another word
 
 
 class JsonSize(NamedTuple):
@@ -46,17 +46,17 @@ class JsonSize(NamedTuple):
 
 
 def json_size(body: bytes) -> JsonSize:
-    """Takes a few milliseconds for 4 MB. Of a body with too many texts only those are counted."""
+    """How much there is in a body, counted before anything is made of it. Takes a few milliseconds for 4 MB.
+
+    The time of parsing depends on the number of values in the text, far more than on its length: 4 MB of one text are
+    6 ms, of empty lists or of short messages half a second. Of a body with too many texts only those are counted.
+    """
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     texts = plain.count(b'"') // 2
     if texts > MAX_TEXTS:
         return JsonSize(0, texts, 0)
     outside = b"".join(plain.split(b'"')[::2])
     return JsonSize(outside.count(b",") + 1, texts, outside.count(b"[") + outside.count(b"{"))
-
-
-_SHOWN = 64  # characters of a name
-_LIKE = 0.7  # of 1; less alike is another word
 
 
 class UnknownField(NamedTuple):

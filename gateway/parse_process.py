@@ -1,10 +1,11 @@
 """Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
 
-While one is parsed no stream gets a token, so a body that is parsed here takes a millisecond or two at most. The other
+While a body is parsed no stream gets a token, so one that is parsed here takes a millisecond or two at most. The other
 process's result is read on a thread, in steps as short as those: its long fields are bytes, cheap to take in.
 
-A packed message is a head, in JSON, which lists the parts that follow: the rest of the body, in JSON too, where each
-long field is empty; then those fields, in one or more parts each. A refusal is a head alone.
+The other process sends a packed message. It is a head, in JSON, which lists the parts that follow: the rest of the
+body, in JSON too, where each long field is empty; then those fields, in one or more parts each. A refusal is a head
+alone.
 """
 
 import asyncio

@@ -53,6 +53,11 @@ from baton.router.types.request import (
 from baton.service.telemetry.trace_context import TraceContext, parse_traceparent
 
 REQUEST_ID_HEADER = "x-request-id"
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
+EFFORT = "reasoning_effort"
+"""Its name in templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +147,6 @@ def _form(kind: StructuredKind, value: Any) -> StructuredOutput:
     return StructuredOutput(kind) if kind is StructuredKind.JSON_OBJECT else StructuredOutput(kind, value)
 
 
-_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
-
-
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """`shown` are the tools that the template gets; `parser` makes a reader for each choice, None: all is text."""
@@ -215,12 +217,6 @@ def _calls_schema(tools: Sequence[Tool], most: int | None) -> dict[str, Any]:
     bounds = {"minItems": 1} | ({"maxItems": most} if most is not None else {})
     return {"type": "array", "items": {"anyOf": calls}, **bounds}
 
-
-DEFAULT_MAX_TOKENS = 16
-"""Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
-
-EFFORT = "reasoning_effort"
-"""Its name in templates."""
 
 _SEED_BITS = (1 << 64) - 1
 

@@ -1,9 +1,5 @@
 """A model's output, taken apart into text and function calls, while it comes. Pure.
 
-{"name": "weather", "arguments": {"city": "Rome"}}        `parameters` is the same as `arguments`
-
-Pure, a character at a time. Arguments go out as the model wrote them: nothing here is parsed twice or made anew.
-
 Hermes and Qwen   text <tool_call>{"name": …, "arguments": …}</tool_call> …
 Llama 3           {"name": …, "parameters": …}; {…}       the answer is calls, or is text
 forced            [{"name": …, "parameters": …}, …], or the arguments of the one function that was named
@@ -18,6 +14,8 @@ from typing import Protocol
 
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
 
 
 class NotACall(Exception):
@@ -33,7 +31,12 @@ class _At(Enum):
 
 
 class CallObject:
-    """Reads one object. `name` is None until call and arguments have begun; then `fresh` has their new characters."""
+    """Reads one call as JSON, a character at a time. Arguments go out as the model wrote them.
+
+    {"name": "weather", "arguments": {"city": "Rome"}}        `parameters` is the same as `arguments`
+
+    `name` is None until call and arguments have begun; then `fresh` has the new characters of the arguments.
+    """
 
     def __init__(self) -> None:
         self.raw = ""  # everything that was read
@@ -160,9 +163,6 @@ def _parsed(token: str) -> object:
     except ValueError:
         return token
 
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"
 
 _BETWEEN = _SPACE + ";,[]"
 

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 HASH_BYTES = 32
 
 
-def root_hash(
-    fingerprint: bytes, kv_dtype: str, adapter: str = "", cache_salt: str = "", key_salt: bytes = b""
-) -> bytes:
+def root_hash(fingerprint: bytes, dtype: str, adapter: str = "", cache_salt: str = "", key_salt: bytes = b"") -> bytes:
     """The parent of a prompt's first block. Every part is preceded by its length, so that no two mixes coincide.
 
-    `key_salt` is that of the API key, whose holder cannot choose it; without keys there is no such part.
+    `dtype`: the one that the model computes in. `key_salt`: that of the API key, whose holder cannot choose it;
+    without keys there is no such part.
     """
     digest = hashlib.sha256(b"baton.kv.v1")
-    parts = (fingerprint, kv_dtype.encode(), adapter.encode(), cache_salt.encode())
+    parts = (fingerprint, dtype.encode(), adapter.encode(), cache_salt.encode())
     for part in (*parts, key_salt) if key_salt else parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)

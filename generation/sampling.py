@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
+MAX_LENGTH_PENALTY = 10.0  # the length is raised to it
+
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
@@ -115,6 +117,3 @@ class BeamParams:
             raise ValueError("beam_width must be at least 1")
         if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             raise ValueError(f"length_penalty must be within {MAX_LENGTH_PENALTY:g} of 0")
-
-
-MAX_LENGTH_PENALTY = 10.0  # the length is raised to it

@@ -1,10 +1,4 @@
-"""Arguments and results of kernels: layers of the KV pool, scoring, weights, drawn rows; and their checks.
-
-A quantised pool keeps one float32 scale per token and KV head, for keys and for values: number = stored * scale.
-
-Scale = largest magnitude of the row / largest number of the format, so that nothing is clipped (per-token symmetric
-quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another.
-"""
+"""Arguments and results of kernels: layers of the KV pool, scoring, weights, drawn rows; and their checks."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -56,7 +50,10 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class KvPages:
-    """All layers of the pool, by reference; `KvLayout.view` lays it over memory that others own."""
+    """All layers of the pool, by reference; `KvLayout.view` lays it over memory that others own.
+
+    A quantised pool keeps one float32 scale per token and KV head, for keys and for values: number = stored * scale.
+    """
 
     data: torch.Tensor  # [blocks, layers, 2 (keys, values), kv_heads, block_tokens, head_dim]
     scales: torch.Tensor | None = None  # float32 [blocks, layers, 2, kv_heads, block_tokens]
@@ -245,6 +242,8 @@ SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a row of zeros divides by th
 def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """`[..., head_dim]` of any floating dtype as `dtype` and float32 scales `[...]`; rows ~ stored * scale.
 
+    Scale = largest magnitude of the row / largest number of the format, so that nothing is clipped (per-token symmetric
+    quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another.
     A row with anything in it that is not finite gets the scale NaN: it reads back as NaN throughout, never clamped.
     """
     wide = rows.to(torch.float32)

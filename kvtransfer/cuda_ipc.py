@@ -1,7 +1,4 @@
-"""Pools on GPUs shared by CUDA's inter-process handles.
-
-Signatures as in cuda.h; the driver keeps old ones for ever, so that any libcuda.so.1 of version 12 or later will do.
-"""
+"""Pools on GPUs shared by CUDA's inter-process handles."""
 
 import ctypes
 import logging
@@ -18,12 +15,16 @@ from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.slices import EachPart, MappedTransport, PoolShape, Span
 from baton.kvtransfer.transport import CopyBroken, LinkRate, PeerUnreachable, SharedMemoryUnavailable, Transport
 
+logger = logging.getLogger(__name__)
+
 SUCCESS = 0
 IPC_HANDLE_BYTES = 64
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
 SOURCE_IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 PREFER_OVERLAP_WITH_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+COPY_TIMEOUT_S = 30.0
+POLL_S = 20e-6
 
 
 class CudaError(Exception):
@@ -80,7 +81,11 @@ class _Copy2D(ctypes.Structure):
 
 
 class CudaDriver:
-    """Bound to one device, whose primary context, the one torch uses, is current during each call."""
+    """The few calls of CUDA's driver for sharing memory between processes, by ctypes: torch documents none.
+
+    Bound to one device, whose primary context, the one torch uses, is current during each call. Signatures are those
+    of cuda.h; the driver keeps old ones for ever, so that any libcuda.so.1 of version 12 or later will do.
+    """
 
     def __init__(self, device_index: int) -> None:
         """Raises: CudaError, also where there is no driver."""
@@ -332,11 +337,6 @@ def cuda_ipc_transport(
             transports.append(transport)
         undo.pop_all()
     return transports[0] if len(transports) == 1 else EachPart(transports)
-
-
-logger = logging.getLogger(__name__)
-COPY_TIMEOUT_S = 30.0
-POLL_S = 20e-6
 
 
 def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:

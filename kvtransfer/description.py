@@ -9,6 +9,10 @@ from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import PairingRefused, PeerUnreachable
 
 POOL_ID_BYTES = 16
+TransportChoice = Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"]
+TransportName = Literal["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"]
+FASTEST_FIRST: tuple[TransportName, ...] = get_args(TransportName)
+_OTHER_HOST = "the peer runs on another host or in another PID namespace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,6 @@ def host_id() -> str:
         return secrets.token_hex(16)
 
 
-TransportChoice = Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"]
-TransportName = Literal["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"]
-FASTEST_FIRST: tuple[TransportName, ...] = get_args(TransportName)
-
-
 @dataclass(frozen=True, slots=True)
 class Ways:
     possible: tuple[TransportName, ...]  # to be tried in this order
@@ -149,6 +148,3 @@ def _hindrance(name: TransportName, mine: PoolDescription, theirs: PoolDescripti
             return None if theirs.group_backend == name else f"{name} is not available there"
         case "grpc":
             return None
-
-
-_OTHER_HOST = "the peer runs on another host or in another PID namespace"

@@ -21,6 +21,10 @@ from baton.kvtransfer.process_group import ProcessGroup, Wait
 from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, plan_slices
 from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken, LinkRate
 
+HEADER = struct.Struct("<QQ")  # sequence, bytes of blocks
+HEADER_BYTES = 64  # so that the blocks behind it are aligned
+WANTED_MESSAGE_BYTES = 4 << 20
+
 
 class _Slot(Enum):
     FREE = auto()
@@ -55,11 +59,6 @@ class StagingRing:
         if self._states[slot] is not wanted:
             raise ValueError(f"message {sequence}: its slot is {self._states[slot].name}, not {wanted.name}")
         self._states[slot] = next_state
-
-
-HEADER = struct.Struct("<QQ")  # sequence, bytes of blocks
-HEADER_BYTES = 64  # so that the blocks behind it are aligned
-WANTED_MESSAGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

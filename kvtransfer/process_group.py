@@ -1,7 +1,5 @@
 """One group of torch.distributed for one pair of workers: how its ranks meet, and numbered messages from rank 0.
 
-TCPStore would listen on every interface. Ours opens no socket: rank 0 keeps the values, rank 1 asks it.
-
 A group serves one pair of peers, so that the death of one peer cannot hang another. After the first failure both ends
 drop it, which closes its sockets and wakes the other end at once.
 """
@@ -89,7 +87,11 @@ class LocalKeyValues:
 
 
 class GroupStore(Store):
-    """The store that torch.distributed calls, from threads of its own. Keep a reference while the group lives."""
+    """The store through which the two ranks find each other. It opens no socket: rank 0 keeps the values, rank 1 asks.
+
+    TCPStore would listen on every interface. torch.distributed calls this store, from threads of its own: keep a
+    reference while the group lives.
+    """
 
     def __init__(self, values: KeyValues, timeout_s: float) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Pools in host memory: the owner writes, peers of the same host map them read-only and copy.
-
-the next token of an answer writes to hundreds of such pages: otherwise a decode step would pay for that.
-"""
+"""Pools in host memory: the owner writes, peers of the same host map them read-only and copy."""
 
 import ctypes
 import fcntl
@@ -26,10 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 def back(storage: torch.Tensor) -> None:
-    """`storage`: uint8, one dimension, on the CPU; its contents stay. Takes up to a second per GiB, without the GIL.
+    """Has the kernel put memory behind a pool before it is used. Takes up to a second per GiB, without the GIL.
 
-    Before anything is served: meanwhile threads that map or unmap memory wait. Where the kernel refuses, pages come as
-    they are used.
+    The first write to a memory page takes microseconds, and the next token of an answer writes to hundreds of such
+    pages: otherwise a decode step would pay for that. Called before anything is served, since threads that map or unmap
+    memory wait meanwhile. Where the kernel refuses, pages come as they are used. `storage`: uint8, one dimension, on
+    the CPU; its contents stay.
     """
     _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
 

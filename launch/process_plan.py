@@ -21,6 +21,10 @@ from baton.service.registry.redis_server import (
 from baton.service.registry.worker_record import AdapterFolder
 
 DEFAULT_HTTP_PORT = 8000
+# With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
+OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
+LOOPBACK = "127.0.0.1"
+COLOCATED_TBT_SLO_MS = 60.0
 
 
 class PortTaken(CommandFailed):
@@ -63,10 +67,6 @@ def require_free(host: str, port: int) -> None:
             raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
 
 
-# With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
-OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
-LOOPBACK = "127.0.0.1"
-COLOCATED_TBT_SLO_MS = 60.0
 # Longer than the drain of each process itself, so that SIGKILL is for processes that hang.
 ROUTER_GRACE_S = 40.0
 WORKER_GRACE_S = 35.0

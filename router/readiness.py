@@ -1,8 +1,7 @@
 """When this router may serve: the workers are there, their model is loaded, a probe request came back.
 
-The way is prefill, transfer and decode, or a decode worker that computes the prompt itself.
-
 waiting for workers -> loading the tokenizer -> probe -> ready -> (no such workers left) -> waiting ...
+
 An answer takes a decode worker, and a prefill worker unless decode workers may compute prompts themselves. In that case
 the first prefill worker may come later: then another probe goes through it, while requests are served already.
 """
@@ -41,7 +40,10 @@ class ProbeFailed(Exception):
 
 
 async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> Placement:
-    """Returns which way, once the request went all of it. Raises: ProbeFailed, BatonError."""
+    """One short greedy request all the way: prefill, transfer and decode, or a decode worker that computes it all.
+
+    Returns which way it went. Raises: ProbeFailed, BatonError.
+    """
     # One complete block and one token: KV of a whole block travels.
     prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
     token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))

@@ -1,8 +1,4 @@
-"""A simulated worker's substitute for checkpoint, memory, threads and copies.
-
-A step computes at once, and while it does the clock of its thread runs ahead of all others: its posts, writes and
-reports are seen when the others reach that time.
-"""
+"""A simulated worker's substitute for checkpoint, memory, threads and copies."""
 
 import asyncio
 import random
@@ -57,6 +53,9 @@ from baton.simulation.network.loop import Planned, SimulatedLoop
 from baton.worker.host import EngineHost
 from baton.worker.transfer.peers import READ_TIMEOUT_S
 from baton.worker.transfer.pool import PoolMemory
+
+FINGERPRINT = b"simulated model, 32 bytes of it."
+FOLDER = Path("/nowhere/simulated")
 
 
 @cache
@@ -309,7 +308,11 @@ class SimulatedLink:
 
 
 class SimulatedEngineThread(EngineThread[Any, Any]):
-    """All of the real one but the thread."""
+    """All of the real one but the thread, in place of which it takes turns of the event loop.
+
+    A step computes at once, and while it does the clock of its thread runs ahead of all others: its posts, writes and
+    reports are seen when the others reach that time.
+    """
 
     def __init__(
         self,
@@ -392,10 +395,6 @@ class SimulatedWatchdog(Watchdog):
     def _look_again(self) -> None:
         self.look()
         self.start()
-
-
-FINGERPRINT = b"simulated model, 32 bytes of it."
-FOLDER = Path("/nowhere/simulated")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ from baton.worker.prefill.role import PrefillWorker, transfer_options
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
 from baton.worker.role import ServedWorker
 
+logger = logging.getLogger(__name__)
+DRAIN_POLL_S = 0.02
+ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
+
 
 class ServicerSwitch(grpc.GenericRpcHandler):
     """Stands in a server as a handler, and for each role as the server that its servicers are added to.
@@ -52,11 +56,6 @@ class ServicerSwitch(grpc.GenericRpcHandler):
             if found is not None:
                 return found
         return None
-
-
-logger = logging.getLogger(__name__)
-DRAIN_POLL_S = 0.02
-ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 
 
 class ElasticWorker(ServedWorker):

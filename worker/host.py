@@ -22,6 +22,8 @@ from baton.service.worker_config import WorkerConfig
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
 from baton.worker.transfer.rank import RANK_MODULE
 
+logger = logging.getLogger(__name__)
+
 
 def gpu_id(device: torch.device) -> str:
     """Its UUID; empty on a CPU."""
@@ -113,9 +115,6 @@ def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> No
 
 def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException], None], lost: BaseException) -> None:
     events.call_soon_threadsafe(function, lost)
-
-
-logger = logging.getLogger(__name__)
 
 
 class EngineHost:

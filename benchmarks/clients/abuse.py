@@ -46,6 +46,10 @@ ANSWERS: Mapping[str, frozenset[str]] = {
     "slow_loris": frozenset({"408", "cut off"}),
 }
 """What each kind of abuser may be answered: a clear error, or the end of its connection."""
+INTERVAL_MS = 20.0
+NEIGHBOURS = 16
+SETTLE_S = 1.0
+LOOK_S = 0.1
 
 
 def broken(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
@@ -61,10 +65,6 @@ def broken(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield "was answered nothing"
 
 
-INTERVAL_MS = 20.0
-NEIGHBOURS = 16
-SETTLE_S = 1.0
-LOOK_S = 0.1
 # Short, so that what is cut off is seen to be: the defaults are 10, 60 and 30 s.
 LIMITS = ("--http-head-s", 2, "--http-body-s", 4, "--http-stall-s", 2)
 

@@ -16,6 +16,10 @@ from baton.benchmarks.clients.run import MemoryWatch, Run, growth_mib, program
 REQUESTS = 40  # of aiperf
 EXAMPLES = 20  # of schemathesis, of each route, beside those that cover the schemas
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+USERS = 16
+SAMPLES = 60  # of memory and latency, over the whole time
+MOST_GROWTH_MIB = 24.0
+"""From the second quarter of the time to the last, of any process: allocators breathe."""
 
 
 def run_aiperf(run: Run) -> dict[str, Any]:
@@ -155,12 +159,6 @@ def _expected(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, b
         scored = scores[begin - 1 : len(whole) - 1]
         found.append((scored.gather(1, answer[:, None]).sum().item(), bool((scored.argmax(-1) == answer).all())))
     return found
-
-
-USERS = 16
-SAMPLES = 60  # of memory and latency, over the whole time
-MOST_GROWTH_MIB = 24.0
-"""From the second quarter of the time to the last, of any process: allocators breathe."""
 
 
 def run_locust(run: Run) -> dict[str, Any]:

@@ -30,6 +30,7 @@ BUCKET_S, LOOK_S = 2.0, 0.5
 PROMPTS_OVER, ANSWERS_OVER = 1.2, 1.5
 """How many times as often as one worker of the role could do it either kind comes."""
 FEWEST_TOKENS = 16  # of an answer whose time between tokens counts
+STEP_MS, TOKEN_MS = 8.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,6 @@ class Kind:
 
 
 LONG_PROMPTS, LONG_ANSWERS = Kind(480, 4), Kind(32, 160)
-STEP_MS, TOKEN_MS = 8.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)

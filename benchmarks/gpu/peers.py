@@ -31,6 +31,8 @@ from baton.engine.sampling.params import SamplingParams
 from baton.kernels.attention import paged_prefill
 
 ATTENTION = ("flash_attention_2", "sdpa")  # the first that it takes
+WORKSPACE_BYTES = 256 << 20
+LAYOUT = "HND"  # [block][kv][head][token][dim], as ours
 
 
 def ours(work: Work, setting: Setting) -> float:
@@ -94,10 +96,6 @@ def against_transformers(setting: Setting) -> list[Figure]:
         Figure(f"{requests} requests", own / other, "x its speed", at_least(2.0), limit),
         Figure("ours", own, "output tokens/s"),
     ]
-
-
-WORKSPACE_BYTES = 256 << 20
-LAYOUT = "HND"  # [block][kv][head][token][dim], as ours
 
 
 def library() -> Any:

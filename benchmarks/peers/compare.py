@@ -40,6 +40,7 @@ from baton.launch.paths import ROOT
 AHEAD, BEHIND = 1.03, 0.97  # between them two engines are on a par
 
 FEWEST_ROUNDS = 3  # that are meaningful
+Rounds = Mapping[tuple[str, Precision, int], Sequence[Measured]]
 
 
 class State(StrEnum):
@@ -77,9 +78,6 @@ class Row:
     @property
     def label(self) -> str:
         return f"{self.name} {self.precision}"
-
-
-Rounds = Mapping[tuple[str, Precision, int], Sequence[Measured]]
 
 
 def order_of(contestants: Sequence[Contestant], round_number: int) -> list[Contestant]:

@@ -18,6 +18,8 @@ from baton.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, s
 
 STEP_TOKENS = 2048
 KV_GIB = 4
+Driven = tuple[str, Callable[[Work], Round]]
+"""Its version, and what runs a round on it."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,6 @@ class Load:
     precision: str
     max_batch: int
     max_tokens: int  # of a sequence
-
-
-Driven = tuple[str, Callable[[Work], Round]]
-"""Its version, and what runs a round on it."""
 
 
 def baton(load: Load) -> Driven:

@@ -24,6 +24,9 @@ from baton.benchmarks.peers.lines import Work
 from baton.launch.paths import ROOT
 
 OURS = "Baton"
+LOADING_S, ROUND_S, ENDING_S, CONVERSION_S = 900.0, 900.0, 5.0, 1800.0
+ERROR_LINES = 3
+CHILD = ROOT / "launch" / "child.py"
 
 
 class Precision(StrEnum):
@@ -96,11 +99,6 @@ def _fingerprint(checkpoint: Path) -> str:
     for path in sorted(checkpoint.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     return digest.hexdigest()[:8]
-
-
-LOADING_S, ROUND_S, ENDING_S, CONVERSION_S = 900.0, 900.0, 5.0, 1800.0
-ERROR_LINES = 3
-CHILD = ROOT / "launch" / "child.py"
 
 
 class PeerFailed(Exception):

@@ -18,6 +18,7 @@ from baton.launch.errors import CommandFailed
 
 BLOCK_TOKENS = 512
 ID_BYTES = 8
+DURATION_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,6 @@ def _azure(lines: Iterable[str]) -> Iterator[Arrival]:
         # Seven digits of a second's fraction are one more than Python reads.
         at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
         yield Arrival(at_s, tokens, int(row["GeneratedTokens"]), ids)
-
-
-DURATION_S = 900.0
 
 
 class _Maker:

@@ -11,6 +11,13 @@ from xml.sax.saxutils import escape
 from baton.benchmarks.report.statistics import Estimate
 
 MAX_TICKS = 7
+WIDTH, PLOT_HEIGHT = 760, 300
+LEFT, RIGHT, TOP = 74, 20, 44
+AXIS_HEIGHT, LEGEND_ROW = 48, 22
+COLOURS = ("#2f7fd1", "#c8781a", "#2a9d6f", "#b4528a", "#8a6fd0", "#a08a1c", "#3f9fb0", "#c4554a")
+GREY = "#717d88"
+FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+LETTER = 7.6  # pixels of a letter of the legend, on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +89,6 @@ def _log_ticks(low: float, high: float) -> tuple[float, ...]:
     last = min((index for index, tick in enumerate(fine) if tick >= high * (1 - 1e-9)), default=len(fine) - 1)
     inside = fine[first : last + 1]
     return tuple(inside) if len(inside) <= MAX_TICKS + 2 else tuple(10.0**power for power in powers)
-
-
-WIDTH, PLOT_HEIGHT = 760, 300
-LEFT, RIGHT, TOP = 74, 20, 44
-AXIS_HEIGHT, LEGEND_ROW = 48, 22
-COLOURS = ("#2f7fd1", "#c8781a", "#2a9d6f", "#b4528a", "#8a6fd0", "#a08a1c", "#3f9fb0", "#c4554a")
-GREY = "#717d88"
-FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
-LETTER = 7.6  # pixels of a letter of the legend, on average
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,23 @@ from baton.engine.config.model_config import (
 )
 from baton.engine.weights.formats import packed_format
 
+WINDOWED_FAMILIES = ("mistral", "mixtral", "qwen3_moe")  # one window for all layers, or none
+DECODER_FAMILIES = ("llama", "qwen2", "qwen3", *WINDOWED_FAMILIES)
+LAYER_KINDS = ("full_attention", "sliding_attention")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+INTEGERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # that mean the same in each family, and false where they are absent
+ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
+NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
+
 
 def read_model_config(folder: Path) -> ModelConfig:
     """The configuration of the checkpoint in `folder`: a DecoderConfig where our own decoder computes the model.
@@ -57,11 +74,6 @@ def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])
-
-
-WINDOWED_FAMILIES = ("mistral", "mixtral", "qwen3_moe")  # one window for all layers, or none
-DECODER_FAMILIES = ("llama", "qwen2", "qwen3", *WINDOWED_FAMILIES)
-LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 class NotInDecoderError(ModelError):
@@ -155,21 +167,6 @@ def _experts(family: str, fields: Mapping[str, Any]) -> ExpertsConfig | None:
     if not 1 <= per_token <= count:
         raise ModelError(f"config.json: num_experts_per_tok {per_token} is not in 1 to {count}, the number of experts")
     return ExpertsConfig(layers, count, per_token, inner, normalised)
-
-
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-INTEGERS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
-OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # that mean the same in each family, and false where they are absent
-ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
-NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
 
 
 def stated_fields(raw: Mapping[str, Any]) -> dict[str, Any] | None:

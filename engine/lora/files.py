@@ -53,6 +53,9 @@ READ = frozenset(
 HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base weights as they are; pissa, olora and others change them."""
 NOTHING: tuple[object, ...] = (None, False, "none", [], {})
+WEIGHTS_FILE = "adapter_model.safetensors"
+STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FACTOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +142,6 @@ def _number(path: Path, field: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ModelError(f"{path}: {field} is {value!r}, not a number")
     return float(value)
-
-
-WEIGHTS_FILE = "adapter_model.safetensors"
-STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FACTOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from baton.engine.sampling import params as sampling_params
 from baton.generation.sampling import SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput, choices_of
 
+Encode = Callable[[str], list[int]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
@@ -53,9 +55,6 @@ class StructuredOutputsParams:
         if len(asked) != 1:
             raise ValueError("structured_outputs: give one of json, regex, choice, grammar and json_object")
         return asked[0]
-
-
-Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

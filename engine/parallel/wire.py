@@ -13,6 +13,10 @@ from typing import Self
 
 from baton.engine.plan import BlockCopy, BlockSwap, Chunk, Plan
 
+HEADER = struct.Struct("<BQ")  # kind, bytes that follow
+SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence
+START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED = range(1, 11)
+
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
@@ -77,11 +81,6 @@ class StepToMeasure(Order):
     @classmethod
     def of_bytes(cls, payload: bytes) -> "StepToMeasure":
         return cls(**json.loads(payload))
-
-
-HEADER = struct.Struct("<BQ")  # kind, bytes that follow
-SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence
-START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED = range(1, 11)
 
 
 class Closed(Exception):

@@ -1,7 +1,4 @@
-"""Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing.
-
-Pure. All of them use block 0 alone, over and over: the results are not used.
-"""
+"""Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing."""
 
 import logging
 import math
@@ -35,6 +32,8 @@ from baton.kernels.native.library import pytorch_alone
 from baton.kernels.pages import copy_blocks
 from baton.kernels.types import KvPages
 
+logger = logging.getLogger(__name__)
+
 CHUNK_TOKENS = (2, 8, 16, 32, 64, 128)  # prompts of which each takes another tile (kernels/triton/launch.py)
 CONTEXT_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 68, 80, 96, 128, 256)  # split into more and more parts, most of all
 LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
@@ -42,9 +41,11 @@ DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 
 
 def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[Plan]:
-    """One prompt and one answer; where the device `compiles` kernels at first use, of every size that it distinguishes.
+    """Plans that make a device set up all that its first requests would otherwise wait for.
 
-    `longest`: positions of the model, in tokens.
+    They are one prompt and one answer; where the device `compiles` kernels at first use, of every size that it
+    distinguishes. All of them use block 0 alone, over and over: the results are not used. `longest`: positions of the
+    model, in tokens.
     """
     tokens = min(2, block_tokens)
     yield Plan((Chunk(0, [0] * tokens, 0, [0]),))
@@ -57,9 +58,6 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[P
     for blocks in CONTEXT_BLOCKS:
         if blocks * block_tokens <= longest:
             yield Plan((Chunk(0, [0], blocks * block_tokens - 1, [0] * blocks, (DRAWN,)),))
-
-
-logger = logging.getLogger(__name__)
 
 
 class Runner:

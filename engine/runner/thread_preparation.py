@@ -1,8 +1,4 @@
-"""The first work of an engine's thread: its cores, its priority, its CUDA stream, and the model.
-
-A worker writes its own byte alone. A worker that reads it may use those cores meanwhile, behind whatever else runs
-there (kernels/native/threads.cpp).
-"""
+"""The first work of an engine's thread: its cores, its priority, its CUDA stream, and the model."""
 
 import mmap
 import os
@@ -21,7 +17,11 @@ from baton.kernels.native.library import native_library
 
 
 class CoreUse:
-    """Of the cores of this process. Nothing is left to close: the mapping goes with the object."""
+    """Whether this process computes on its cores now: a byte in a file that other workers of the machine map too.
+
+    A worker writes its own byte alone. A worker that reads it may use those cores meanwhile, behind all else that runs
+    there (kernels/native/threads.cpp). Nothing is left to close: the mapping goes with the object.
+    """
 
     def __init__(self, file: Path) -> None:
         """Raises: OSError where the file cannot be made."""

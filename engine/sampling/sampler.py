@@ -18,6 +18,11 @@ from baton.engine.sampling.params import uniform
 from baton.generation.structured.library import GrammarFailed
 from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, samples_natively
 
+Constrained = tuple[Constraint, Sample]
+"""A sample of structured output, and its constraint."""
+RowResult = tuple[Drawn, ...] | NonFinite | None
+"""One entry per sample of the row, in order; None where its mask was not ready in time."""
+
 
 @dataclass(slots=True)
 class Distribution:
@@ -33,9 +38,6 @@ class Distribution:
 
 Undrawn = dict[int, NonFinite | None]
 """By row: why nothing is drawn from it. None: its mask is late."""
-
-Constrained = tuple[Constraint, Sample]
-"""A sample of structured output, and its constraint."""
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
@@ -114,10 +116,6 @@ class Row:
 
     samples: tuple[Sample, ...]
     position: int
-
-
-RowResult = tuple[Drawn, ...] | NonFinite | None
-"""One entry per sample of the row, in order; None where its mask was not ready in time."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf) -> list[RowResult]:

@@ -1,11 +1,7 @@
-"""The sequences of a scheduler: which run, which wait, which blocks each holds, and how that changes.
+"""The sequences of a scheduler: which run, which wait, which blocks each holds, and how that changes. Pure.
 
-Pure. A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is
-being copied into its blocks. A prompt that was computed for another worker is pinned until that has read its blocks.
-
-A prompt waits a few steps for a block that a running prompt is about to publish, rather than compute it again. Prompts
-behind it are admitted meanwhile, until they have as many tokens as it has itself: from then on none goes before it. A
-prompt that has no room ends the pass, so nothing overtakes it.
+A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is being
+copied into its blocks. A prompt that was computed for another worker is pinned until that has read its blocks.
 """
 
 import math
@@ -165,6 +161,7 @@ class RunningBatch:
 
     def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
         """The newest sequence, in no phase yet."""
+        # A Prefill command brings hashes and no root: the chain continues from the last of them, whatever its root is.
         root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
         turn = ArrivalKey(self._arrivals, request.first_choice)
@@ -359,6 +356,10 @@ def admitted(
     admit: Callable[[ScheduledSequence], bool],
 ) -> Iterator[ScheduledSequence]:
     """Admits from `waiting`, the oldest first, one for each that is asked for. It is iterated over again and again.
+
+    A prompt waits a few steps for a block that a running prompt is about to publish, rather than compute it again.
+    Prompts behind it are admitted meanwhile, until they have as many tokens as it has itself: from then on none goes
+    before it. A prompt that has no room ends the pass, so nothing overtakes it.
 
     `admit` takes a sequence out of `waiting`; False: there is no room, and nothing has changed.
     """

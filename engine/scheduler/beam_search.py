@@ -2,8 +2,6 @@
 
 The rules are those of transformers' generate(num_beams=k): scores are sums of log-probabilities, divided by
 length ** length_penalty once a beam ends; an end token counts where it is among the k best of its step.
-
-A beam that was not preempted waits for those that were; a group advances when all its beams are computed.
 """
 
 import math
@@ -134,7 +132,10 @@ class BeamGroup:
 
 
 class BeamGroups:
-    """The groups of one batch; the caller that ends a request's sequences forgets its group."""
+    """The groups of one batch; the caller that ends a request's sequences forgets its group.
+
+    A beam that was not preempted waits for those that were; a group advances when all its beams are computed.
+    """
 
     def __init__(self, batch: RunningBatch) -> None:
         self._batch = batch

@@ -1,7 +1,4 @@
-"""The scheduler's state of a sequence, its order, its steps in flight, and a plan while it is being made.
-
-Pure. No other sequence may get their blocks before that step is done.
-"""
+"""The scheduler's state of a sequence, its order, its steps in flight, and a plan while it is being made. Pure."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -317,6 +314,11 @@ class PlanBuilder:
 
 
 class StepsInFlight:
+    """Steps that are planned and not committed yet, and sequences that ended while such a step still writes their KV.
+
+    No other sequence may get their blocks before that step is done.
+    """
+
     def __init__(self) -> None:
         self._steps: deque[tuple[ScheduledSequence, ...]] = deque()
         self._ended: list[ScheduledSequence] = []  # hold their blocks until `finish` has no step with them left

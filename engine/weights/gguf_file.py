@@ -1,9 +1,6 @@
 """The GGUF container, version 2 and 3: its description of tensors, their names, and their blocks as numbers.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-
-Every function takes uint8 `[..., blocks, bytes of a block]` and gives float32 `[..., blocks, numbers of a block]`,
-the last perhaps split into sub-blocks.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-common.h for the blocks.
 """
 
 import mmap
@@ -24,6 +21,7 @@ MOST_ENTRIES = 1 << 20  # tensors or metadata, to fail early on nonsense
 MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SUB_BLOCKS = 8  # of 32 numbers, in a block of Q4_K or Q5_K
 
 
 class TensorType(IntEnum):
@@ -236,11 +234,12 @@ def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-SUB_BLOCKS = 8  # of 32 numbers, in a block of Q4_K or Q5_K
-
-
 def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
-    """Rows of stored bytes, uint8 `[rows, row bytes]`, as float32 `[rows, numbers]`."""
+    """Rows of stored bytes, uint8 `[rows, row bytes]`, as float32 `[rows, numbers]`.
+
+    Each of the functions below takes uint8 `[..., blocks, bytes of a block]` and gives float32 `[..., blocks, numbers
+    of a block]`, the last perhaps split into sub-blocks.
+    """
     blocks = stored.view(len(stored), -1, BLOCKS[kind].size_bytes)
     return DEQUANTISERS[kind](blocks).reshape(len(stored), -1)
 

@@ -31,6 +31,8 @@ from baton.router.trace.record import Leave, Outcome, RequestEnd, end_of, left
 from baton.service.errors import BatonError
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
+logger = logging.getLogger(__name__)
+
 NEEDS = {"/health": Need.NOTHING, "/metrics": Need.ADMIN}
 """The files of the page need nothing either. All others need a key, those that there are not too."""
 
@@ -72,8 +74,6 @@ def caller_of(scope: Scope) -> Caller:
 
 
 Message = TypeVar("Message", bound=BaseModel)
-
-logger = logging.getLogger(__name__)
 
 
 Refuse = Callable[[TraceContext | None, RequestEnd], None]

@@ -20,6 +20,7 @@ from baton.router.trace.record import Leave, Reader
 
 _MEGABYTE = 1 << 20
 _BUSY_RETRY_S = 1.0
+Fields = Mapping[str, str]
 
 
 class ClientGone(Exception):
@@ -107,8 +108,6 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 _LINGER_S = 2.0
-
-Fields = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

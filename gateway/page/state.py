@@ -1,6 +1,6 @@
 """The page's state, read each second: workers for callers that may see all requests, and each caller's newest requests.
 
-No prompt and no answer: sizes, times and the workers.
+It has sizes, times and workers, and neither prompts nor answers.
 """
 
 import itertools

@@ -1,10 +1,7 @@
 """The native kernels as Python calls them: one library, loaded once for this processor, and arguments as C structs.
 
 Structs borrow: keep the tensors alive that they were made of. Operations have the names and arguments of kernels/*.py,
-where their contracts stand. How many threads they share their work between stands here too; the pool of threads is that
-of kernels/native/threads.cpp. It is as many as PyTorch uses, unless a caller has PyTorch work alone: OpenMP's threads
-stay awake for milliseconds after every operation that they shared, on the very cores that the pool needs. Cores that
-are borrowed come on top.
+where their contracts are. How many threads share their work is decided here too (`native_threads`).
 """
 
 import ctypes
@@ -94,13 +91,20 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """Of the calling thread's operations, itself included."""
+    """How many threads share an operation of the calling thread, itself included: PyTorch's number, and borrowed ones.
+
+    The pool of threads is that of kernels/native/threads.cpp.
+    """
     return (_of_thread.count or torch.get_num_threads()) + _of_thread.borrowed
 
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Meanwhile PyTorch's own operations on this thread run on it alone; native kernels share theirs as before."""
+    """Meanwhile PyTorch's own operations on this thread run on it alone; native kernels share theirs as before.
+
+    OpenMP's threads stay awake for milliseconds after every operation that they shared, on the very cores that the
+    pool of the native kernels needs.
+    """
     before, threads = _of_thread.count, torch.get_num_threads()
     _of_thread.count = before or threads
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""How many programs share one sequence's context in decode attention. Knows sizes, not tensors.
+"""What both attention kernels share on a GPU: a step over some tokens of a context, and how a context is split.
 
 Scores are in powers of two, log2(e) being part of the factors that the host gives, since a device has exp2 but no exp.
 """

@@ -1,11 +1,4 @@
-"""Products with weights of 8 and 4 bits, and with the experts of a mixture: kernels/linear.py on a GPU.
-
-A program takes a few outputs over a part of the inputs, and reads each byte of the weight once. Where outputs alone do
-not fill the device, the inputs are cut in parts, which a second kernel sums in order: no result depends on chance.
-
-A program takes some pairs of one expert and some of its outputs. Which expert that is, it finds out by itself, from how
-many pairs each has: the grid is the most tiles that there can be, whatever was chosen, so that it can be recorded.
-"""
+"""Products with weights of 8 and 4 bits, and with the experts of a mixture: kernels/linear.py on a GPU."""
 
 from typing import Any
 
@@ -128,6 +121,11 @@ SPELLED_COLUMNS = 1024
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """A program takes a few outputs over a part of the inputs, and reads each byte of the weight once.
+
+    Where outputs alone do not fill the device, the inputs are cut in parts, which a second kernel sums in order: no
+    result depends on chance.
+    """
     x = x.contiguous()
     output = x.new_empty(len(x), weight.outputs)
     for call in linear_calls(x, weight, bias, output, device_of(x)):
@@ -284,6 +282,11 @@ def spell_out(
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
+    """A program takes some pairs of one expert and some of its outputs.
+
+    Which expert that is, it finds out by itself, from how many pairs each has: the grid is the most tiles that there
+    can be, whatever was chosen, so that it can be recorded.
+    """
     x = x.contiguous()
     output = x.new_empty(len(pairs.order), weight.outputs)
     expert_call(x, weight, pairs, output, device_of(x)).start()

@@ -1,13 +1,6 @@
 """Keys and values into their slots, rotated and quantised on the way, and copies of blocks: kernels/pages.py on a GPU.
 
 A negative slot pads a batch: nothing is written for it.
-
-A program takes some heads of one token, as their two halves: what rotates together. Norms are rounded before their
-weight, as in kernels/norms.py; the rotation is in float32 and rounded once. A negative slot pads a batch: its
-queries are made, nothing is written.
-
-Blocks are `[blocks, rows, row_bytes]`: one row where a block is one extent, more where only some heads of it are meant.
-Copies go by the widest word that all addresses are a multiple of; a program moves COPY_BYTES, in 16 bytes a thread.
 """
 
 import math
@@ -126,6 +119,11 @@ def rotate_and_store(
     kv: KvLayer,
     slots: torch.Tensor,
 ) -> torch.Tensor:
+    """A program takes some heads of one token, as their two halves: what rotates together.
+
+    Norms are rounded before their weight, as in kernels/norms.py; the rotation is in float32 and rounded once.
+    Queries are made for a row that pads a batch too.
+    """
     tokens, heads, head_dim = qkv.shape
     query = qkv.new_empty(tokens, heads - 2 * kv.kv_heads, head_dim)
     rotate_call(qkv.contiguous(), cos.contiguous(), sin.contiguous(), norms, kv, slots, query, device_of(qkv)).start()
@@ -286,7 +284,11 @@ def copy_call(
     target_ids: torch.Tensor | None,
     copies: int,
 ) -> KernelCall:
-    """Block `source_ids[i]` to block `target_ids[i]`; None stands for i itself. Both uint8 `[blocks, rows, bytes]`."""
+    """Block `source_ids[i]` to block `target_ids[i]`; None stands for i itself. Both uint8 `[blocks, rows, row_bytes]`.
+
+    There is one row where a block is one extent, more where only some heads of it are meant. Copies go by the widest
+    word that all addresses are a multiple of; a program moves COPY_BYTES, in 16 bytes a thread.
+    """
     if source.shape[1:] != target.shape[1:] or source.stride(2) != 1 or target.stride(2) != 1:
         raise ValueError(f"rows of {list(source.shape)} and {list(target.shape)} are not alike, or not contiguous")
     rows, row_bytes = source.shape[1:]

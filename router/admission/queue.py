@@ -1,13 +1,5 @@
 """Requests that wait for room: the fair queue decides which is next, the placement whether there is room.
 
-A request that has no room lets smaller ones behind it go first, until they have taken OVERTAKING times what it takes
-itself. From then on no request goes before it: the room that running requests free is kept for it. So a large request
-holds up small ones for no longer than the workers need to make room for it, and waits for them no longer than for
-another of its size.
-
-Where no worker that could take a request would ever have room for it within this router's share, one of them is asked
-to lend more: one worker at a time.
-
 A request that cannot be served in time is refused at once with the time to come back, before anything was computed
 for it. A placement is charged to the cluster as soon as it is made; its owner returns the charge, and reports here when
 the attempt has ended.
@@ -40,6 +32,14 @@ from baton.service.registry.worker_record import WorkerRole
 
 RETRY_AFTER_S = 1.0
 """RetryInfo's time where no better one is known."""
+BEGUN_PRIORITY = -1000
+"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
+PLANNED_SHARE = 0.8
+"""The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
+QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
+"""Causes of refusals, for counters."""
+SURE_SHARE = 0.8
+"""Of the time that such requests usually take: one that has less left does not go before others that wait."""
 
 
 def no_workers(reason: NoRoom) -> Unavailable:
@@ -57,10 +57,6 @@ def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
         f"prompt and answer may need {request.longest_blocks} KV blocks, more than any decode worker has",
         reason="NEVER_FITS",
     )
-
-
-BEGUN_PRIORITY = -1000
-"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +103,6 @@ class Ticket:
         if self.patience is not None:
             self.patience.cancel()
         self.on_settled(outcome)
-
-
-PLANNED_SHARE = 0.8
-"""The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
-QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
-"""Causes of refusals, for counters."""
-SURE_SHARE = 0.8
-"""Of the time that such requests usually take: one that has less left does not go before others that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +190,15 @@ class _Need:
 
 
 class AdmissionPass:
-    """An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room."""
+    """One pass over the waiting requests: which is tried next, and which may overtake one that has no room.
+
+    A request that has no room lets smaller ones behind it go first, until they have taken OVERTAKING times what it
+    takes itself. From then on no request goes before it: the room that running requests free is kept for it. So a large
+    request holds up small ones for no longer than the workers need to make room for it, and waits for them no longer
+    than for another of its size.
+
+    An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room.
+    """
 
     def __init__(self, queue: FairQueue[Ticket]) -> None:
         self._queue = queue
@@ -267,6 +263,11 @@ class CreditRequest(NamedTuple):
 
 
 class CreditRequester:
+    """Asks a decode worker to lend more where the first waiting request is larger than this router's share anywhere.
+
+    One worker at a time.
+    """
+
     def __init__(self) -> None:
         self.on_credit_request: Callable[[CreditRequest], None] = _ignore
         """Called with what is wanted; with 0 blocks and 0 slots when nothing more is wanted from a worker."""

@@ -7,9 +7,6 @@ for every place where lanes end, however long the prompt is.
 
 Memory, measured: 160 to 200 bytes per block that one worker has, as full as the tables happen to be; 32 more where over
 four workers make the number too large to be shared, and 40 to 105 for each further worker.
-
-The end of a prompt is continued by its conversation's next turn. A system prompt or a document is continued by many
-prompts, each in its own way: a worker that computes it again makes its blocks for all prompts that come after.
 """
 
 from collections import OrderedDict, deque
@@ -209,7 +206,11 @@ MIDWAY = 4
 
 
 class PrefixFanOut:
-    """Of the newest prompts."""
+    """Where the newest prompts diverge: how many prompts continued behind a known prefix.
+
+    The end of a prompt is continued by its conversation's next turn. A system prompt or a document is continued by many
+    prompts, each in its own way: a worker that computes it again makes its blocks for all prompts that come after.
+    """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_blocks = most_blocks

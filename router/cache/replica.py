@@ -1,11 +1,6 @@
 """Workers' prefix caches as a router follows them: numbered changes, snapshots, and how right it was. Pure state.
 
-connected, and a snapshot asked for -> it arrives: from now on changes are followed
-a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
-
-While nothing is followed, blocks are assumed: those that ended prompts should have left there.
-
-Workers are named by endpoint. Where a method returns true, the worker is to be asked for a snapshot now.
+Workers are named by endpoint. Where a method returns true, the caller asks the worker for a snapshot now.
 """
 
 from collections import OrderedDict, deque
@@ -19,8 +14,8 @@ from baton.router.types.worker import CacheSum
 WINDOW_REQUESTS = 64
 LEAST_REQUESTS = 16
 MOST_DRIFT = 0.25
-"""Beyond this share of wrong predictions the view is fetched anew. It costs little where the view was right: mere
-contention, with pools far too small for their work, made one prompt in eleven wrong (benchmarks/cluster/cache_view.py).
+"""Beyond this share of wrong predictions the view is fetched anew. That costs little where the view was right: mere
+contention, with pools far too small for their work, made one prompt in eleven wrong.
 """
 RESYNC_PERIOD_S = 10.0
 
@@ -91,7 +86,13 @@ class Wrong(StrEnum):
 
 
 class CacheReplica:
-    """Keeps the worker's lane of the index right. Lives as long as the worker's process: a new epoch has a new one."""
+    """Keeps the worker's lane of the index right. Lives as long as the worker's process: a new epoch has a new one.
+
+    connected, and a snapshot asked for -> it arrives: from now on changes are followed
+    a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
+
+    While nothing is followed, blocks are assumed: those that ended prompts should have left there.
+    """
 
     def __init__(self, worker: str, index: PrefixIndex) -> None:
         self.follows = False

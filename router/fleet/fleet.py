@@ -3,12 +3,6 @@
 Membership lists the endpoints; the session describes the worker. A worker that leaves membership is kept as long as
 its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their request;
 those of an attempt that is over are dropped.
-
-A session reads one message a turn. If all streams wrote the tokens of one message before the next one is read, a router
-at full load would fall behind with the reading, and the workers' messages would pile up in the workers. So the rest of
-the streams wait for later turns; meanwhile more tokens arrive for them, and go out as one message. Inboxes are bounded
-by the length of the answer: workers never send a token twice within a session, so a stalled client can hold no more
-here than it asked for.
 """
 
 import asyncio
@@ -36,11 +30,19 @@ from baton.service.registry.membership import MembershipSource
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.service.security.tls import InternalTls
 
+logger = logging.getLogger(__name__)
+
 AT_ONCE = 8
+RETRY_S = 1.0
 
 
 class WakeUpLimiter:
-    """Streams that wait continue in the order of arrival."""
+    """A few streams at a time continue between two messages of a session, in the order of arrival.
+
+    A session reads one message a turn. If all streams wrote the tokens of one message before the next one is read, a
+    router at full load would fall behind with the reading, and the workers' messages would pile up in the workers. So
+    the rest of the streams wait for later turns; meanwhile more tokens arrive for them, and go out as one message.
+    """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
@@ -83,7 +85,11 @@ Own = TypeVar("Own")
 
 
 class Inbox(Generic[Own]):
-    """Of one request: what workers send about its attempts, and its own events. `wake_ups` are those of the router."""
+    """Of one request: what workers send about its attempts, and its own events. `wake_ups` are those of the router.
+
+    The length of the answer bounds it: workers never send a token twice within a session, so a stalled client can hold
+    no more here than it asked for.
+    """
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
         self._wake_ups = wake_ups
@@ -124,10 +130,6 @@ class Inbox(Generic[Own]):
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-
-logger = logging.getLogger(__name__)
-RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

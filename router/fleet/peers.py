@@ -1,13 +1,7 @@
-"""This router among others of its cluster: a few times a second they share through Redis load and limits of keys.
+"""This router among others of its cluster: through Redis they share their load and the use of API keys.
 
-has admitted since it started, and the increase is charged here. Pure.
-
-What several routers admit within two of their periods and a round trip of each other (0.25 s) is not yet known to the
-others: by so much the requests that begin at once may exceed a limit; of requests and tokens a minute the excess is
-paid back. Without Redis each router counts alone.
-
-the use of API keys, and reads those of the others. Changes at another router are known here within two periods and a
-round trip; without Redis each router knows only its own.
+Changes at another router are known here within two periods and a round trip (0.25 s). Without Redis each router knows
+only its own.
 """
 
 import asyncio
@@ -33,6 +27,11 @@ from baton.router.placement.peer_load import (
 )
 from baton.service.registry.redis_registry import RegistryUnavailable
 
+logger = logging.getLogger(__name__)
+PERIOD_S = 0.1
+HASH_BYTES = 32
+_UNREACHABLE_PAUSE_S = 0.5  # between tries while Redis does not answer
+
 
 class Taken(NamedTuple):
     """Used at another router since its last report."""
@@ -43,6 +42,13 @@ class Taken(NamedTuple):
 
 
 class SharedLimits:
+    """The use of API keys at the other routers, as far as it is known here. Pure.
+
+    Each router reports what it has admitted since it started, and the increase is charged here. Requests that begin at
+    once at several routers may exceed a limit, since none of them knows of the others' yet; of requests and tokens a
+    minute the excess is paid back.
+    """
+
     def __init__(self) -> None:
         self._received: dict[bytes, dict[str, KeyUse]] = {}
 
@@ -72,12 +78,6 @@ class SharedLimits:
             for tenant, use in uses.items():
                 total[tenant] = total.get(tenant, 0) + use.active
         return total
-
-
-logger = logging.getLogger(__name__)
-PERIOD_S = 0.1
-HASH_BYTES = 32
-_UNREACHABLE_PAUSE_S = 0.5  # between tries while Redis does not answer
 
 
 class ShareStore(Protocol):

@@ -26,6 +26,8 @@ from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
 from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
 
+logger = logging.getLogger(__name__)
+
 MOST_TOGETHER = 256  # commands of a message: a worker takes them in without looking up
 
 
@@ -57,8 +59,6 @@ class SessionOutbox:
     def _next_is_cancel(self) -> bool:
         return bool(self._waiting) and self._waiting[0].HasField("cancel")
 
-
-logger = logging.getLogger(__name__)
 
 _MAX_UNACKNOWLEDGED = 10_000
 _ACKNOWLEDGE_EVERY = 64  # messages; the watch acknowledges the rest

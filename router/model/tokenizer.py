@@ -1,7 +1,4 @@
-"""The served model's tokenizer. Its work is done on a thread: the event loop never computes. Knows no torch.
-
-Decoding a token by itself does not show them: half a character becomes U+FFFD, and many decoders drop a leading space.
-"""
+"""The served model's tokenizer. Its work is done on a thread: the event loop never computes. Knows no torch."""
 
 import asyncio
 import json
@@ -26,7 +23,11 @@ _SPACE = "▁"
 
 
 class TokenBytes:
-    """Remembers its results: at most one entry per token of the vocabulary."""
+    """The bytes that each token stands for, exactly; also of tokens that are a part of a character.
+
+    Decoding a token by itself does not show them: half a character becomes U+FFFD, and many decoders drop a leading
+    space. Results are remembered: at most one entry per token of the vocabulary.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,13 +1,6 @@
 """The router's view of its workers: which are connected, their reports, this router's charges on them. Pure state.
 
-Those that have much of the prompt, and some of the others, the next ones each time: of a few dozen in turn the least
-busy one is nearly the least busy of all (Mitzenmacher, The Power of Two Choices, 2001).
-
 Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
-
-Pairs of workers whose transfers fail are set aside: both may serve well with others. A pair that fails again at once
-when its time is over is set aside for twice as long; only several transfers in a row that succeed make it as good as
-any.
 """
 
 import math
@@ -27,10 +20,18 @@ from baton.service.registry.worker_record import WorkerRole
 
 ALL_UP_TO = 64
 HOLDERS, OTHERS = 16, 32
+Pair = tuple[str, str]
+"""The endpoints of a prefill and of a decode worker."""
+_NONE: frozenset[Pair] = frozenset()
 
 
 def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
-    """All of `workers` where they are few. `found`: how many blocks of the prompt those of them have that have any."""
+    """The workers that a decision looks at: all of them where they are few. So it costs little more in a large cluster.
+
+    Of many, it looks at those that have much of the prompt, and at the next few of the others each time: the least busy
+    one of a few dozen is nearly the least busy of all (Mitzenmacher, The Power of Two Choices, 2001). `found`: how many
+    blocks of the prompt a worker has, where it has any.
+    """
     if len(workers) <= ALL_UP_TO:
         return workers
     listed = _in_turn(workers, OTHERS, turn)
@@ -199,9 +200,6 @@ FAILURES = 3
 SUCCESSES = 3
 FIRST_S, LAST_S = 5.0, 80.0
 
-Pair = tuple[str, str]
-"""The endpoints of a prefill and of a decode worker."""
-
 
 @dataclass(slots=True)
 class _Trouble:
@@ -212,7 +210,11 @@ class _Trouble:
 
 
 class PairCircuitBreaker:
-    """Only of those that had trouble."""
+    """Sets aside pairs of workers whose transfers fail, since both may serve well with others.
+
+    A pair that fails again at once when its time is over is set aside for twice as long. Only several transfers in a
+    row that succeed make it as good as any. Pairs without failures take no memory.
+    """
 
     def __init__(self) -> None:
         self._troubles: dict[Pair, _Trouble] = {}
@@ -244,9 +246,6 @@ class PairCircuitBreaker:
         if not self._troubles:
             return _NONE
         return frozenset(pair for pair, trouble in self._troubles.items() if now < trouble.until_s)
-
-
-_NONE: frozenset[Pair] = frozenset()
 
 
 @dataclass(slots=True)

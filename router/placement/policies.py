@@ -1,21 +1,4 @@
-"""How one worker is chosen among the candidates: a policy computes the cost of each, the cheapest is taken. Pure.
-
-If one of them leaves, only its keys move; if one joins, it takes its share from all others (Thaler and Ravishankar,
-1998).
-
-The hash covers the first PREFIX_TOKENS, so that prompts that share only a short instruction go to different workers. It
-knows no load, so that a popular prefix makes a busy worker. Prompts of less than a block, and decode workers, are
-chosen by tokens in flight.
-
-By expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and the
-next turns are computed anew as well: hits fall by a sixth to a third (docs/routing.md). So each token that would be
-computed again, though some worker has it, costs KEEP times its time. PATIENCE_MS bounds that premium, so that a prefix
-which more requests want than one worker can serve is computed on another, and then on a third. The shortest wait is
-added to the bound, since under overload computing twice gains nothing. A prefix that every worker has makes no
-difference.
-Recent work counts a little (BALANCE): among idle workers the one that did least of it is next, which also keeps their
-evictions equally old.
-"""
+"""How one worker is chosen among the candidates: a policy computes the cost of each, the cheapest is taken. Pure."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -25,6 +8,13 @@ from typing import NamedTuple
 
 from baton.router.placement.rates import expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.placement.views import PlacementRequest, WorkerView
+
+KEEP, KEEP_SHARED = 40.0, 4.0
+PATIENCE_MS = 10_000.0
+BALANCE = 0.2
+BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
+"""A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
+least 2x and 1 s sooner than the best prefill worker."""
 
 
 class Costs(NamedTuple):
@@ -50,8 +40,10 @@ class Policy(ABC):
         return self.prefill_costs(request, workers)
 
     def local_limit_ms(self, prefill_ms: float) -> float | None:
-        """A decode worker that would have the first token sooner than this had better compute the prompt, where a
-        prefill worker would have it after `prefill_ms`: never more than that. None: it had not.
+        """A decode worker computes the prompt itself where it would have the first token sooner than this limit.
+
+        `prefill_ms`: when the best prefill worker would have it; the limit is never longer. None: no decode worker
+        takes over a prompt that a prefill worker can compute.
         """
         return None
 
@@ -66,7 +58,11 @@ def cheapest(costs: Sequence[float], turn: int) -> int:
 
 
 def home_of(key: bytes, workers: Sequence[WorkerView]) -> WorkerView:
-    """The same one for the same key and endpoints, in whatever order they come."""
+    """The same worker for the same key and endpoints, in any order: rendezvous hashing, which keeps no state.
+
+    If a worker leaves, only its keys move; if one joins, it takes its share from all others (Thaler and Ravishankar,
+    1998).
+    """
     return max(workers, key=lambda worker: _weight(key, worker.endpoint))
 
 
@@ -91,6 +87,13 @@ class LeastTokens(Policy):
 
 
 class PrefixHash(Policy):
+    """Prompts that begin alike go to the same worker, whatever its cache has.
+
+    The hash covers the first PREFIX_TOKENS, so that prompts that share only a short instruction go to different
+    workers. It ignores load, so a popular prefix makes a busy worker. Prompts of less than a block, and decode workers,
+    are chosen by tokens in flight.
+    """
+
     def __init__(self) -> None:
         self._otherwise = LeastTokens()
 
@@ -108,19 +111,22 @@ class PrefixHash(Policy):
         return chosen_by.prefill_costs(request, workers)
 
 
-KEEP, KEEP_SHARED = 40.0, 4.0
-PATIENCE_MS = 10_000.0
-BALANCE = 0.2
-BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
-"""A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
-least 2x and 1 s sooner than the best prefill worker."""
-
-
 _HIT_BLOCKS = attrgetter("hit_blocks")
 
 
 class CacheAware(Policy):
-    """Costs are milliseconds: expected ones, and additions that weigh later requests."""
+    """Costs are milliseconds: expected ones, and additions that weigh later requests.
+
+    By expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and the
+    next turns are computed again as well: hits fall by a sixth to a third (docs/routing.md). So each token that would
+    be computed again, though some worker has it, costs KEEP times its time. PATIENCE_MS bounds that premium, so that a
+    prefix which more requests want than one worker can serve is computed on another, and then on a third. The shortest
+    wait is added to the bound, since under overload computing twice gains nothing. A prefix that every worker has makes
+    no difference.
+
+    Recent work counts a little (BALANCE): among idle workers the one that did least of it is next, which also keeps
+    their evictions equally old.
+    """
 
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
         paces = [1e3 / worker.rates.prefill_tokens_per_s for worker in workers]

@@ -22,6 +22,7 @@ NEWS = 0.05
 
 LEAST_APART_S = 0.1
 """Between two reports that a gap is taken from: of a few steps it would be a matter of chance."""
+_PREFILL = WorkerRole.PREFILL  # looked up for every decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,6 @@ def _alike(one: float | None, other: float | None) -> bool:
 
 CAUTION = 0.1
 """Share of the rate at prompts alone, assumed beside answers until a decode worker reports its own: not to flood it."""
-
-_PREFILL = WorkerRole.PREFILL  # looked up for every decision
 
 
 class Expected(NamedTuple):

@@ -2,8 +2,10 @@
 
 gRPC parses a request before any handler or interceptor of ours is called, and a parser that raises ends the call as a
 server error, INTERNAL. So the parser here never raises: it hands on bytes that it does not parse, and the handler
-refuses them with INVALID_ARGUMENT. And parsing holds the event loop: a process of its own, which runs this module,
-reports the errors of large messages, or that they have so few parts that parsing them takes a millisecond or two.
+refuses them with INVALID_ARGUMENT.
+
+Parsing also holds the event loop. So large messages go to a process of their own, which runs this module: it reports
+their errors, or that they have so few parts that parsing them here takes a millisecond or two.
 """
 
 import inspect

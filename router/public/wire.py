@@ -43,6 +43,7 @@ _BEAM_STOPS = {
     baton_pb2.EARLY_STOPPING_FULL: BeamStop.FULL,
     baton_pb2.EARLY_STOPPING_NEVER: BeamStop.NEVER,
 }
+Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.ResumeResponse
 
 
 def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
@@ -95,9 +96,6 @@ def resume_request(message: baton_pb2.ResumeRequest) -> ResumeRequest:
         prompt_tokens=message.prompt_tokens,
         request=request,
     )
-
-
-Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.ResumeResponse
 
 
 class Responses:

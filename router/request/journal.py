@@ -50,6 +50,9 @@ BATCH_BYTES = 1 << 15
 ENDS_WAIT_S = 1.0
 GATHER_S = 0.2  # streams that begin at about the same time are written together: a call costs as much as ten records
 _KEY_DIGITS = 32
+VERSION = 1
+_BEAM_STOPS = {number: stop for stop, number in session_wire.BEAM_STOPS.items()}
+_KINDS: dict[int, StructuredKind] = {number: kind for kind, number in session_wire.STRUCTURED_KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +335,6 @@ class Streams:
         life = self._lives.pop(number, None) if number is not None else None
         if life is not None:
             life.reschedule(asyncio.get_running_loop().time())
-
-
-VERSION = 1
-_BEAM_STOPS = {number: stop for stop, number in session_wire.BEAM_STOPS.items()}
-_KINDS: dict[int, StructuredKind] = {number: kind for kind, number in session_wire.STRUCTURED_KINDS.items()}
 
 
 def to_bytes(record: Record) -> bytes:

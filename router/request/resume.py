@@ -1,11 +1,8 @@
 """Streams that clients resume: a client's report of a broken stream, and the answer without the part it has. Pure.
 
-Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete character,
-or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in, so two counts
-define where to continue.
-
 A stream is resumed from its record in the journal where there is one: its answer may still be made by a decode worker,
-and is adopted. Otherwise from the request, if the client sends it again. Either way the client's tokens do not change.
+and is adopted. Otherwise it is resumed from the request, if the client sends it again. Either way the client's tokens
+do not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +58,10 @@ class Received:
 
 class ResumeFilter:
     """`made` makes the whole answer of `n` choices anew; only the part that the client lacks goes out.
+
+    Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete
+    character, or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in,
+    so two counts define where to continue.
 
     The last end goes out last of all, since usage goes with it.
     """

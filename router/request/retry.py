@@ -4,19 +4,7 @@ Another attempt's prompt is the prompt and the part of the answer that was given
 twice. Each unfinished choice becomes an attempt of its own: they have different tokens by then. If no token was given
 out, the attempt begins again unchanged; so does a beam search, which gives out nothing before its end.
 
-Progress is two new tokens. The first one comes with the computing of the prompt, even if its workers fail afterwards.
-An attempt that made progress resets the count of failures: a long answer may lose many workers. `ALL_FACTOR`
-bounds the cost of a request that fails again and again a little later.
-
-A dead process does not report the cause of its death, and many requests lose their attempt with it. So a request is
-suspected if it lost its worker twice in a row without progress in between: a request that only
-ran beside a deadly one is served by the next worker and forgiven. Two deaths can still hit the same innocents, those
-that wait behind the deadly one each time. Therefore suspected requests run one after another, each alone until it
-makes progress (`Suspects`). One whose worker dies a third time, in its turn, counts as deadly: it fails, and
-requests equal to it are refused for `QUARANTINE_S` (`Quarantine`).
-
-One case is not distinguished: an innocent in its turn whose worker is killed by something else at that moment, the
-third time in a row. A router knows only its own requests; each of several learns by itself.
+Requests that kill the workers that compute them are found, and refused for a while (`Tries`, `Suspects`, `Quarantine`).
 """
 
 import hashlib
@@ -95,7 +83,21 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """The failed attempts at a request; at one of its choices, where that continues by itself."""
+    """The failed attempts at a request; at one of its choices, where that continues by itself.
+
+    Progress is two new tokens: the first one comes with the computing of the prompt, even if its workers fail
+    afterwards. An attempt that made progress resets the count of failures: a long answer may lose many workers.
+    `ALL_FACTOR` bounds the cost of a request that fails again and again a little later.
+
+    A dead process does not report the cause of its death, and many requests lose their attempt with it. So a request is
+    suspected if it lost its worker twice in a row without progress in between: a request that only ran beside a deadly
+    one is served by the next worker and forgiven. Two deaths can still hit the same innocents, those that wait behind
+    the deadly one each time; so suspected requests run one after another (`Suspects`). A request whose worker dies a
+    third time, in its turn, counts as deadly: it fails, and requests equal to it are refused (`Quarantine`).
+
+    One case is not distinguished: an innocent in its turn whose worker is killed by something else at that moment, the
+    third time in a row.
+    """
 
     failed: int = 0
     in_a_row: int = 0  # without progress; a worker that drained did not fail
@@ -184,7 +186,10 @@ def fingerprint(request: PreparedRequest) -> bytes:
 
 
 class Quarantine:
-    """Fingerprints that are refused for a while; of more than `MOST_KEPT` the newest. Pure: readings of a clock."""
+    """Requests, by their digest, that are refused for a while; of more than `MOST_KEPT` the newest.
+
+    Pure: readings of a clock. A router knows only its own requests; each of several learns by itself.
+    """
 
     def __init__(self) -> None:
         self._until_s: OrderedDict[bytes, float] = OrderedDict()
@@ -206,7 +211,10 @@ class Quarantine:
 
 
 class Suspects:
-    """Suspected requests are attempted one at a time, in the order in which they came."""
+    """Suspected requests are attempted one at a time, in the order in which they came.
+
+    Each is alone until it makes progress: if its worker dies then, it was this request.
+    """
 
     def __init__(self) -> None:
         self._locks: deque[SuspectLock] = deque()  # the first one is held

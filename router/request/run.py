@@ -1,9 +1,7 @@
-"""One request from its tokens to its end: one loop over one inbox.
+"""One request from its tokens to its end: a loop over one inbox asks the state what to do, and does it.
 
-The state decides (see state.py); what follows from its decisions is done here.
-
-Tokens that were given out are final, and are part of the next attempt's prompt (see retry.py). Detokenisers, stop
-strings and counts are those of the request, and know nothing of attempts.
+The state is pure (see state.py). Tokens that were given out are final, and are part of the next attempt's prompt (see
+retry.py). Detokenisers, stop strings and counts are those of the request, and know nothing of attempts.
 """
 
 import asyncio
@@ -245,8 +243,7 @@ class Generation:
             yield from self.answer.take(self._state.stream.prime(choice, token_ids)._replace(logprobs=unscored))
 
     async def _reachable(self) -> Sequence[AttemptLocation]:
-        """Attempts of another router that can be adopted and whose workers are connected, REACH_S from now at the
-        latest."""
+        """Attempts of another router that can be adopted and whose workers are connected, within REACH_S."""
         if self._resumption is None or self.answer.done:
             return ()
         locations, until_s = adoptable(self._request, self._resumption), time.monotonic() + REACH_S

@@ -1,8 +1,4 @@
-"""What is kept of the newest requests: why they were placed as they were, and how fast they were. No prompt content.
-
-A record is made when a request has ended. The costs are kept as the placement's own decision; names and text are
-made of it only when a request is explained.
-"""
+"""What is kept of the newest requests: why they were placed as they were, and how fast they were. No prompt content."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -30,6 +26,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
+    """Made when a request has ended. The costs are those of the placement's own decision; names and text are made of
+    it only when a request is explained.
+    """
+
     request_id: str
     trace_id: str
     arrived_s: float

@@ -1,4 +1,4 @@
-"""The session of a call, where its client names one: requests of one session go to the same workers."""
+"""A client's request: its prompt and sampling as given, checked, and prepared as tokens. Plain values, no protobuf."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,11 +11,12 @@ from baton.router.types.worker import Adapter
 from baton.service.security.api_keys import UNLIMITED, KeyLimits
 
 SESSION_HEADER = "x-session-id"
+"""Requests of one session, where the client names one, go to the same workers."""
 MAX_SESSION_CHARACTERS = 256
 
 
 def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Empty where none is named."""
+    """The session that a call names; empty where it names none."""
     return next((value for name, value in metadata if name == SESSION_HEADER and isinstance(value, str)), "")
 
 

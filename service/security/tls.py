@@ -1,12 +1,7 @@
 """TLS of the public ports, and mutual TLS between our own processes.
 
-Files that change are read again for the next connection; those that are open stay.
-
-A holder of such a certificate may act as any process. Names carry no meaning: workers move between machines, so all
-certificates are for one name. Data in CUDA IPC, NIXL, NCCL, Gloo and shared memory does not pass through TLS.
-
-Servers read changed files at the next connection. A channel keeps the files from when it was opened; routers open
-theirs anew with every session.
+Servers read changed files for the next connection; connections that are open stay. A channel keeps the files from when
+it was opened; routers open theirs anew with every session.
 """
 
 import ssl
@@ -17,6 +12,8 @@ from pathlib import Path
 import grpc
 
 from baton.service.security.changing_files import ChangingFiles
+
+Options = tuple[tuple[str, int], ...]
 
 
 class TlsError(Exception):
@@ -90,12 +87,15 @@ def _no_password() -> str:
 
 INTERNAL_NAME = "baton-internal"
 
-Options = tuple[tuple[str, int], ...]
-
 
 @dataclass(frozen=True, slots=True)
 class InternalTls:
-    """PEM files: of the authority, of this process's certificate, and its key."""
+    """PEM files: of the authority, of this process's certificate, and its key.
+
+    A holder of such a certificate may act as any of our processes. Names carry no meaning: workers move between
+    machines, so all certificates are for one name. Data in CUDA IPC, NIXL, NCCL, Gloo and shared memory does not pass
+    through TLS.
+    """
 
     authority: Path
     certificate: Path

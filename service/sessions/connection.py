@@ -14,6 +14,7 @@ from baton.service.sessions.hub import Outbox, RouterSession, SessionHub, Sessio
 HELLO_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 ROUTER_ID_BYTES = 16
+Message = TypeVar("Message", bound=SessionMessage)
 
 
 class Greeting(Protocol):
@@ -48,7 +49,6 @@ class SessionCommands(Protocol):
 
 
 Command = TypeVar("Command", bound=SessionCommand)
-Message = TypeVar("Message", bound=SessionMessage)
 
 
 async def serve_connection(

@@ -1,9 +1,4 @@
-"""What a request on a decode worker waits for before it has pages: its turn, room, and an earlier attempt's copy.
-
-Prompts that were given up half received because their source was lost are to be tried again here. Their confirmed
-blocks go into the cache when the copy under way has ended. The next attempt at the same prompt waits for that: it is
-sent right behind the command that gave the first one up, and begins with the same tokens.
-"""
+"""What a request on a decode worker waits for before it has blocks: its turn, room, and an earlier attempt's copy."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,6 +11,12 @@ LONGEST_COPY_S = 2.0
 
 
 class PartialPrefixes:
+    """Prompts that were given up half received because their source was lost, and are to be tried again here.
+
+    Their confirmed blocks go into the cache when the copy under way has ended. The next attempt at the same prompt
+    waits for that: it is sent right behind the command that gave the first one up, and begins with the same tokens.
+    """
+
     def __init__(self) -> None:
         # By the hash of the prompt's last block, which is chained over all tokens before: unrelated prompts share
         # their first blocks, and not this one.
@@ -28,7 +29,7 @@ class PartialPrefixes:
     def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
         """`last_block`: its hash; empty for a prompt that keeps out of the cache.
 
-        The pages of the prompt are given back when `task` has ended, by a callback that it has already.
+        The blocks of the prompt are given back when `task` has ended, by a callback that it has already.
         """
         if last_block:
             self._ending.setdefault(last_block, set()).add(task)
@@ -49,8 +50,9 @@ class PartialPrefixes:
 
 
 class Admission:
-    """The queue in front of the decode engine's pages. A caller that is cancelled must abort the request on the engine:
-    it may just have been taken in.
+    """The queue in front of the decode engine's blocks.
+
+    A caller that is cancelled must abort the request on the engine: it may just have been taken in.
     """
 
     def __init__(self, loop: EngineLoop) -> None:

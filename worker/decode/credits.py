@@ -1,14 +1,6 @@
-"""How a decode worker is divided among routers: used, an equal part, lent; and what each report says of it.
+"""How a decode worker is divided among routers: used, an equal part, lent; and what each report says of it. Pure.
 
-One of them may be lent more, for a request that is larger than its part: then the others share what is left.
-
-An increase of a router's limit takes effect one report later: until then another router may still use what the current
-report takes from it. So the limits of all routers together never exceed the total, as long as a command takes less
-than the time between two reports.
-
-A turn ends when the router wants no more, since its request has been placed or given up, and in any case after TURN_S:
-then the others have the same time in which nothing is lent. So a request that never gets room, however long it waits,
-keeps no other router from its share for more than half of the time.
+One router at a time may be lent more, for a request that is larger than its part: then the others share what is left.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -36,7 +28,12 @@ class Charge:
 
 
 class Credits(Generic[Router]):
-    """Of one kind: blocks, or places in the batch."""
+    """Of one kind: blocks, or places in the batch.
+
+    An increase of a router's limit takes effect one report later: until then another router may still use what the
+    current report takes from it. So the limits of all routers together never exceed the total, as long as a command
+    takes less than the time between two reports.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -97,6 +94,13 @@ class CreditLoan(Generic[Router]):
 
 
 class CreditLoans(Generic[Router]):
+    """Which router is lent more than its share: one at a time, in the order in which they asked.
+
+    A turn ends when the router wants no more, since its request has been placed or given up, and in any case after
+    TURN_S: then the others have the same time in which nothing is lent. So a request that never gets room, however long
+    it waits, keeps no other router from its share for more than half of the time.
+    """
+
     def __init__(self) -> None:
         self._wanted: dict[Router, Charge] = {}  # in the order of their turn
         self._turn_of: Router | None = None

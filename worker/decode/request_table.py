@@ -13,8 +13,14 @@ from baton.worker.decode.retained import EndedOutputs, RetainedBounds, RetainedC
 from baton.worker.request import AttemptKey, RequestTable, Session
 from baton.worker.wire import END_REASONS, add_logprobs
 
+logger = logging.getLogger(__name__)
+PIECE_TOKENS = 512  # of an output; each token may come with the likeliest ones in its place
+Send = Callable[[Session, session_pb2.ConnectResponse], None]
+
 
 class AnswerTable(RequestTable[Answer]):
+    """The open answers, by their number and by their router's; and those that ended lately."""
+
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         """`grace_s`: how long an answer that has ended can be asked for again."""
         super().__init__()
@@ -37,12 +43,9 @@ class AnswerTable(RequestTable[Answer]):
         return retained
 
 
-logger = logging.getLogger(__name__)
-PIECE_TOKENS = 512  # of an output; each token may come with the likeliest ones in its place
-Send = Callable[[Session, session_pb2.ConnectResponse], None]
-
-
 class Adoptions:
+    """Gives answers to the router that takes them over, with the tokens so far."""
+
     def __init__(self, table: AnswerTable, send: Send) -> None:
         self._table = table
         self._send = send

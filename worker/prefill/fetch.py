@@ -1,8 +1,6 @@
 """Blocks of another worker's cache, pulled into ours where that is faster than computing them.
 
-benchmarks/transfer/fetch_break_even.py measures from how many blocks on fetching is sooner, and FIXED_S with it.
-
-A fetch can fail, or take too long, and then the prompt is computed as if there had been none. The pages that it took
+A fetch can fail, or take too long, and then the prompt is computed as if there had been none. The blocks that it took
 are given back when the copy into them has ended, which may be later than the prompt waits for it.
 """
 
@@ -20,9 +18,14 @@ from baton.engine.scheduler.batch import IncomingPrefix
 from baton.worker.transfer.peers import PeerFailed, Peers
 from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 
+logger = logging.getLogger(__name__)
+
 DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
-"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines."""
+"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Measured by
+benchmarks/transfer/fetch_break_even.py, which also shows from how many blocks on fetching is sooner.
+"""
+AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
 
 
 class PrefillRate:
@@ -67,10 +70,6 @@ class FetchCosts:
         """Whether that many blocks are fetched sooner than computed."""
         compute_s = self.compute_s(blocks)
         return compute_s is None or self.fetch_s(blocks) < compute_s
-
-
-logger = logging.getLogger(__name__)
-AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
 
 
 @dataclass(frozen=True, slots=True)

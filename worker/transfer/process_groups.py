@@ -1,7 +1,4 @@
-"""Process groups on the wire: where two ranks meet, the source's side, the reader's side.
-
-Rank 0 is ours. A group lives as long as the reader's Join, and no longer than the first failure of a message.
-"""
+"""Process groups on the wire: where two ranks meet, the source's side, the reader's side."""
 
 import asyncio
 import logging
@@ -37,6 +34,14 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.service.errors import FailedPrecondition, InvalidArgument, Unavailable
 from baton.worker.transfer.wire import description_from_wire, description_to_wire
 
+logger = logging.getLogger(__name__)
+GROUP_ID_BYTES = 16
+MAX_GROUPS = 64
+RETRY_S = 0.5
+Stub = kv_transfer_pb2_grpc.KvTransferServiceStub
+REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # before anything was sent
+STORE_SLACK_S = 1.0
+
 
 async def meet(values: KeyValues, rank: int, options: GroupOptions) -> ProcessGroup:
     """Bounded by the group's timeout. When cancelled, a group that comes about all the same is dropped.
@@ -57,12 +62,6 @@ def _drop(opening: "asyncio.Future[ProcessGroup]") -> None:
         opening.result().close()
 
 
-logger = logging.getLogger(__name__)
-GROUP_ID_BYTES = 16
-MAX_GROUPS = 64
-RETRY_S = 0.5
-
-
 @dataclass(slots=True, eq=False)
 class _Hosted:
     values: LocalKeyValues
@@ -72,7 +71,11 @@ class _Hosted:
 
 
 class GroupHost:
-    """Sends blocks of `storage`, which `description` describes. Lives on the event loop."""
+    """The source's side: sends blocks of `storage`, which `description` describes. Lives on the event loop.
+
+    Each reader that asks to join has a group of its own, in which we are rank 0. A group lives as long as the reader's
+    Join, and no longer than the first failure of a message.
+    """
 
     def __init__(self, description: PoolDescription, storage: Storage, options: GroupOptions) -> None:
         self._description = description
@@ -195,11 +198,6 @@ class GroupHost:
         task = asyncio.get_running_loop().create_task(asyncio.to_thread(sender.close))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-Stub = kv_transfer_pb2_grpc.KvTransferServiceStub
-REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # before anything was sent
-STORE_SLACK_S = 1.0
 
 
 class RemoteKeyValues:

@@ -1,11 +1,8 @@
-"""The reading side of KV transfers on the wire: pulls blocks into pages that were taken for them.
-
-A block is confirmed once the source says, after it had landed, that it was pinned throughout. That stays true
-even if the source is lost, so that another attempt at the same prompt need not pull it again.
+"""The reading side of KV transfers on the wire: pulls blocks into those that were taken for them here.
 
 A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
 source has confirmed that the blocks read did not change meanwhile. Cancelling a pull waits for the copy under way, so
-that its pages can be freed.
+that its blocks can be freed.
 """
 
 import asyncio
@@ -24,7 +21,15 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.worker.transfer.peers import Peer, PeerFailed, PeerLink, Peers
 from baton.worker.transfer.wire import first_token_from_wire
 
+logger = logging.getLogger(__name__)
+
 CONFIRM_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
+CONFIRM_PERIOD_S = 0.1
+TAKEN_BACK = frozenset(
+    {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
+)
+"""The statuses of a source that still runs."""
 
 
 class TransferFailed(Exception):
@@ -70,7 +75,11 @@ class Pull:
 
 @dataclass(slots=True)
 class ConfirmedBlocks:
-    """Of a pull that has not ended well: the first so many blocks of its destination may be used all the same."""
+    """Of a pull that has not ended well: the first so many blocks of its destination may be used all the same.
+
+    A block is confirmed once the source says, after it had landed, that it was pinned throughout. That stays true even
+    if the source is lost, so that another attempt at the same prompt need not pull it again.
+    """
 
     blocks: int = 0
 
@@ -124,15 +133,6 @@ async def keep_confirming(
         if not response.pinned:
             return
         confirmed.blocks = landed_blocks
-
-
-logger = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 2.0
-CONFIRM_PERIOD_S = 0.1
-TAKEN_BACK = frozenset(
-    {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
-)
-"""The statuses of a source that still runs."""
 
 
 @dataclass(slots=True)

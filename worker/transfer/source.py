@@ -28,8 +28,15 @@ from baton.service.errors import FailedPrecondition, InvalidArgument, NotFound, 
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.wire import description_from_wire, description_to_wire, watermark_to_wire
 
+logger = logging.getLogger(__name__)
+
 Owner = int | Watch
 """The owner of a transfer's blocks: the request whose pages are pinned, or the watch on blocks of the cache."""
+SWEEP_PERIOD_S = 0.25
+MESSAGE_BYTES = 1 << 20
+MAX_PROBE_BYTES = 64 << 20
+TRANSFER_ID_BYTES = 16
+STOPPING_RETRY_S = 0.5
 
 
 class WatchedCache(Protocol):
@@ -45,14 +52,6 @@ class WatchedCache(Protocol):
 def is_overwritten(owner: Owner | None) -> bool:
     """Whether some of the blocks read were given away meanwhile; pinned blocks never are."""
     return isinstance(owner, Watch) and owner.broken
-
-
-logger = logging.getLogger(__name__)
-SWEEP_PERIOD_S = 0.25
-MESSAGE_BYTES = 1 << 20
-MAX_PROBE_BYTES = 64 << 20
-TRANSFER_ID_BYTES = 16
-STOPPING_RETRY_S = 0.5
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):

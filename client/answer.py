@@ -24,7 +24,7 @@ from baton.client.types import (
 
 @dataclass(slots=True)
 class Received:
-    """What has come of one choice."""
+    """What the client has received of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
     text_bytes: int = 0
@@ -32,7 +32,7 @@ class Received:
 
 
 class Continuity:
-    """What has come of an answer. Raises ProtocolError at the first event that breaks a promise."""
+    """What the client has received of an answer. Raises ProtocolError at the first event that breaks a promise."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices

@@ -1,4 +1,4 @@
-"""One device's model and its pages. Knows no network, no other process and no protobuf.
+"""One device's model and its blocks of KV. Knows no network, no other process and no protobuf.
 
 `from baton import LLM, AsyncLLM, SamplingParams` is for offline use; importing the package alone loads nothing.
 """

@@ -13,7 +13,14 @@ import torch
 
 from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.slices import EachPart, MappedTransport, PoolShape, Span
-from baton.kvtransfer.transport import CopyBroken, LinkRate, PeerUnreachable, SharedMemoryUnavailable, Transport
+from baton.kvtransfer.transport import (
+    CopyBroken,
+    CopyStuck,
+    LinkRate,
+    PeerUnreachable,
+    SharedMemoryUnavailable,
+    Transport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +221,9 @@ class Device(Protocol):
         """No copy reads it any more."""
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
-        """Returns when the device reports that they have ended. Raises: CopyBroken, when none is under way any more."""
+        """Returns when the device reports that they have ended. Raises: CopyBroken, when none is under way any more;
+        CopyStuck where one still is.
+        """
 
     def scratch(self, nbytes: int) -> int:
         """Address of memory of our own to copy into, good until the next call."""
@@ -407,7 +416,7 @@ class CudaDevice:
         return self._scratch.data_ptr()
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
-        """Raises: CopyBroken; RuntimeError where the GPU does not come to an end, since pages cannot be freed then."""
+        """Raises: CopyBroken; of these CopyStuck where the GPU does not come to an end."""
         failed: CudaError | None = None
         try:
             self._start(spans)
@@ -452,7 +461,7 @@ class CudaDevice:
                 return
         except RuntimeError as error:
             raise CopyBroken(f"the GPU failed: {error}") from error
-        raise RuntimeError(f"a copy on {self._device} has not ended within {COPY_TIMEOUT_S:g} s")
+        raise CopyStuck(f"a copy on {self._device} has not ended within {COPY_TIMEOUT_S:g} s")
 
 
 def _index(device: torch.device) -> int:

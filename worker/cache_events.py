@@ -94,7 +94,7 @@ class CacheEventPublisher:
                 sequence=each.sequence, stored=b"".join(each.stored), evicted=b"".join(each.evicted)
             )
             for session in self._hub.sessions:  # a message each: it takes the session's own acknowledgement
-                session.mention(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
+                session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
 
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse]) -> None:
         """All of it, in parts, for one router that asked."""
@@ -102,7 +102,7 @@ class CacheEventPublisher:
             snapshot = cache_pb2.CacheSnapshot(
                 sequence=part.sequence, part=part.part, parts=part.parts, hashes=b"".join(part.hashes)
             )
-            session.mention(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=snapshot))
+            session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=snapshot))
 
     @property
     def sum(self) -> report_pb2.CacheSum:

@@ -21,7 +21,7 @@ from baton.generation.block_hash import block_hashes
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.views import PlacementRequest
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 BLOCK_TOKENS = 32
@@ -41,7 +41,7 @@ def cluster_of(roles: Mapping[str, WorkerRole]) -> Cluster:
         slots = ROOM if role is WorkerRole.DECODE else 0
         cluster.add(endpoint, role)
         cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, FINGERPRINT, model, ROOM, slots), epoch=1)
-        report = WorkerReport(ROOM, slots, PageCounts(ROOM, ROOM, 0, 0, 0, 0), 0, 0, 0, False, 0)
+        report = WorkerReport(ROOM, slots, BlockCounts(ROOM, ROOM, 0, 0, 0, 0), 0, 0, 0, False, 0)
         cluster.reported(endpoint, report)
     return cluster
 

@@ -78,7 +78,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
         pages = report_pb2.PageCounts(total=BLOCKS, free=BLOCKS)
         report = report_pb2.Report(limit_blocks=BLOCKS, limit_slots=self.info.total_slots, pages=pages)
         for session in self._hub.sessions:
-            session.tell(session_pb2.ConnectResponse(epoch=1, report=report))
+            session.send_latest(session_pb2.ConnectResponse(epoch=1, report=report))
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
         welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)

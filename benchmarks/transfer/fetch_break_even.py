@@ -1,4 +1,4 @@
-"""From how many blocks on a prefill worker had better fetch KV from another worker than compute it.
+"""From how many blocks on fetching KV from another prefill worker is faster than computing it.
 
     .venv/bin/python -m baton.benchmarks.transfer.fetch_break_even [--model FOLDER] [--blocks 1,2,4,...] [--json FILE]
 

@@ -56,7 +56,7 @@ class CacheJournal:
             self._notify()
 
 
-class PageError(Exception):
+class BlockError(Exception):
     """Blocks were used against the rules: a fault of this program, never of a request."""
 
 
@@ -70,7 +70,7 @@ class OutOfBlocks(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PageCounts:
+class BlockCounts:
     """Blocks by state; free + cached + held = total."""
 
     total: int
@@ -116,9 +116,9 @@ class BlockPool:
         return len(self._references)
 
     @property
-    def counts(self) -> PageCounts:
+    def counts(self) -> BlockCounts:
         total, free, cached = self.total_blocks, len(self._free), len(self._cached)
-        return PageCounts(total, free, cached, held=total - free - cached)
+        return BlockCounts(total, free, cached, held=total - free - cached)
 
     @property
     def available(self) -> int:
@@ -168,7 +168,7 @@ class BlockPool:
         if block_hash in self._by_hash or (parent_hash is not None and parent_hash not in self._by_hash):
             return
         if block in self._published:
-            raise PageError(f"block {block} is published under another hash")
+            raise BlockError(f"block {block} is published under another hash")
         self._published[block] = Published(block_hash, parent_hash)
         self._by_hash[block_hash] = block
         if parent_hash is not None:
@@ -302,7 +302,7 @@ class BlockPool:
 
     def _require_held(self, block: int) -> None:
         if self._references[block] == 0:
-            raise PageError(f"block {block} is not held")
+            raise BlockError(f"block {block} is not held")
 
 
 class BlockTable:
@@ -318,9 +318,9 @@ class BlockTable:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Raises: PageError after the release, since the blocks may be someone else's by then."""
+        """Raises: BlockError after the release, since the blocks may be someone else's by then."""
         if self._released:
-            raise PageError("the block table was released")
+            raise BlockError("the block table was released")
         return self._blocks
 
     def append(self, count: int) -> None:
@@ -367,7 +367,7 @@ class BlockTable:
     def release(self) -> None:
         """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
 
-        Raises: PageError the second time.
+        Raises: BlockError the second time.
         """
         blocks = self.blocks
         self._released = True
@@ -431,13 +431,13 @@ class SwapSlots:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Raises: PageError after the release, since the slots may be someone else's by then."""
+        """Raises: BlockError after the release, since the slots may be someone else's by then."""
         if self._released:
-            raise PageError("the swap slots were released")
+            raise BlockError("the swap slots were released")
         return self._slots
 
     def release(self) -> None:
-        """Raises: PageError the second time."""
+        """Raises: BlockError the second time."""
         slots = self.slots
         self._released = True
         self._space.give_back(slots)

@@ -54,7 +54,7 @@ class StepInFlight(NamedTuple):
 
 
 class Engine:
-    """Not thread-safe: scheduler, pages and runner belong to the one thread that steps."""
+    """Not thread-safe: scheduler, blocks and runner belong to the one thread that steps."""
 
     def __init__(self, runner: StepRunner, scheduler: Scheduler, throttle: PrefillThrottle | None = None) -> None:
         """`throttle`: of prefill on a GPU where others decode."""

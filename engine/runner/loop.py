@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from baton.engine.kv_cache.block_pool import BlockPool, CacheChanges, PageCounts, Watch
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.thread import EngineThread, StepTiming
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class EngineLoad:
     """A picture of the engine between two steps."""
 
-    pages: PageCounts
+    pages: BlockCounts
     held_by_sequences: int  # blocks
     held_by_transfers: int  # blocks
     running_sequences: int
@@ -108,7 +108,7 @@ class EngineLoop:
         return self._thread.call(self._scheduler.add, request, cache_root)
 
     def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
-        """Takes pages for a prompt whose KV is to be received; None: no room now. The future raises RequestRefused."""
+        """Takes blocks for a prompt whose KV is to be received; None: no room now. The future raises RequestRefused."""
         return self._thread.call(self._scheduler.reserve, request, cache_root)
 
     def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
@@ -118,14 +118,14 @@ class EngineLoop:
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
         """Frees a request in any phase, before any later call is carried out; an unknown one is free already.
 
-        No copy into its pages may be under way. `landed_blocks`: see `Scheduler.abort`.
+        No copy into its blocks may be under way. `landed_blocks`: see `Scheduler.abort`.
         """
         self._thread.post(self._scheduler.abort, request_id, landed_blocks)
 
     def begin_fetch(
         self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]
     ) -> "Future[IncomingPrefix | None]":
-        """Takes pages for blocks that are to be fetched: see `RunningBatch.begin_fetch`, also for its result."""
+        """Takes blocks to fetch others into: see `RunningBatch.begin_fetch`, also for its result."""
         return self._thread.call(self._scheduler.batch.begin_fetch, hashes, worthwhile)
 
     def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:

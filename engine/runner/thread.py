@@ -1,4 +1,4 @@
-"""The one thread that owns an engine: scheduler, pages and model are touched here and nowhere else.
+"""The one thread that owns an engine: scheduler, blocks and model are touched here and nowhere else.
 
 Between two steps it carries out calls that others handed in, in order; after a step it hands the outcome to
 `on_step`. Callers live on an event loop; this file knows no loop, only futures and a callback.

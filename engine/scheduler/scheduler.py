@@ -12,7 +12,7 @@ fit into the empty pool is refused: so there is always progress.
 
 from collections.abc import Iterator, Sequence
 
-from baton.engine.kv_cache.block_pool import BlockPool, PageError, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
 from baton.engine.plan import ChunkResult, Computed, Drawn, NonFinite, Plan
 from baton.engine.request import (
     EndReason,
@@ -291,7 +291,7 @@ class Scheduler:
         while self._lacks_blocks():
             preemptible = [sequence for sequence in batch.running if not sequence.request.prefill_only]
             if len(batch.running) == 1 and not batch.holds_for_transfers:
-                raise PageError("the oldest sequence does not fit: somebody else takes blocks from this pool")
+                raise BlockError("the oldest sequence does not fit: somebody else takes blocks from this pool")
             draft.swaps_out += batch.preempt(preemptible[-1])
 
     def _lacks_blocks(self) -> bool:

@@ -123,7 +123,7 @@ class PrefixIndex:
             self.settle(worker, holder.elsewhere.popleft())
 
     def settle(self, worker: str, owner: object) -> Sequence[bytes]:
-        """Nothing more will come of this prompt there. Returns the expected blocks that the worker did not report."""
+        """This prompt will make no more blocks there. Returns the expected blocks that the worker did not report."""
         holder = self._holders.get(worker)
         if holder is None:
             return ()

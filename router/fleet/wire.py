@@ -22,7 +22,7 @@ from baton.router.types.events import (
     TokenLogprob,
 )
 from baton.router.types.request import PreparedRequest, Sampling
-from baton.router.types.worker import Adapter, Link, ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import Adapter, BlockCounts, Link, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 Command = session_pb2.ConnectRequest
@@ -192,7 +192,7 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
     return WorkerReport(
         limit_blocks=report.limit_blocks,
         limit_slots=report.limit_slots,
-        pages=PageCounts(
+        pages=BlockCounts(
             pages.total, pages.free, pages.cached, pages.held, pages.held_by_sequences, pages.held_by_transfers
         ),
         waiting_requests=report.waiting_requests,

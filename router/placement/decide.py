@@ -113,7 +113,7 @@ POLICIES: Mapping[Strategy, Policy] = MappingProxyType(
 class PlacementPolicy:
     no_prefill_worker: NoPrefillWorker = NoPrefillWorker.LOCAL
     local_prefill_tokens: int = 0  # a decode worker that has the rest of a prompt computes so many tokens itself
-    strategy: Strategy = Strategy.LEAST_TOKENS
+    strategy: Strategy = Strategy.CACHE_AWARE
     weighing: Policy = field(init=False, repr=False, compare=False)
     name: str = field(init=False, repr=False, compare=False)
 

@@ -84,7 +84,7 @@ class PlannerTiming:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`to`: the role that one worker of the other had better take; None: leave them."""
+    """`to`: the role that one worker of the other should take; None: leave them."""
 
     to: WorkerRole | None
     why: str

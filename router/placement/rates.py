@@ -236,11 +236,3 @@ def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
     """Between two tokens of an answer made here, with this request among the others."""
     tokens = worker.tokens_in_flight + request.prompt_tokens
     return worker.rates.token_gap_ms + worker.rates.token_gap_ms_per_token * tokens
-
-
-def transfer_ms(request: PlacementRequest, decode: WorkerView, prefill: WorkerView) -> float:
-    """Of the part of the prompt's KV that the decode worker lacks, over the link between the two."""
-    rates = decode.rates
-    gb_per_s = rates.links_gb_per_s.get(prefill.endpoint, rates.link_gb_per_s)
-    missing_tokens = request.prompt_tokens - request.hit_tokens(decode)
-    return missing_tokens * rates.kv_bytes_per_token / (1e6 * gb_per_s)

@@ -54,11 +54,11 @@ class Caller:
 
     tenant: str = ""
     limits: KeyLimits = UNLIMITED
-    cache_salt: bytes = b""  # empty: shares cached prompts with all others without one
+    key_salt: bytes = b""  # empty: shares cached prompts with all others without one
 
     def asks(self, request: GenerationRequest) -> GenerationRequest:
         """The same request, as this caller's."""
-        return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.cache_salt)
+        return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.key_salt)
 
     def resumes(self, asked: ResumeRequest) -> ResumeRequest:
         """The same, as this caller's, and so the request in it."""
@@ -90,7 +90,7 @@ class Access:
             raise Unauthenticated("the API key is unknown", "INVALID_API_KEY")
         if need is Need.ADMIN and not key.is_admin:
             raise PermissionDenied("this call needs an admin API key", "NOT_ADMIN")
-        return Caller(key.name, key.limits, key.cache_salt)
+        return Caller(key.name, key.limits, key.key_salt)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
         """For a gRPC method. Raises: Unauthenticated."""

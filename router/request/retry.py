@@ -177,7 +177,7 @@ QUARANTINE_S = 600.0
 MOST_KEPT = 1024
 
 
-def fingerprint(request: PreparedRequest) -> bytes:
+def request_digest(request: PreparedRequest) -> bytes:
     """Of the computation: prompt, adapter, sampling. Not of the seed, which is drawn anew where none is given."""
     adapter = "" if request.adapter is None else request.adapter.digest
     digest = hashlib.sha256(repr((adapter, replace(request.sampling, seed=0))).encode())
@@ -207,7 +207,7 @@ class Quarantine:
         """Costs nothing while nothing is in it, as is usual."""
         while self._until_s and next(iter(self._until_s.values())) <= now:
             self._until_s.popitem(last=False)
-        return bool(self._until_s) and fingerprint(request) in self._until_s
+        return bool(self._until_s) and request_digest(request) in self._until_s
 
 
 class Suspects:

@@ -35,9 +35,9 @@ from baton.router.request.retry import (
     Quarantine,
     SuspectLock,
     Suspects,
-    fingerprint,
     poisonous,
     replay,
+    request_digest,
 )
 from baton.router.request.state import (
     Adopt,
@@ -332,7 +332,7 @@ class Generation:
                     where = f"{failed.reason.name} at {failed.endpoint}"
                     logger.info("starting another attempt after %s: %s", where, failed.message)
                 case Quarantined(failed):
-                    self._scheduling.quarantine.add(fingerprint(self._request), time.monotonic())
+                    self._scheduling.quarantine.add(request_digest(self._request), time.monotonic())
                     request_id = self._request.valid.request_id
                     logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
                 case Fail(error):
@@ -419,7 +419,7 @@ class Generation:
             asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, attempt.part)
 
     def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:
-        """The decode worker keeps the blocks of each choice: the conversation's next turn had better go there.
+        """The decode worker keeps the blocks of each choice: the conversation's next turn should go there.
 
         Most workers report them themselves. The last token of a choice has no KV yet.
         """

@@ -321,7 +321,7 @@ class RequestState:
         self.stream = TokenStream(request.sampling.n)
         self.attempts: dict[int, Attempt] = {}  # that have not ended
         self.avoided_prefill: frozenset[str] = frozenset()
-        """Workers that the next attempt had better not go to."""
+        """Workers that the next attempt should avoid."""
         self.preferred_decode: str | None = None
         """One that was at the last attempt, where it was not that which failed."""
         self._attempt_ids = attempt_ids

@@ -79,16 +79,6 @@ class TokenStream:
         stop_token_id = choice.token_ids[-1] if end is End.STOP else None
         return NewTokens(index, len(choice.token_ids), (), end, stop_token_id=stop_token_id)
 
-    @property
-    def done(self) -> bool:
-        """Every choice was released to its end."""
-        return all(choice.done for choice in self._choices)
-
-    @property
-    def begun(self) -> bool:
-        """Something was released."""
-        return any(choice.token_ids for choice in self._choices)
-
     def released(self, index: int) -> int:
         """How many tokens of a choice were."""
         return len(self._choices[index].token_ids)
@@ -97,24 +87,11 @@ class TokenStream:
         """The tokens of a choice that were released."""
         return tuple(self._choices[index].token_ids)
 
-    @property
-    def answers(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each choice that were released."""
-        return tuple(map(self.answer, range(len(self._choices))))
-
-    def take(self, output: SequenceOutput) -> NewTokens | None:
-        """The tokens that became contiguous with this output; None if none did.
-
-        Outputs of other attempts are dropped. Raises: InconsistentOutput.
-        """
-        released = self.take_all(deque((output,)))
-        return released[0] if released else None
-
     def take_all(self, outputs: deque[SequenceOutput]) -> tuple[NewTokens, ...]:
         """The tokens that became contiguous with these, one NewTokens for each choice that has any.
 
         They are taken from `outputs`, up to one that is inconsistent: where others before it released something, it
-        stays there for the next call. Raises: InconsistentOutput.
+        stays there for the next call. Those of other attempts are dropped. Raises: InconsistentOutput.
         """
         begins: dict[int, int] = {}  # where the released tokens begin, by choice
         while outputs:

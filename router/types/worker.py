@@ -14,7 +14,7 @@ class CacheSum:
     blocks: int
 
 
-__all__ = ["Adapter", "ModelDescription", "PageCounts", "WorkerDescription", "WorkerReport", "WorkerRole"]
+__all__ = ["Adapter", "BlockCounts", "ModelDescription", "WorkerDescription", "WorkerReport", "WorkerRole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class WorkerDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class PageCounts:
+class BlockCounts:
     """In blocks; free + cached + held = total."""
 
     total: int
@@ -81,7 +81,7 @@ class Link:
 class WorkerReport:
     limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
-    pages: PageCounts
+    pages: BlockCounts
     waiting_requests: int
     running_sequences: int
     pending_tokens: int

@@ -53,7 +53,7 @@ class ApiKey:
     is_admin: bool = False
 
     @property
-    def cache_salt(self) -> bytes:
+    def key_salt(self) -> bytes:
         """Requests with another key share no cached prompt with this one. All routers derive the same salt from it."""
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 

@@ -47,11 +47,6 @@ class SessionChannel(Generic[Message]):
         self._last_received = 0
 
     @property
-    def last_sent(self) -> int:
-        """Highest number given out; 0 before the first."""
-        return self._last_sent
-
-    @property
     def last_received(self) -> int:
         """Highest number received with all below it, to be acknowledged; 0 before the first."""
         return self._last_received

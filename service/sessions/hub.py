@@ -29,26 +29,26 @@ Message = TypeVar("Message", bound=SessionMessage)
 
 
 class Outbox(Generic[Message]):
-    """Messages that one connection has still to write. Of news only the newest is kept."""
+    """Messages that one connection has still to write. Of reports, given to `put_latest`, only the newest is kept."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
-        self._news: Message | None = None
+        self._latest: Message | None = None
         self._changed = asyncio.Event()
         self._finishing = False
         self.closed = False
 
     @property
     def waiting(self) -> int:
-        """Messages to be written, without news."""
+        """Messages to be written, without the latest report."""
         return len(self._messages)
 
     def put(self, message: Message) -> None:
         self._messages.append(message)
         self._changed.set()
 
-    def put_news(self, message: Message) -> None:
-        self._news = message
+    def put_latest(self, message: Message) -> None:
+        self._latest = message
         self._changed.set()
 
     def finish(self) -> None:
@@ -62,14 +62,14 @@ class Outbox(Generic[Message]):
         self._changed.set()
 
     async def drain(self) -> AsyncIterator[Message]:
-        """Messages in order, and news between them, until closed or finished."""
+        """Messages in order, and the latest report between them, until closed or finished."""
         while not self.closed:
             if self._messages:
                 yield self._messages.popleft()
-            if self._news is not None and not self.closed:
-                news, self._news = self._news, None
-                yield news
-            if self._messages or self._news is not None or self.closed:
+            if self._latest is not None and not self.closed:
+                latest, self._latest = self._latest, None
+                yield latest
+            if self._messages or self._latest is not None or self.closed:
                 continue
             if self._finishing:
                 return
@@ -79,8 +79,8 @@ class Outbox(Generic[Message]):
 
 @dataclass(eq=False)
 class RouterSession(Generic[Message]):
-    """One router. `send` is numbered and survives a reconnect; `mention` is not and does not, but keeps its place
-    among the sent messages; `tell` is for news that the next one replaces.
+    """One router. `send` is numbered and survives a reconnect; `send_lossy` is not and does not, but keeps its place
+    among the sent messages; `send_latest` is for a report that the next one replaces.
     """
 
     router_id: bytes
@@ -102,16 +102,16 @@ class RouterSession(Generic[Message]):
             message.acknowledged = self.channel.last_received
             self.outbox.put(message)
 
-    def mention(self, message: Message) -> None:
+    def send_lossy(self, message: Message) -> None:
         """Lost without a connection, and where the router does not read: it must be able to notice, and ask again."""
         if self.outbox is not None and self.outbox.waiting < MAX_WAITING:
             message.acknowledged = self.channel.last_received
             self.outbox.put(message)
 
-    def tell(self, message: Message) -> None:
+    def send_latest(self, message: Message) -> None:
         if self.outbox is not None:
             message.acknowledged = self.channel.last_received
-            self.outbox.put_news(message)
+            self.outbox.put_latest(message)
 
 
 class SessionHub(Generic[Message]):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import PageError, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockError, SwapSpace
 from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.plan import BlockSwap
 
@@ -43,7 +43,7 @@ def test_slots_are_taken_all_or_none_and_given_back_once() -> None:
     assert space.free_slots == 1
     taken.release()
     assert space.free_slots == 3
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         taken.release()
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         _ = taken.slots

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, PageCounts, PageError, acquire
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool, BlockTable, OutOfBlocks, acquire
 from baton.engine.plan import BlockCopy
 
 
@@ -14,12 +14,12 @@ def pool():
 
 
 def test_a_fresh_pool_is_free(pool):
-    assert pool.counts == PageCounts(total=4, free=4, cached=0, held=0)
+    assert pool.counts == BlockCounts(total=4, free=4, cached=0, held=0)
 
 
 def test_allocation_gives_distinct_neighbouring_blocks(pool):
     assert pool.allocate(3) == [0, 1, 2]
-    assert pool.counts == PageCounts(total=4, free=1, cached=0, held=3)
+    assert pool.counts == BlockCounts(total=4, free=1, cached=0, held=3)
 
 
 def test_allocation_is_all_or_nothing(pool):
@@ -42,11 +42,11 @@ def test_a_shared_block_is_free_only_after_its_last_reader(pool):
 def test_a_free_block_cannot_be_released_shared_or_published(pool):
     [block] = pool.allocate(1)
     pool.release(block)
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         pool.release(block)
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         pool.share(block)
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         pool.publish(block, b"a", None)
 
 
@@ -60,9 +60,9 @@ def test_held_only_by_counts_blocks_without_other_readers(pool):
 def test_a_table_is_released_exactly_once(pool):
     table = BlockTable(pool, pool.allocate(2))
     table.release()
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         table.release()
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         _ = table.blocks
     assert pool.counts.free == 4
 
@@ -75,7 +75,7 @@ def test_released_blocks_are_neighbours_again(pool):
 def test_a_released_table_cannot_grow(pool):
     table = BlockTable(pool, [])
     table.release()
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         table.append(1)
     assert pool.counts.free == 4
 
@@ -103,7 +103,7 @@ def test_acquiring_takes_nothing_where_room_is_short(pool):
     pool.release(block)
     with pytest.raises(OutOfBlocks):
         acquire(pool, [b"a"], total_blocks=5)
-    assert pool.counts == PageCounts(total=4, free=3, cached=1, held=0)
+    assert pool.counts == BlockCounts(total=4, free=3, cached=1, held=0)
 
 
 def test_what_is_distrusted_is_not_found_again_nor_what_was_computed_after_it(pool):
@@ -112,13 +112,13 @@ def test_what_is_distrusted_is_not_found_again_nor_what_was_computed_after_it(po
         pool.publish(block, block_hash, parent)
     pool.release(blocks[2])
     pool.distrust([blocks[1]])
-    assert pool.counts == PageCounts(total=4, free=2, cached=0, held=2), "the cached one is free, held ones stay"
+    assert pool.counts == BlockCounts(total=4, free=2, cached=0, held=2), "the cached one is free, held ones stay"
     assert pool.touch([b"a", b"ab", b"abc"]) == (blocks[0],)
     pool.distrust([blocks[1]])
     pool.release(blocks[1])
     pool.release(blocks[0])
     pool.check_conservation()
-    assert pool.counts == PageCounts(total=4, free=3, cached=1, held=0)
+    assert pool.counts == BlockCounts(total=4, free=3, cached=1, held=0)
 
 
 def test_conservation_notices_a_lost_block(pool):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, PageCounts
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool
 from baton.engine.plan import Computed, Drawn, NonFinite, Plan
 from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
@@ -138,7 +138,7 @@ def test_a_computed_prompt_is_pinned_until_it_is_aborted(scheduler):
     assert not scheduler.has_work
     assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (0, 2)
     scheduler.abort(1)
-    assert scheduler.pool.counts == PageCounts(total=8, free=7, cached=1, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=7, cached=1, held=0)
 
 
 def test_cached_blocks_are_skipped(scheduler):
@@ -174,14 +174,14 @@ def test_nothing_is_published_before_the_prompt_is_complete(scheduler):
     scheduler.add(prompt(1, 12))
     step(scheduler)
     assert scheduler.abort(1)
-    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)
 
 
 def test_a_non_finite_prompt_is_forgotten_and_not_published(scheduler):
     scheduler.add(prompt(1, 8))
     [progress] = fail_step(scheduler)
     assert progress == RequestFailed(1)
-    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)
     assert not scheduler.abort(1)
 
 
@@ -195,7 +195,7 @@ def test_cached_blocks_that_a_non_finite_prompt_has_read_are_not_found_again(sch
     plan = scheduler.plan()
     assert plan.chunks[0].start == 8
     scheduler.commit(plan, [NonFinite(kv_suspect=True)])
-    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)
 
 
 def test_a_neighbour_of_a_non_finite_prompt_goes_on(scheduler):
@@ -289,4 +289,4 @@ def test_a_prompt_without_hashes_stays_out_of_the_cache(scheduler):
         assert spans(scheduler.plan()) == [(request_id, 0, 8)]
         step(scheduler)
         scheduler.abort(request_id)
-    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, PageCounts, PageError, acquire
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool, BlockTable, acquire
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def known(pool: BlockPool, hashes: Sequence[bytes]) -> int:
 
 def test_a_published_block_stays_cached_after_its_last_reader(pool):
     cached_chain(pool, [b"a", b"b"])
-    assert pool.counts == PageCounts(total=6, free=4, cached=2, held=0)
+    assert pool.counts == BlockCounts(total=6, free=4, cached=2, held=0)
 
 
 def test_lookup_finds_the_longest_prefix_and_holds_it(pool):
     cached_chain(pool, [b"a", b"b"])
     assert pool.lookup([b"a", b"b", b"c"]) == [0, 1]
-    assert pool.counts == PageCounts(total=6, free=4, cached=0, held=2)
+    assert pool.counts == BlockCounts(total=6, free=4, cached=0, held=2)
 
 
 def test_lookup_stops_at_the_first_unknown_hash(pool):
@@ -66,7 +66,7 @@ def test_the_first_block_of_a_hash_stays(pool):
 def test_a_block_has_one_hash_only(pool):
     [block] = pool.allocate(1)
     pool.publish(block, b"a", None)
-    with pytest.raises(PageError):
+    with pytest.raises(BlockError):
         pool.publish(block, b"b", None)
 
 
@@ -97,7 +97,7 @@ def test_a_parent_older_than_its_cached_child_outlives_it(pool):
     second.publish([b"a", b"b"])
     first.release()
     second.release()
-    assert pool.counts == PageCounts(total=6, free=4, cached=2, held=0)
+    assert pool.counts == BlockCounts(total=6, free=4, cached=2, held=0)
     pool.allocate(5)
     assert known(pool, [b"a", b"b"]) == 1
 
@@ -122,4 +122,4 @@ def test_eviction_makes_the_whole_pool_available(pool):
     cached_chain(pool, [b"a", b"b", b"c"])
     cached_chain(pool, [b"x", b"y", b"z"])
     assert sorted(pool.allocate(6)) == [0, 1, 2, 3, 4, 5]
-    assert pool.counts == PageCounts(total=6, free=0, cached=0, held=6)
+    assert pool.counts == BlockCounts(total=6, free=0, cached=0, held=6)

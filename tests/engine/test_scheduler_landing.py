@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, PageCounts, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, SwapSpace
 from baton.engine.plan import Computed, Drawn, NonFinite
 from baton.engine.request import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
 from baton.engine.sampling.params import SamplingParams
@@ -101,7 +101,7 @@ def test_an_answer_ends_at_a_stop_token(scheduler):
 def test_an_ended_request_leaves_its_prompt_in_the_cache(scheduler):
     start(scheduler, length=9, max_tokens=10)
     step(scheduler, token_id=STOP)
-    assert scheduler.pool.counts == PageCounts(total=8, free=6, cached=2, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=6, cached=2, held=0)
 
 
 def test_an_answer_s_complete_blocks_are_in_the_cache_too(scheduler):
@@ -134,7 +134,7 @@ def test_blocks_are_published_only_once_they_have_landed(scheduler):
 def test_a_request_aborted_before_it_landed_publishes_nothing(scheduler):
     scheduler.reserve(request(1, 9, 4))
     assert scheduler.abort(1)
-    assert scheduler.pool.counts == PageCounts(total=8, free=8, cached=0, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)
 
 
 def test_requests_join_and_leave_at_any_step(scheduler):
@@ -207,7 +207,7 @@ def test_a_request_whose_choices_all_ended_at_once_never_runs(scheduler):
     scheduler.reserve(request(1, 5, 4))
     scheduler.activate(1, [FirstToken(0, STOP, -0.5, EndReason.STOP)])
     assert scheduler.plan() is None
-    assert scheduler.pool.counts == PageCounts(total=8, free=7, cached=1, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=7, cached=1, held=0)
 
 
 def test_a_non_finite_request_ends_alone(scheduler):
@@ -262,7 +262,7 @@ def test_a_prompt_that_lands_in_part_leaves_its_complete_blocks_in_the_cache(sch
     prompt = request(1, 18, 4)
     scheduler.reserve(prompt)
     assert scheduler.abort(1, landed_blocks=3)
-    assert scheduler.pool.counts == PageCounts(total=8, free=5, cached=3, held=0)
+    assert scheduler.pool.counts == BlockCounts(total=8, free=5, cached=3, held=0)
     assert scheduler.reserve(request(2, 18, 4)).cached_blocks == 3
 
 

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from baton.kvtransfer import cuda_ipc
 from baton.kvtransfer.cuda_ipc import CudaIpcTransport, OwnPool, cuda_ipc_transport
 from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.shared_memory import SharedPool
 from baton.kvtransfer.slices import PoolShape
-from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, PeerUnreachable
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyBroken, CopyStuck, PeerUnreachable
 from tests.fixtures.host_device import HostDevice, export
 
 SHAPE = PoolShape(num_blocks=6, block_bytes=64, rows=2)
@@ -185,3 +186,21 @@ def test_an_exporter_killed_in_the_middle_of_a_copy_leaves_the_reader_alive() ->
         assert device.open_handles == 0
         with pytest.raises(PeerUnreachable):
             transport_to(own, device, [handle])
+
+
+def test_a_copy_that_the_gpu_does_not_end_is_a_broken_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NeverDone:
+        def record(self, stream: object) -> None:
+            assert stream is None
+
+        def query(self) -> bool:
+            return False
+
+    monkeypatch.setattr(torch.cuda, "Event", NeverDone)
+    monkeypatch.setattr(cuda_ipc, "COPY_TIMEOUT_S", 0.0)
+    device = object.__new__(cuda_ipc.CudaDevice)  # without its driver
+    device._device, device._stream = torch.device("cuda", 0), None  # type: ignore[assignment]
+    monkeypatch.setattr(device, "_start", lambda spans: None)
+    with pytest.raises(CopyStuck, match="has not ended within 0 s") as stuck:
+        device.copy([])
+    assert isinstance(stuck.value, CopyBroken)

@@ -110,7 +110,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         while True:
             if not self.silent:
                 for session in self._hub.sessions:
-                    session.tell(session_pb2.ConnectResponse(epoch=self.epoch, report=self.report))
+                    session.send_latest(session_pb2.ConnectResponse(epoch=self.epoch, report=self.report))
             await asyncio.sleep(REPORT_S)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy
 from baton.router.placement.policies import BALANCE, BUSY_FACTOR, BUSY_MS, KEEP, KEEP_SHARED, PATIENCE_MS, home_of
-from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms, transfer_ms
+from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
@@ -136,3 +136,11 @@ def _answer_costs(request: PlacementRequest, workers: Sequence[WorkerView], pref
         + PATIENCE_MS * home
         for worker, answer_ms, home in zip(workers, answers, _homes(request, workers), strict=True)
     ]
+
+
+def transfer_ms(request: PlacementRequest, decode: WorkerView, prefill: WorkerView) -> float:
+    """Of the part of the prompt's KV that the decode worker lacks, over the link between the two."""
+    rates = decode.rates
+    gb_per_s = rates.links_gb_per_s.get(prefill.endpoint, rates.link_gb_per_s)
+    missing_tokens = request.prompt_tokens - request.hit_tokens(decode)
+    return missing_tokens * rates.kv_bytes_per_token / (1e6 * gb_per_s)

@@ -23,9 +23,9 @@ def shown(key: str) -> tuple[tuple[str, str], ...]:
 
 def test_a_key_makes_its_caller() -> None:
     caller = GUARDED.caller(Need.KEY, shown("baton-user"))
-    assert caller == Caller("user", USER.limits, USER.cache_salt)
+    assert caller == Caller("user", USER.limits, USER.key_salt)
     request = caller.asks(GenerationRequest(Operation.CHAT, None, tenant="forged", key_salt=b"forged"))
-    assert (request.tenant, request.limits, request.key_salt) == ("user", USER.limits, USER.cache_salt)
+    assert (request.tenant, request.limits, request.key_salt) == ("user", USER.limits, USER.key_salt)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from baton.router.admission.queue import (
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
 from baton.router.placement.views import PlacementRequest
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.registry.worker_record import WorkerRole
 
@@ -33,7 +33,7 @@ def cluster_with(slots: int, roles: tuple[WorkerRole, ...] = (WorkerRole.PREFILL
     for role in roles:
         cluster.add(role.value, role)
         cluster.connected(role.value, WorkerDescription(role.value, role, 1, b"f", MODEL, 100, 8), epoch=1)
-        cluster.reported(role.value, WorkerReport(100, slots, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+        cluster.reported(role.value, WorkerReport(100, slots, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
     return cluster
 
 

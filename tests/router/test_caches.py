@@ -6,7 +6,7 @@ from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.views import PlacementRequest
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
@@ -14,7 +14,7 @@ MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 POLICY = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
-REPORT = WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
+REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
 
 
 @pytest.fixture

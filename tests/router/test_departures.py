@@ -7,7 +7,7 @@ import pytest
 
 from baton.protos import session_pb2
 from baton.router.placement.cluster import Charge, Cluster, Departures, End
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 from tests.router.conftest import Stack
 from tests.router.fake_worker import FakeWorker
@@ -16,7 +16,7 @@ MODEL = ModelDescription("tiny", "/m", 128, 257, "float32", 4)
 DECODE = WorkerDescription("w", WorkerRole.DECODE, 1, b"f", MODEL, 10, 4, pool_id=b"first")
 PREFILL = replace(DECODE, role=WorkerRole.PREFILL)
 RESTARTED = replace(DECODE, pool_id=b"second")
-REPORT = WorkerReport(10, 4, PageCounts(10, 10, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
+REPORT = WorkerReport(10, 4, BlockCounts(10, 10, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
 WORKER = "127.0.0.1:1"
 
 

@@ -7,12 +7,12 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.peer_load import PeerLoad
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 F = b"f" * 32
 MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)
-PAGES = PageCounts(1000, 1000, 0, 0, 0, 0)
+PAGES = BlockCounts(1000, 1000, 0, 0, 0, 0)
 POLICY = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
 NAMES = [f"{role[0]}{number}" for role in WorkerRole for number in range(4)]
 

@@ -4,7 +4,7 @@ from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
 from baton.router.placement.cluster import HOLDERS, OTHERS, Cluster
 from baton.router.placement.decide import PlacementPolicy, Strategy
 from baton.router.placement.views import PlacementRequest
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 from tests.router.test_admission import admit
 
@@ -23,7 +23,7 @@ def large_cluster(slots_of_last: int = 8, slots: int = 8) -> Cluster:
             own = slots_of_last if number == WORKERS - 1 else slots
             cluster.add(name, role)
             cluster.connected(name, WorkerDescription(name, role, 1, F, model, 1000, 8), epoch=1)
-            cluster.reported(name, WorkerReport(1000, own, PageCounts(1000, 1000, 0, 0, 0, 0), 0, 0, 0, False, 0))
+            cluster.reported(name, WorkerReport(1000, own, BlockCounts(1000, 1000, 0, 0, 0, 0), 0, 0, 0, False, 0))
     return cluster
 
 
@@ -48,7 +48,7 @@ async def test_the_one_worker_with_room_is_found_though_it_was_not_looked_at() -
 
 def test_workers_that_drain_or_go_are_not_looked_at() -> None:
     cluster = large_cluster()
-    pages = PageCounts(1000, 1000, 0, 0, 0, 0)
+    pages = BlockCounts(1000, 1000, 0, 0, 0, 0)
     cluster.reported("p0", WorkerReport(1000, 8, pages, 0, 0, 0, True, 0))
     cluster.disconnected("p1")
     cluster.lost("p2")

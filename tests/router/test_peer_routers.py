@@ -11,7 +11,7 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import MAX_AGE_S, PeerLoad, PeerRouterLoads, Prediction, RecentPredictions, Share
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRole
 
@@ -55,7 +55,7 @@ class Router:
         for endpoint, role in (("p0", WorkerRole.PREFILL), ("d0", WorkerRole.DECODE)):
             self.cluster.add(endpoint, role)
             self.cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, b"f", MODEL, 100, 8), 1)
-            self.cluster.reported(endpoint, WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+            self.cluster.reported(endpoint, WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
         self.taken_over: list[int] = []
         self.peer_routers = PeerRouters(
             self.cluster,

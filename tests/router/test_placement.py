@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, Placement, PlacementPolicy, place
+from baton.router.placement.decide import (
+    LocalPrefill,
+    NoPrefillWorker,
+    NoRoom,
+    Placement,
+    PlacementPolicy,
+    Strategy,
+    place,
+)
 from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
-POLICY = PlacementPolicy(NoPrefillWorker.QUEUE)
-LOCAL = PlacementPolicy(NoPrefillWorker.LOCAL)
+POLICY = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.LEAST_TOKENS)
+LOCAL = PlacementPolicy(NoPrefillWorker.LOCAL, strategy=Strategy.LEAST_TOKENS)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=10, max_tokens=6, choices=1)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 100, 0, 0, 0)
 DECODE = WorkerView("d0", WorkerRole.DECODE, F, 100, 8, 100, 8)

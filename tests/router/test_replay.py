@@ -16,9 +16,9 @@ from baton.router.request.retry import (
     Quarantine,
     Tries,
     end_of,
-    fingerprint,
     replay,
     replays,
+    request_digest,
 )
 from baton.router.types.events import End, FailureReason
 from baton.router.types.request import PreparedRequest
@@ -222,7 +222,7 @@ async def test_a_canary_may_come_again_whatever_dies_of_it() -> None:
 
 def test_what_is_in_quarantine_is_found_by_what_it_asks_for_and_for_a_while() -> None:
     quarantine, request = Quarantine(), request_of()
-    quarantine.add(fingerprint(request), now=10.0)
+    quarantine.add(request_digest(request), now=10.0)
     other_seed = replace(request, sampling=replace(request.sampling, seed=8))
     assert quarantine.holds(other_seed, 10.0 + QUARANTINE_S - 1)
     assert not quarantine.holds(replace(request, token_ids=(*PROMPT, 5)), 11.0)

@@ -6,12 +6,12 @@ import pytest
 
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import endpoint_to_change
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.errors import FailedPrecondition, NotFound
 from baton.service.registry.worker_record import WorkerRole
 
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
-REPORT = WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
+REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
 BOTH = (WorkerRole.PREFILL, WorkerRole.DECODE)
 
 

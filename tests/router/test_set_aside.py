@@ -17,12 +17,12 @@ from baton.router.placement.cluster import (
 )
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
 from baton.router.placement.views import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PageCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 PAIR = ("p0", "d0")
 MODEL = ModelDescription("m", "", 128, 257, "float32", 4)
-REPORT = WorkerReport(100, 8, PageCounts(100, 100, 0, 0, 0, 0), 0, 1, 0, draining=False, steps=7)
+REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 1, 0, draining=False, steps=7)
 
 
 def fail(pairs: PairCircuitBreaker, times: int, now: float) -> None:

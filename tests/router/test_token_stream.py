@@ -23,6 +23,12 @@ def begun(choices: int = 1) -> TokenStream:
     return stream
 
 
+def take(stream: TokenStream, message: SequenceOutput) -> NewTokens | None:
+    """The tokens that became contiguous with this output alone."""
+    released = stream.take_all(deque((message,)))
+    return released[0] if released else None
+
+
 @st.composite
 def interleavings(draw: st.DrawFn) -> tuple[list[list[int]], list[SequenceOutput]]:
     """Answers of up to three choices, and messages that together say all of them, some of it several times."""
@@ -50,7 +56,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
     got: list[list[int]] = [[] for _ in answers]
     ends: list[End | None] = [None for _ in answers]
     for message in messages:
-        released = stream.take(message)
+        released = take(stream, message)
         if released is not None:
             assert released.offset == len(got[released.choice])
             assert ends[released.choice] is None
@@ -58,7 +64,6 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
             ends[released.choice] = released.end
     assert got == answers
     assert ends == [End.LENGTH] * len(answers)
-    assert stream.done
 
 
 @settings(max_examples=300, deadline=None)
@@ -69,13 +74,15 @@ def test_any_number_of_messages_at_once_gives_the_same_answer(
     answers, messages = drawn
     stream = begun(len(answers))
     got: list[list[int]] = [[] for _ in answers]
+    ended = 0
     for size in (*sizes, len(messages)):
         batch, messages = deque(messages[:size]), messages[size:]
         for released in stream.take_all(batch):
             assert released.offset == len(got[released.choice])
             got[released.choice].extend(released.token_ids)
+            ended += released.end is not None
         assert not batch
-    assert got == answers and stream.done
+    assert got == answers and ended == len(answers)
 
 
 def test_what_came_before_an_inconsistent_output_goes_out_before_the_error() -> None:
@@ -89,24 +96,22 @@ def test_what_came_before_an_inconsistent_output_goes_out_before_the_error() -> 
 
 def test_the_second_token_waits_for_the_first() -> None:
     stream = begun()
-    assert stream.take(output(1, [11])) is None
-    assert not stream.begun
-    assert stream.take(output(0, [10])) == NewTokens(0, 0, (10, 11), None)
-    assert stream.begun
+    assert take(stream, output(1, [11])) is None
+    assert stream.released(0) == 0
+    assert take(stream, output(0, [10])) == NewTokens(0, 0, (10, 11), None)
+    assert stream.released(0) == 2
 
 
 def test_an_end_waits_for_the_tokens_before_it() -> None:
     stream = begun()
-    assert stream.take(output(1, [11], End.STOP)) is None
-    assert not stream.done
-    assert stream.take(output(0, [10])) == NewTokens(0, 0, (10, 11), End.STOP)
-    assert stream.done
+    assert take(stream, output(1, [11], End.STOP)) is None
+    assert take(stream, output(0, [10])) == NewTokens(0, 0, (10, 11), End.STOP)
 
 
 def test_other_attempts_are_dropped() -> None:
     stream = begun()
-    assert stream.take(SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
-    assert not stream.begun
+    assert take(stream, SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
+    assert stream.released(0) == 0
 
 
 @pytest.mark.parametrize(
@@ -120,74 +125,73 @@ def test_other_attempts_are_dropped() -> None:
 )
 def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -> None:
     stream = begun()
-    stream.take(output(0, [10], End.STOP))
+    take(stream, output(0, [10], End.STOP))
     with pytest.raises(InconsistentOutput):
-        stream.take(second)
+        take(stream, second)
 
 
 def test_logprobs_stay_with_their_tokens_in_any_order() -> None:
     told = [TokenLogprob(-float(offset), ()) for offset in range(3)]
     stream = begun()
-    assert stream.take(output(1, [11, 12])._replace(logprobs=tuple(told[1:]))) is None
-    released = stream.take(output(0, [10])._replace(logprobs=(told[0],)))
+    assert take(stream, output(1, [11, 12])._replace(logprobs=tuple(told[1:]))) is None
+    released = take(stream, output(0, [10])._replace(logprobs=(told[0],)))
     assert released == NewTokens(0, 0, (10, 11, 12), None, tuple(told))
 
 
 def test_a_repeat_without_logprobs_takes_none_away() -> None:
     told = TokenLogprob(-1.0, ())
     stream = begun()
-    assert stream.take(output(1, [11])._replace(logprobs=(told,))) is None
-    assert stream.take(output(1, [11])) is None
-    assert stream.take(output(0, [10])._replace(logprobs=(told,))) == NewTokens(0, 0, (10, 11), None, (told, told))
+    assert take(stream, output(1, [11])._replace(logprobs=(told,))) is None
+    assert take(stream, output(1, [11])) is None
+    assert take(stream, output(0, [10])._replace(logprobs=(told,))) == NewTokens(0, 0, (10, 11), None, (told, told))
 
 
 def test_another_attempt_goes_on_where_the_first_one_ended() -> None:
     stream = begun()
-    stream.take(output(0, [10]))
-    assert stream.take(output(2, [99])) is None  # beyond a gap: forgotten with its attempt
+    take(stream, output(0, [10]))
+    assert take(stream, output(2, [99])) is None  # beyond a gap: forgotten with its attempt
     stream.begin(ATTEMPT + 1)
     again = output(0, [10])._replace(attempt_id=ATTEMPT + 1)
-    assert stream.take(again) is None
-    assert stream.take(output(0, [77])) is None  # of the attempt that is over
-    released = stream.take(again._replace(offset=1, token_ids=(11, 12), end=End.LENGTH))
+    assert take(stream, again) is None
+    assert take(stream, output(0, [77])) is None  # of the attempt that is over
+    released = take(stream, again._replace(offset=1, token_ids=(11, 12), end=End.LENGTH))
     assert released == NewTokens(0, 1, (11, 12), End.LENGTH)
-    assert stream.answers == ((10, 11, 12),)
+    assert stream.answer(0) == (10, 11, 12)
 
 
 @pytest.mark.parametrize("other", [output(0, [99]), output(0, [10, 11])])
 def test_another_attempt_must_repeat_what_was_given_out(other: SequenceOutput) -> None:
     stream = begun(2)
-    stream.take(output(0, [10], End.STOP))
+    take(stream, output(0, [10], End.STOP))
     stream.begin(ATTEMPT + 1)
-    assert stream.take(output(0, [10], End.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
+    assert take(stream, output(0, [10], End.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
     with pytest.raises(NotRepeated):
-        stream.take(other._replace(attempt_id=ATTEMPT + 1))
+        take(stream, other._replace(attempt_id=ATTEMPT + 1))
 
 
 def test_an_end_that_was_not_reached_is_forgotten_with_its_attempt() -> None:
     stream = begun()
-    stream.take(output(0, [10]))
-    stream.take(output(2, [12], End.STOP))
+    take(stream, output(0, [10]))
+    take(stream, output(2, [12], End.STOP))
     stream.begin(ATTEMPT + 1)
-    assert stream.take(output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == NewTokens(
+    assert take(stream, output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == NewTokens(
         0, 1, (11, 12, 13), None
     )
 
 
 def test_each_choice_listens_to_its_own_attempt() -> None:
     stream = begun(2)
-    stream.take(output(0, [10]))
-    stream.take(output(0, [20], choice=1))
+    take(stream, output(0, [10]))
+    take(stream, output(0, [20], choice=1))
     stream.begin(ATTEMPT + 1, (1,))
-    assert stream.take(output(1, [11])) == NewTokens(0, 1, (11,), None)
-    assert stream.take(output(1, [99], choice=1)) is None  # late
+    assert take(stream, output(1, [11])) == NewTokens(0, 1, (11,), None)
+    assert take(stream, output(1, [99], choice=1)) is None  # late
     later = output(1, [21], End.STOP, choice=1)._replace(attempt_id=ATTEMPT + 1)
-    assert stream.take(later) == NewTokens(1, 1, (21,), End.STOP)
-    assert stream.answers == ((10, 11), (20, 21))
+    assert take(stream, later) == NewTokens(1, 1, (21,), End.STOP)
+    assert (stream.answer(0), stream.answer(1)) == ((10, 11), (20, 21))
 
 
 def test_an_end_that_nobody_told_comes_with_its_token() -> None:
     stream = begun()
-    stream.take(output(0, [10, 11]))
+    take(stream, output(0, [10, 11]))
     assert stream.finish(0, End.STOP) == NewTokens(0, 2, (), End.STOP, stop_token_id=11)
-    assert stream.done

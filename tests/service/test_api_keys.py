@@ -57,10 +57,10 @@ def test_secrets_have_256_random_bits() -> None:
 
 
 def test_salts_differ_by_key_and_by_name_and_are_no_hash_of_the_file() -> None:
-    salts = {key(name, secret).cache_salt for name in "ab" for secret in "xy"}
+    salts = {key(name, secret).key_salt for name in "ab" for secret in "xy"}
     assert len(salts) == 4
     assert not salts & {digest_of("x"), digest_of("y")}
-    assert key("a", "x").cache_salt == key("a", "x").cache_salt
+    assert key("a", "x").key_salt == key("a", "x").key_salt
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ async def test_messages_come_in_order_and_of_news_only_the_newest() -> None:
     outbox: Outbox[Note] = Outbox()
     for text in ("1", "2"):
         outbox.put(Note(text))
-        outbox.put_news(Note(f"news {text}"))
+        outbox.put_latest(Note(f"news {text}"))
     outbox.finish()
     assert await written(outbox) == ["1", "news 2", "2"]
 
@@ -115,7 +115,7 @@ async def test_a_router_that_acknowledges_nothing_loses_its_session() -> None:
         hub.send(session, Note())
     assert hub.ended == [session] and outbox.closed
     hub.send(session, Note())  # whoever still has it sends into the void
-    assert session.channel.last_sent == 2
+    assert session.channel.unacknowledged_count == 2
 
 
 async def test_close_lets_connections_finish_and_then_ends_every_session() -> None:
@@ -142,26 +142,26 @@ async def test_close_does_not_wait_for_ever() -> None:
     assert hub.ended == [session] and outbox.closed
 
 
-async def test_a_mention_keeps_its_place_is_not_numbered_and_is_lost_without_a_connection() -> None:
+async def test_a_lossy_message_keeps_its_place_is_not_numbered_and_is_lost_without_a_connection() -> None:
     hub = Hub()
     session, outbox = connected(hub)
     hub.send(session, Note("1"))
-    session.mention(Note("between"))
+    session.send_lossy(Note("between"))
     hub.send(session, Note("2"))
     outbox.finish()
     assert await written(outbox) == ["1", "between", "2"]
-    assert session.channel.last_sent == 2
+    assert session.channel.unacknowledged_count == 2
     hub.disconnect(session, outbox)
-    session.mention(Note("nobody hears"))
+    session.send_lossy(Note("nobody hears"))
     _, again = connected(hub, resumes=True)
     again.finish()
     assert await written(again) == []
 
 
-async def test_mentions_are_lost_where_too_much_is_still_to_be_written() -> None:
+async def test_lossy_messages_are_lost_where_too_much_is_still_to_be_written() -> None:
     session, outbox = connected(Hub())
     for _ in range(MAX_WAITING + 5):
-        session.mention(Note())
+        session.send_lossy(Note())
     assert outbox.waiting == MAX_WAITING
 
 

@@ -65,7 +65,7 @@ class Admission:
         self._room.set()
 
     async def reserve(self, request: Request, cache_root: bytes | None) -> Reservation:
-        """Waits until all earlier requests have their pages and this one's are free.
+        """Waits until all earlier requests have their blocks and this one's are free.
 
         Raises: RequestRefused, RequestTooLong.
         """

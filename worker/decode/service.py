@@ -160,7 +160,7 @@ class DecodeService(SessionService[Answer]):
                     touched[answer.request_id] = answer
             else:
                 touched[answer.request_id] = answer
-                ended |= outcome.end is not None  # a choice gives back its pages, even where others continue
+                ended |= outcome.end is not None  # a choice gives back its blocks, even where others continue
                 output = answer.take(outcome)
                 if output is not None:
                     outputs[answer.session].append(output)
@@ -176,7 +176,7 @@ class DecodeService(SessionService[Answer]):
             self._admission.room_may_have_grown()
 
     def _abandon(self, answer: Answer) -> None:
-        """Ends a request in any phase. Its pages are freed only when no copy into them is under way."""
+        """Ends a request in any phase. Its blocks are freed only when no copy into them is under way."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
             answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
@@ -208,4 +208,4 @@ class DecodeService(SessionService[Answer]):
         draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():
             report = worker_report(self._loop, self._reader, limit, waiting, draining, self.cache.sum)
-            session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
+            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -147,7 +147,7 @@ class PrefixFetcher:
         await self.reader.close()
 
     async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """Pages for the missing blocks, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
+        """Takes blocks for those missing, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
             peer = await self._peers.borrow(endpoint)  # pairs with it, the first time
         self._peers.give_back(peer)
@@ -169,7 +169,7 @@ class PrefixFetcher:
             self._loop.end_fetch(incoming, 0)
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
-        """Raises: TransferFailed, TimeoutError. The pages go back when the copy has ended, if later, then later."""
+        """Raises: TransferFailed, TimeoutError. The blocks go back when the copy has ended."""
         pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes)
         pull = asyncio.create_task(pulling, name="fetch")
         self._pulls.add(pull)

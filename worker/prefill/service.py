@@ -30,7 +30,7 @@ UNQUEUED = "a prompt could not be queued"
 
 @dataclass(eq=False)
 class Prompt(OpenRequest):
-    """One Prefill command, from its arrival until its pages are unpinned."""
+    """One Prefill command, from its arrival until its blocks are unpinned."""
 
     transfer_id: bytes
     progress: PromptProgress
@@ -189,7 +189,7 @@ class PrefillService(SessionService[Prompt]):
         self.rate.observe(tokens, timing.ended - timing.started)
 
     def on_transfer_ended(self, request_id: int) -> None:
-        """The reader has closed, or its lease has ended: no reader needs these pages any more."""
+        """The reader has closed, or its lease has ended: no reader needs these blocks any more."""
         prompt = self._requests.get(request_id)
         if prompt is not None:
             self._forget(prompt)
@@ -205,4 +205,4 @@ class PrefillService(SessionService[Prompt]):
         limit = Limit(self._loop.load.pages.total, slots=0)
         for session in self._hub.sessions:
             report = worker_report(self._loop, reader, limit, 0, self.leaving or self.draining, self.cache.sum)
-            session.tell(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
+            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

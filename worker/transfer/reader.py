@@ -49,7 +49,7 @@ class SourceLost(TransferFailed):
 
 
 class Destination(Protocol):
-    """Pages of our own for the blocks of a transfer."""
+    """Blocks of our own for those of a transfer."""
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -69,7 +69,7 @@ class Pull:
     bytes: int
     copy_ms: float
     exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
-    late_ms: float  # from the first token's sampling to the Open: the request was waiting for pages
+    late_ms: float  # from the first token's sampling to the Open: the request was waiting for blocks
     transport: str
 
 

@@ -31,7 +31,7 @@ from baton.worker.transfer.wire import description_from_wire, description_to_wir
 logger = logging.getLogger(__name__)
 
 Owner = int | Watch
-"""The owner of a transfer's blocks: the request whose pages are pinned, or the watch on blocks of the cache."""
+"""The owner of a transfer's blocks: the request whose blocks are pinned, or the watch on blocks of the cache."""
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
@@ -57,7 +57,7 @@ def is_overwritten(owner: Owner | None) -> bool:
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     """Serves KvTransferService over the pool in `storage`.
 
-    `on_ended` is called with the request whose pages have no readers any more; a worker that announces none needs none.
+    `on_ended` is called with the request whose blocks have no readers any more; one that announces none needs none.
     `on_slow_down` is called with a reader's GPU, and how many times as long its decode steps take as at their best.
     Readers receive the checksums of a `checksum_share` of blocks, as these are when they become readable.
     Lives on the event loop.

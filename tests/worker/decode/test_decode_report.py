@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import PageCounts
+from baton.engine.kv_cache.block_pool import BlockCounts
 from baton.engine.runner.loop import EngineLoad, EngineLoop
 from baton.engine.scheduler.budget import PromptRates
 from baton.protos import report_pb2
@@ -15,7 +15,7 @@ from baton.worker.wire import Limit, worker_report
 
 
 def reported(rates: PromptRates) -> report_pb2.Report:
-    load = EngineLoad(PageCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates)
+    load = EngineLoad(BlockCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates)
     loop: Any = SimpleNamespace(load=load, steps=1)
     reader: Any = SimpleNamespace(links=(), integrity=Integrity())
     return worker_report(

@@ -44,6 +44,8 @@ LABELS = ("model_name", "engine")
 
 
 class Histogram:
+    """Counts of values by upper bounds, as Prometheus has them."""
+
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)

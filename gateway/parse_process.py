@@ -156,7 +156,7 @@ class _Reader:
 
 
 class Parser:
-    """To be closed."""
+    """Parses bodies, large ones in the other process. To be closed."""
 
     def __init__(self, helper: Asks) -> None:
         """`helper` runs this module."""

@@ -33,7 +33,10 @@ class _Slot(Enum):
 
 
 class StagingRing:
-    """Slot `sequence % slots` holds message `sequence`. One thread; a call out of order is a bug: ValueError."""
+    """The receiver's own memory, in which messages land before their blocks are put into place.
+
+    Slot `sequence % slots` holds message `sequence`. One thread; a call out of order is a bug: ValueError.
+    """
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
         self._memory = torch.zeros(slots, slot_bytes, dtype=torch.uint8, device=device)
@@ -245,7 +248,10 @@ class SendControl(Protocol):
 
 
 class GroupTransport:
-    """Owns `group` and closes it. `pool` is our own; its first part is on the device of the group's messages."""
+    """Pulls blocks as messages of a process group into a staging ring of ours. Owns `group` and closes it.
+
+    `pool` is our own; its first part is on the device of the group's messages.
+    """
 
     def __init__(
         self,

@@ -148,7 +148,7 @@ group's timeout has passed at the latest."""
 
 
 class ProcessGroup:
-    """By gloo or NCCL. Each end uses it from one thread, but for `close`."""
+    """Numbered messages between two ranks, by gloo or NCCL. Each end uses it from one thread, but for `close`."""
 
     def __init__(self, store: Store, rank: int, options: GroupOptions) -> None:
         """Meets the other rank. Raises: LinkBroken, also where this torch or this machine has no such backend."""

@@ -88,6 +88,8 @@ DEADLINE_SLACK_S = 0.02
 
 
 class Accounts:
+    """Every request of this router from its beginning to its end: counted while it runs, traced when it has ended."""
+
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.counts = RequestCounts()

@@ -80,7 +80,7 @@ def _pieces(hashes: tuple[bytes, ...], size: int) -> Iterator[tuple[bytes, ...]]
 
 
 class CacheEventPublisher:
-    """Of one epoch of a worker. Lives on the event loop."""
+    """Sends the changes of the cache to routers, in one epoch of a worker. Lives on the event loop."""
 
     def __init__(self, hub: SessionHub[session_pb2.ConnectResponse], epoch: int) -> None:
         self._hub = hub

@@ -47,6 +47,8 @@ Open = TypeVar("Open", bound=OpenRequest)
 
 
 class RequestTable(Generic[Open]):
+    """The open requests, by their number on this worker and by the attempt of their router."""
+
     def __init__(self) -> None:
         self._requests: dict[int, Open] = {}
         self._by_attempt: dict[AttemptKey, Open] = {}

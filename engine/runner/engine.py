@@ -16,7 +16,10 @@ FEWEST_STEPS = 16  # before anything is reported
 
 
 class SlowDown:
-    """Of decode steps, which are compared with steps of about as many rows."""
+    """How much longer decode steps take than at their best, which is when nothing else ran on their device.
+
+    Steps are compared with steps of about as many rows.
+    """
 
     def __init__(self) -> None:
         self._best_s: dict[int, float] = {}  # by bits of the number of rows

@@ -155,7 +155,7 @@ class GrammarState:
 
 
 class Constraint:
-    """Of one request, for all its choices. One thread at a time, the engine's."""
+    """Which tokens may come next in the answers to one request. One thread at a time, the engine's."""
 
     def __init__(self, grammar: Grammar, stop_token_ids: Iterable[int], threads: MaskThreads) -> None:
         """`stop_token_ids`: of the request. Raises: FormRefused where none of them can end an answer, GrammarFailed."""

@@ -284,6 +284,8 @@ def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
 
 @dataclass(slots=True)
 class PlanBuilder:
+    """A plan while it is being made."""
+
     sequences: list[ScheduledSequence] = field(default_factory=list)  # parallel to `chunks`
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Bucket:
 
 
 class Meter:
-    """Of one key."""
+    """How much of its limits one API key has used."""
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0

@@ -114,7 +114,7 @@ class _Stay:
 
 
 class WaitForecast:
-    """Of one queue."""
+    """How long the requests of one queue will wait, and which of them cannot be served in time."""
 
     def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
         self._queue = queue

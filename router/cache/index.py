@@ -55,7 +55,7 @@ class _Holder:
 
 
 class PrefixIndex:
-    """Workers by name. An unknown worker holds nothing."""
+    """The blocks of all workers. Workers are named; an unknown one holds nothing."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, int] = {}  # by block

@@ -21,7 +21,7 @@ RESYNC_PERIOD_S = 10.0
 
 
 class CacheAudit:
-    """Of one worker."""
+    """How right this router was about one worker's cache: the hits that it predicted, and those that were found."""
 
     def __init__(self) -> None:
         self.checked_requests = 0
@@ -209,7 +209,7 @@ class CacheStatus:
 
 
 class Caches:
-    """Those of all workers, and the index of their blocks together."""
+    """The prefix caches of all workers, and the index of their blocks together."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()

@@ -57,7 +57,7 @@ class Charge:
 
 
 class Charges:
-    """By attempt id."""
+    """The charges of this router's attempts on one worker, by attempt id. Their sums are kept for decisions."""
 
     __slots__ = ("_charges", "blocks", "prompt_tokens", "slots", "tokens")
 
@@ -112,7 +112,7 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Departures:
-    """Counts since the router's start."""
+    """How the sessions with a worker have ended: counts since the router's start."""
 
     deaths: int = 0  # processes that were gone and had not drained, or had something open
     drains: int = 0  # processes that ended after they had drained
@@ -154,7 +154,7 @@ class _Share:
 
 
 class RecentWork:
-    """Workers are named by endpoint."""
+    """How the newest work was shared out among workers. It ages with work that is given out, not with time."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
@@ -180,7 +180,7 @@ STALLED_S = 15.0
 
 
 class StallDetector:
-    """Of one worker, by its reports."""
+    """Whether one worker makes progress: if it has work and takes no step, it is given no more."""
 
     __slots__ = ("_since_s", "_steps")
 

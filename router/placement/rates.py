@@ -85,7 +85,7 @@ class FadingLine:
 
 
 class RateLedger:
-    """Workers are named by endpoint."""
+    """The rates of all workers, as their reports and requests showed them. Workers are named by endpoint."""
 
     def __init__(self) -> None:
         self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds
@@ -193,7 +193,7 @@ CAUTION = 0.1
 
 
 class Expected(NamedTuple):
-    """Of a prompt that this worker computes."""
+    """When the first token of a prompt is expected that this worker computes."""
 
     wait_ms: float  # for the prompts before it
     compute_ms: float  # the part of it that is not cached there

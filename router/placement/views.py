@@ -54,6 +54,8 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
+    """What a placement knows of a request."""
+
     fingerprint: bytes
     block_tokens: int
     prompt_tokens: int

@@ -57,7 +57,7 @@ class WorkerDescription:
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """In blocks; free + cached + held = total."""
+    """Blocks of a worker by state; free + cached + held = total."""
 
     total: int
     free: int

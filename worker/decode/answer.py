@@ -28,7 +28,7 @@ class ReceivedKv:
 
 @dataclass(eq=False)
 class Answer(OpenRequest):
-    """From the arrival of the command until the last token or the abort."""
+    """One request on a decode worker, from the arrival of its command until its last token or the abort."""
 
     retained: RetainedOutputs
     running_choices: set[int]

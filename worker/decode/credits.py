@@ -135,7 +135,10 @@ class CreditLoans(Generic[Router]):
 
 
 class WorkerCredits(Generic[Router]):
-    """Both kinds of credits. `loans`: takes the routers' requests beyond their shares."""
+    """What each router may have on a decode worker, sent with every report: blocks, and places in the batch.
+
+    `loans`: takes the routers' requests beyond their shares.
+    """
 
     def __init__(self, total_blocks: int, total_slots: int) -> None:
         self._blocks: Credits[Router] = Credits(total_blocks)

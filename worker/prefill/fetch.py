@@ -103,7 +103,7 @@ class FetchOptions:
 
 
 class PrefixFetcher:
-    """Lives on the event loop."""
+    """Fetches blocks of other workers for prompts that come with a hint. Lives on the event loop."""
 
     def __init__(self, loop: EngineLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
         self._loop = loop

@@ -189,6 +189,15 @@ class Dispatcher:
         await self.accounts.idle()
 
     @property
+    def readiness(self) -> Readiness:
+        return self._readiness
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for room."""
+        return self._scheduling.queue.waiting
+
+    @property
     def active(self) -> int:
         """Requests accepted and not yet finished."""
         return self.accounts.counts.running

@@ -113,8 +113,6 @@ class RouterProcess:
         self.prevalidation = Prevalidation(Helper("baton.router.public.parsing"))
         self._admin = AdminServicer(
             cluster,
-            self._queue,
-            self._readiness,
             self._dispatcher,
             lambda: self._membership.connected,
             self._fleet,

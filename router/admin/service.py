@@ -10,13 +10,11 @@ import grpc
 from baton.protos import admin_pb2
 from baton.router.admin.explain import Explainer
 from baton.router.admin.wire import ROLES, latency_status, request_totals, router_status, worker_status
-from baton.router.admission.queue import AdmissionQueue
 from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.parsing import service_handler
-from baton.router.readiness import Readiness
 from baton.router.roles import RolePlanning
 from baton.router.trace.recent import RecentLatency
 from baton.service.errors import InvalidArgument
@@ -28,8 +26,6 @@ SERVICE_NAME = "baton.v1.AdminService"
 @dataclass(frozen=True, slots=True)
 class AdminServicer:
     cluster: Cluster
-    queue: AdmissionQueue
-    readiness: Readiness
     dispatcher: Dispatcher
     registry_connected: Callable[[], bool]
     fleet: Fleet
@@ -47,12 +43,12 @@ class AdminServicer:
     ) -> admin_pb2.GetStatusResponse:
         connected = self.registry_connected()
         latency = self.latency.figures(time.monotonic())
-        needed = self.readiness.needed | self.cluster.roles_seen
-        gaps = [self.readiness.detail, *_missing(needed, self.cluster.workers)]
+        needed = self.dispatcher.readiness.needed | self.cluster.roles_seen
+        gaps = [self.dispatcher.readiness.detail, *_missing(needed, self.cluster.workers)]
         if not connected:
             gaps.append("the registry does not answer; the router keeps the workers it knows")
         return admin_pb2.GetStatusResponse(
-            ready=self.readiness.ready,
+            ready=self.dispatcher.readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),
             registry_connected=connected,
             workers=[
@@ -65,7 +61,7 @@ class AdminServicer:
             ],
             indexed_blocks=len(self.cluster.caches.index),
             active_requests=self.dispatcher.active,
-            queued_requests=self.queue.waiting,
+            queued_requests=self.dispatcher.queued,
             other_routers=self.peer_routers.others if self.peer_routers is not None else 0,
             routers=self._routers(),
             planner=self._planner(),

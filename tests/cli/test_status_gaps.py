@@ -37,9 +37,12 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
         SimpleNamespace(  # type: ignore[arg-type]
             workers=workers, roles_seen=frozenset(), caches=Caches(), departures=defaultdict(Departures), name_of=str
         ),
-        SimpleNamespace(waiting=0),  # type: ignore[arg-type]
-        SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),  # type: ignore[arg-type]
-        SimpleNamespace(active=0, accounts=SimpleNamespace(counts=RequestCounts())),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            active=0,
+            queued=0,
+            accounts=SimpleNamespace(counts=RequestCounts()),
+            readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),
+        ),
         lambda: registry,
         SimpleNamespace(),  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ if __name__ == "__main__":
     gc.disable()
 
 from baton.engine.plan import Plan
+from baton.engine.runner.launched import Launched
 from baton.service.config import Field, read_config_or_exit
 from baton.worker.config import ElasticConfig
 from baton.worker.elastic import ElasticWorker, main
@@ -33,18 +34,18 @@ class PacedWorker(ElasticWorker):
         runner: Any = await self.host.load(on_fault)
         config = self._config
         if isinstance(config, PacedConfig):
-            runner.run = paced(runner.run, config.decode_step_ms / 1e3, config.prefill_token_ms / 1e3)
+            runner.launch = paced(runner.launch, config.decode_step_ms / 1e3, config.prefill_token_ms / 1e3)
         await super().start(on_fault)
 
 
-def paced(run: Callable[[Plan], Any], step_s: float, token_s: float) -> Callable[[Plan], Any]:
-    def run_and_wait(plan: Plan) -> Any:
+def paced(launch: Callable[..., Launched], step_s: float, token_s: float) -> Callable[..., Launched]:
+    def launch_and_wait(plan: Plan, after: Launched | None = None) -> Launched:
         due_s = time.monotonic() + max(step_s, token_s * (plan.tokens - len(plan.chunks)))
-        result = run(plan)
+        launched = launch(plan, after)
         time.sleep(max(0.0, due_s - time.monotonic()))
-        return result
+        return launched
 
-    return run_and_wait
+    return launch_and_wait
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 # One file, two images: `router` (no torch, it only routes) and `worker` (prefill and decode).
 # docker build --target router .      docker build --target worker --build-arg TORCH=cpu|cuda .
+# pypi.org has torch for CUDA 13, which needs a driver of at least 580. For an older driver, take another index:
+# --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126, where that has this version of torch.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS base
@@ -32,6 +34,9 @@ CMD ["gateway"]
 
 FROM base AS worker
 ARG TORCH=cuda
+ARG TORCH_INDEX=
+# A comma-separated list of extras of pyproject.toml: `nixl` reads KV of other hosts by RDMA.
+ARG EXTRAS=
 # CUDA: PyTorch's wheels bring the CUDA libraries, the host brings the driver; Triton compiles its launcher with gcc
 # and the headers of Python, which the Python image has. CPU: the build without CUDA, from pip's own sources if there.
 RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
@@ -40,9 +45,15 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
          || pip install --constraint constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu "torch==$version+cpu"; \
        else \
          apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-         && pip install --constraint constraints.txt "torch==$version"; \
+         && pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$version"; \
        fi
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/triton
+RUN if [ -n "$EXTRAS" ]; then \
+      python deploy/requirements.py pyproject.toml "$EXTRAS" > /tmp/extras.txt \
+      && pip install --constraint constraints.txt --requirement /tmp/extras.txt; \
+    fi
+# A volume at /triton takes its owner from this folder.
+RUN install --directory --owner baton /triton
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/triton
 COPY src src
 COPY protos protos
 COPY service service

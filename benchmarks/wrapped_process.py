@@ -120,7 +120,7 @@ class _Resumed:
 
 
 def keep_tokens(count: int) -> None:
-    from baton.engine.plan import Drawn
+    from baton.engine.request import Drawn
     from baton.worker.decode.retained import RetainedOutputs
 
     kept, token = RetainedOutputs(), Drawn(5, -0.5)

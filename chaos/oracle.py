@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from baton.chaos.checker import ExpectedChoice
 from baton.chaos.history import Case
 from baton.client import Choice
-from baton.engine.sampling.params import uniform
+from baton.engine.request import uniform
 from baton.kernels.reference import sample_tokens
 
 CLOSE = 1e-4

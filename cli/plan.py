@@ -7,7 +7,8 @@ from pathlib import Path
 
 from baton.cli.commands.offline import PlanOptions
 from baton.cli.options import format_bytes
-from baton.engine.kv_cache.sizing import KV_FORMATS, KvSizing
+from baton.engine.kv_cache.layout import PLANNED_KV_DTYPES
+from baton.engine.kv_cache.sizing import KvSizing
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_folder
 
@@ -52,12 +53,14 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     if dtype not in DTYPE_BYTES:
         raise CommandFailed(f"dtype {dtype} is not known; known are auto, {', '.join(DTYPE_BYTES)}")
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    if kv_dtype not in KV_FORMATS:
-        raise CommandFailed(f"kv-cache-dtype {kv_dtype} is not known; known are auto, {', '.join(KV_FORMATS)}")
-    token_bytes = shape.kv.token_bytes(KV_FORMATS[kv_dtype])
-    tokens = options.max_model_len or shape.kv.max_positions
-    if tokens > shape.kv.max_positions:
-        raise CommandFailed(f"--max-model-len is {tokens} tokens; the model has positions for {shape.kv.max_positions}")
+    if kv_dtype not in PLANNED_KV_DTYPES:
+        raise CommandFailed(f"kv-cache-dtype {kv_dtype} is not known; known are auto, {', '.join(PLANNED_KV_DTYPES)}")
+    token_bytes = shape.token_kv_bytes(PLANNED_KV_DTYPES[kv_dtype])
+    tokens = options.max_model_len or shape.config.max_positions
+    if tokens > shape.config.max_positions:
+        raise CommandFailed(
+            f"--max-model-len is {tokens} tokens; the model has positions for {shape.config.max_positions}"
+        )
     try:
         weights = planned_weights(folder, shape.tensors, options.quantize, DTYPE_BYTES[dtype])
     except ModelError as error:

@@ -15,7 +15,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
-from baton.engine.models.decoder import DecoderModel, Layer, Norm, inverse_frequencies
+from baton.engine.models.decoder import DecoderModel, Layer, Norm, inverse_frequencies, with_native_layers
 from baton.engine.models.feed_forward import Experts, FeedForward, Gated, stacked
 from baton.engine.models.linear import (
     DenseEmbedding,
@@ -27,7 +27,6 @@ from baton.engine.models.linear import (
     PackedLinear,
     is_bfloat16,
 )
-from baton.engine.models.native import with_native_layers
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config
@@ -64,13 +63,9 @@ def load_model(
     from baton.engine.models.transformers_checkpoint import load_transformers_model  # slow to import, seldom needed
 
     plain = load_transformers_model(folder, config, dtype, device, progress)
-    if adapters is None:
-        return plain
-    from baton.engine.lora.hooks import HookedModel
-
-    hooked = HookedModel(plain, plain.causal)
-    adapters.adopt(hooked.modules)
-    return hooked
+    if adapters is not None:
+        adapters.adopt(plain.adaptable_modules())
+    return plain
 
 
 def load_part(

@@ -14,7 +14,6 @@ import torch
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
-from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from baton.engine.kv_cache.sizing import size_pool
 from baton.engine.load import check_gpus, check_parallel, load_model, load_part
@@ -27,7 +26,7 @@ from baton.engine.parallel.other_ranks import OtherRanks
 from baton.engine.parallel.shard import Shard, shard_layout
 from baton.engine.parallel.wire import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
-from baton.engine.runner.runner import Runner
+from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.weights.files import loaded_bytes, model_fingerprint
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.kernels.types import QUANTISED
@@ -102,28 +101,12 @@ class PreparedModel:
             f"{self.total_blocks} KV blocks of {self.layout.block_tokens} tokens in {self.kv_dtype_name} "
             f"({self.pool_bytes / 2**20:.0f} MiB)"
         )
+        kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
+        weights = f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
         at_once = self.total_blocks * self.layout.block_tokens / self.max_model_len
         return (
-            f"{self.config.family} in {self.dtype_name} on {self.options.device}, {self.weights_text}, {pool}, "
+            f"{self.config.family} in {self.dtype_name} on {self.options.device}, {weights}, {pool}, "
             f"requests of up to {self.max_model_len} tokens ({at_once:.1f} of that length at once)"
-        )
-
-    @property
-    def weights_text(self) -> str:
-        kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
-        return f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
-
-    def rank_start(self, ranks: RankOptions) -> RankStart:
-        options = self.options
-        return RankStart(
-            folder=str(options.folder.resolve()),
-            device=str(options.device),
-            dtype=self.dtype_name,
-            quantize=options.quantize,
-            degree=options.tensor_parallel,
-            cores=options.cores,
-            entry=ranks.entry,
-            nice=ranks.nice,
         )
 
     def load(
@@ -158,7 +141,17 @@ class PreparedModel:
     def load_ranks(self, progress: bool, options: RankOptions) -> LoadedRanks:
         """Blocks: all ranks load their parts at once. Raises: ModelError, RankLost."""
         asked = self.options
-        other_ranks = OtherRanks(self.rank_start(options))
+        start = RankStart(
+            folder=str(asked.folder.resolve()),
+            device=str(asked.device),
+            dtype=self.dtype_name,
+            quantize=asked.quantize,
+            degree=asked.tensor_parallel,
+            cores=asked.cores,
+            entry=options.entry,
+            nice=options.nice,
+        )
+        other_ranks = OtherRanks(start)
 
         def load_own(meeting: Path) -> ParallelModel:
             collectives = Collectives(Shard(0, asked.tensor_parallel), meeting, asked.device)
@@ -193,15 +186,8 @@ class PreparedModel:
     def load_model(self, progress: bool, adapters: AdapterSet | None = None) -> Model:
         """On one rank. Raises: ModelError."""
         options = self.options
-        return load_model(
-            options.folder,
-            self.dtype,
-            options.device,
-            progress,
-            adapters,
-            options.quantize,
-            packed=True,
-        )
+        folder, device, quantize = options.folder, options.device, options.quantize
+        return load_model(folder, self.dtype, device, progress, adapters, quantize, packed=True)
 
     def resized(self, kv_memory_bytes: int) -> "PreparedModel":
         """With another pool. Raises: ModelError."""

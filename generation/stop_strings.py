@@ -5,6 +5,7 @@ a token whose text is not known yet (part of a character, or a special token) be
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -20,9 +21,15 @@ class _Held(NamedTuple):
     begin: int  # where its text begins, in characters from the start of the answer
 
 
-class _Match(NamedTuple):
-    begin: int  # in the held text
-    stop: str
+class Stop(NamedTuple):
+    begin: int  # in the text
+    text: str
+
+
+def find_stop(text: str, known: int, stops: Sequence[str]) -> Stop | None:
+    """The stop string complete first in `text`, of several the longest. None ends in the first `known` characters."""
+    found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop, max(0, known - len(stop) + 1))) >= 0)
+    return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
 
 class StopFilter:
@@ -77,10 +84,10 @@ class StopFilter:
 
     def _take(self, text: str) -> Piece:
         self._text += text
-        match = self._first_match()
+        match = find_stop(self._text, 0, self._stops)
         if match is None:
             return self._release(len(self._text) - self._possible_beginning(), everything=False)
-        self.matched = match.stop
+        self.matched = match.text
         piece = self._release(match.begin, everything=False)
         self._held.clear()
         self._text = ""
@@ -95,10 +102,6 @@ class StopFilter:
         text, self._text = self._text[:characters], self._text[characters:]
         self._gone = boundary
         return Piece(tuple(token_ids), text)
-
-    def _first_match(self) -> _Match | None:
-        found = (_Match(begin, stop) for stop in self._stops if (begin := self._text.find(stop)) >= 0)
-        return min(found, key=lambda match: (match.begin + len(match.stop), match.begin), default=None)
 
     def _possible_beginning(self) -> int:
         """Length of the longest end of the held text that a stop string may begin with."""

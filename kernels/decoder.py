@@ -1,10 +1,9 @@
 """A decoder on a CPU: all layers over one batch in one call, so that nothing stands between its operations."""
 
 import ctypes
-from collections.abc import Callable, Sequence
-from ctypes import Array, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Callable
+from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ from baton.kernels.native.library import (
     weight_struct,
 )
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
+from baton.kernels.types import HeadNorms, KvLayer, KvPages, PagedRows, Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,64 +38,6 @@ class PackedLayer:
     gate_up: PackedWeight
     down: PackedWeight
     scoring: Scoring
-
-
-@dataclass(frozen=True, slots=True)
-class PackedDecoder:
-    layers: tuple[PackedLayer, ...]
-    heads: int
-    eps: float  # of all norms
-    embedding: torch.Tensor | PackedWeight  # [vocab, hidden], of any float; or rows of a packed weight of plain numbers
-    norm: torch.Tensor  # [hidden], before the head
-    head: PackedWeight | None  # where logits are computed from float32 too
-
-
-class DecodeRows(Protocol):
-    """As in `paged_decode`."""
-
-    @property
-    def block_ids(self) -> torch.Tensor: ...
-
-    @property
-    def block_starts(self) -> torch.Tensor: ...
-
-    @property
-    def context_tokens(self) -> torch.Tensor: ...
-
-
-class PrefillRows(Protocol):
-    """As in `paged_prefill`."""
-
-    @property
-    def rows(self) -> slice: ...
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def block_ids(self) -> torch.Tensor: ...
-
-
-class PagedRows(Protocol):
-    """Which sequences the rows belong to: single tokens first, then chunks."""
-
-    @property
-    def token_ids(self) -> torch.Tensor:
-        """int64 `[rows]`, each below the size of the vocabulary."""
-
-    @property
-    def slots(self) -> torch.Tensor:
-        """As in `store_kv`."""
-
-    @property
-    def decode(self) -> DecodeRows | None: ...
-
-    @property
-    def prefills(self) -> Sequence[PrefillRows]: ...
-
-    @property
-    def meanwhile(self) -> Callable[[], None]:
-        """Called once, before the layers."""
 
 
 class _Layer(Structure):
@@ -131,34 +72,46 @@ class NativeDecoder:
     Structs of weights and pages are made once, those of rows at every step. `scratch` grows with the largest batch.
     """
 
-    def __init__(self, decoder: PackedDecoder) -> None:
-        """Raises: ValueError where there are no native kernels."""
+    def __init__(
+        self,
+        layers: tuple[PackedLayer, ...],
+        heads: int,
+        eps: float,
+        embedding: torch.Tensor | PackedWeight,
+        norm: torch.Tensor,
+        head: PackedWeight | None,
+    ) -> None:
+        """`eps`: of all norms. embedding: `[vocab, hidden]`, of any float; or rows of a packed weight of plain numbers.
+
+        norm: `[hidden]`, before the head. `head`: where logits are computed from float32 too. Raises: ValueError where
+        there are no native kernels.
+        """
         native = native_library()
         if native is None:
             raise ValueError("no native kernels are built")
         self._native = native
-        self._decoder = decoder
+        self.layers, self.heads, self.head = layers, heads, head
+        self._eps, self._embedding, self._norm = eps, embedding, norm
         self._pool: KvPages | None = None  # of the arguments, which borrow it
         self._runs = False
         self._scratch = torch.empty(0)
 
-    @property
-    def has_head(self) -> bool:
-        return self._decoder.head is not None
-
     def takes(self, kv: KvPages) -> bool:
         """Whether native kernels compute it over these pages; prepares it."""
         if kv is not self._pool:
-            self._pool, self._runs = kv, runs_natively(self._decoder, kv)
+            self._pool, self._runs = kv, runs_natively(self, kv)
             if self._runs:
                 self._prepare(kv)
         return self._runs
 
-    def hidden(self, batch: PagedRows, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def hidden(
+        self, batch: PagedRows, cos: torch.Tensor, sin: torch.Tensor, meanwhile: Callable[[], None]
+    ) -> torch.Tensor:
         """Float32 `[rows, hidden]`: what the last layer leaves, over the pages that `takes` was asked of last.
 
         cos, sin: float32 `[rows, head_dim / 2]`. Keys and values of all rows go to their slots of the pool. No row's
-        result depends on rows of other sequences. Raises: IndexError for a token that is not in the vocabulary.
+        result depends on rows of other sequences. `meanwhile` is called once, just before the layers.
+        Raises: IndexError for a token that is not in the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.decode
         arguments, rows = self._arguments, len(residual)
@@ -177,38 +130,35 @@ class NativeDecoder:
             chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
         arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)
         self._reserve(rows, decode_rows * MOST_PIECES)
-        batch.meanwhile()
+        meanwhile()
         self._native.decoder_layers(byref(arguments))
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[rows, vocab]` of rows of `hidden()`. Raises: ValueError without a head."""
-        if self._decoder.head is None:
+        if self.head is None:
             raise ValueError("the head is not packed")
-        return self._native.packed_linear(
-            self._native.rms_norm(hidden, self._decoder.norm, self._decoder.eps), self._decoder.head
-        )
+        return self._native.packed_linear(self._native.rms_norm(hidden, self._norm, self._eps), self.head)
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        embedding = self._decoder.embedding
-        if isinstance(embedding, PackedWeight):
-            return self._native.gather_rows(token_ids, embedding)
-        return F.embedding(token_ids, embedding).float()
+        if isinstance(self._embedding, PackedWeight):
+            return self._native.gather_rows(token_ids, self._embedding)
+        return F.embedding(token_ids, self._embedding).float()
 
     def _prepare(self, kv: KvPages) -> None:
-        decoder = self._decoder
-        self._layers = _layers(decoder, kv)
-        first = decoder.layers[0]
+        structs = (_layer(layer, kv.layer(index)) for index, layer in enumerate(self.layers))
+        self._structs = (_Layer * len(self.layers))(*structs)
+        first = self.layers[0]
         self._arguments = _Arguments(
-            layers=ctypes.addressof(self._layers),
+            layers=ctypes.addressof(self._structs),
             pages=pages_struct(kv.layer(0)),
-            layer_count=len(decoder.layers),
+            layer_count=len(self.layers),
             hidden=first.output.outputs,
             inner=first.down.inputs,
-            heads=decoder.heads,
+            heads=self.heads,
             kv_heads=kv.kv_heads,
             head_dim=kv.head_dim,
-            eps=decoder.eps,
+            eps=self._eps,
             scratch=self._scratch.data_ptr(),
         )
 
@@ -223,12 +173,6 @@ class NativeDecoder:
             asked.scratch = self._scratch.data_ptr()
 
 
-def _layers(decoder: PackedDecoder, kv: KvPages) -> "Array[_Layer]":
-    return (_Layer * len(decoder.layers))(
-        *(_layer(layer, kv.layer(index)) for index, layer in enumerate(decoder.layers))
-    )
-
-
 def _layer(layer: PackedLayer, kv: KvLayer) -> _Layer:
     norms = layer.head_norms
     return _Layer(
@@ -241,7 +185,7 @@ def _layer(layer: PackedLayer, kv: KvLayer) -> _Layer:
     )
 
 
-def runs_natively(decoder: PackedDecoder, kv: KvPages) -> bool:
+def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:
     layer = kv.layer(0)
     query = torch.empty(0, decoder.heads, kv.head_dim)
     return (

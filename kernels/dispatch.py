@@ -9,23 +9,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
-from baton.kernels import reference
 from baton.kernels.native.library import native_library
 
+Operation = TypeVar("Operation", bound=Callable[..., Any])
 _INTERPRETED = ContextVar("interpreted", default=False)
 
 
-def pick(operation: str, tensor: torch.Tensor, fits: bool = True) -> Callable[..., Any]:
-    """`tensor` is one of the arguments; `fits`: whether the native kernel takes them, where there is one."""
-    if uses_triton(tensor) and (launcher := getattr(_launchers(), operation, None)) is not None:
-        return launcher  # type: ignore[no-any-return]
-    if fits and tensor.device.type == "cpu" and (native := getattr(native_library(), operation, None)) is not None:
-        return native  # type: ignore[no-any-return]
-    return getattr(reference, operation)  # type: ignore[no-any-return]
+def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Operation:
+    """`reference`: of kernels/reference.py, by whose name the others are found. `tensor` is one of the arguments;
+    `fits`: whether the native kernel takes them, where there is one.
+    """
+    found = None
+    if uses_triton(tensor):
+        found = getattr(launchers(), reference.__name__, None)
+    if found is None and fits and tensor.device.type == "cpu":
+        found = getattr(native_library(), reference.__name__, None)
+    return reference if found is None else cast("Operation", found)
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
@@ -44,6 +47,6 @@ def on_the_interpreter() -> Iterator[None]:
 
 
 @functools.cache
-def _launchers() -> ModuleType:
+def launchers() -> ModuleType:
     """Loaded at first use: on a CPU there may be no Triton."""
     return importlib.import_module("baton.kernels.triton.launchers")

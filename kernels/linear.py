@@ -2,6 +2,7 @@
 
 import torch
 
+from baton.kernels import reference
 from baton.kernels.dispatch import pick
 from baton.kernels.packed_weight import PackedWeight, Stored
 from baton.kernels.types import ExpertWeight, QuantisedWeight, SortedPairs, check_dtype, check_index, check_shape
@@ -14,8 +15,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """
     check_shape("x", x, None, weight.inputs)
     check_dtype("x", x, torch.float32)
-    product: torch.Tensor = pick("packed_linear", x)(x, weight)
-    return product
+    return pick(reference.packed_linear, x)(x, weight)
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -27,14 +27,12 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
     if bias is not None:
         check_shape("bias", bias, weight.outputs)
         check_dtype("bias", bias, x.dtype)
-    product: torch.Tensor = pick("quantised_linear", x)(x, weight, bias)
-    return product
+    return pick(reference.quantised_linear, x)(x, weight, bias)
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     """A new `[outputs, inputs]` in `dtype`, rounded once from float32."""
-    numbers: torch.Tensor = pick("dequantise_weight", weight.data)(weight, dtype)
-    return numbers
+    return pick(reference.dequantise_weight, weight.data)(weight, dtype)
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
@@ -48,8 +46,7 @@ def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> 
     check_index("starts", pairs.starts, weight.experts + 1)
     if len(x) == 0 or len(pairs.order) % len(x):
         raise ValueError(f"{len(pairs.order)} pairs are not as many for each of {len(x)} rows")
-    product: torch.Tensor = pick("expert_linear", x)(x, weight, pairs)
-    return product
+    return pick(reference.expert_linear, x)(x, weight, pairs)
 
 
 GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # others are no longer the numbers that were packed
@@ -64,5 +61,4 @@ def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     check_index("token_ids", token_ids)
     if weight.stored not in GATHERED:
         raise ValueError(f"rows of a weight stored as {weight.stored.name} are not gathered")
-    rows: torch.Tensor = pick("gather_rows", token_ids)(token_ids, weight)
-    return rows
+    return pick(reference.gather_rows, token_ids)(token_ids, weight)

@@ -2,6 +2,7 @@
 
 import torch
 
+from baton.kernels import reference
 from baton.kernels.dispatch import pick
 from baton.kernels.native.library import computes
 from baton.kernels.types import check_dtype, check_shape
@@ -15,8 +16,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     check_shape("weight", weight, x.shape[-1])
     check_dtype("weight", weight, x.dtype)
-    normal: torch.Tensor = pick("rms_norm", x, computes(x))(x, weight, eps)
-    return normal
+    return pick(reference.rms_norm, x, computes(x))(x, weight, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -30,8 +30,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
         check_dtype(name, tensor, x.dtype)
     if not residual.is_contiguous():
         raise ValueError(f"residual must be contiguous, got strides {list(residual.stride())}")
-    normal: torch.Tensor = pick("add_rms_norm", x, computes(x))(x, residual, weight, eps)
-    return normal
+    return pick(reference.add_rms_norm, x, computes(x))(x, residual, weight, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -43,8 +42,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     for name, tensor in (("cos", cos), ("sin", sin)):
         check_shape(name, tensor, tokens, head_dim // 2)
         check_dtype(name, tensor, x.dtype)
-    rotated: torch.Tensor = pick("rotary", x)(x, cos, sin)
-    return rotated
+    return pick(reference.rotary, x)(x, cos, sin)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -54,5 +52,4 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [tokens, 2 * size], got {list(gate_up.shape)}")
-    gated: torch.Tensor = pick("silu_mul", gate_up, computes(gate_up))(gate_up)
-    return gated
+    return pick(reference.silu_mul, gate_up, computes(gate_up))(gate_up)

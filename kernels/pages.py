@@ -2,7 +2,8 @@
 
 import torch
 
-from baton.kernels.dispatch import pick
+from baton.kernels import reference
+from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.native.library import computes, stores
 from baton.kernels.types import HeadNorms, KvLayer, KvPages, check_dtype, check_index, check_shape
 
@@ -20,7 +21,7 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.T
             check_dtype(name, tensor, kv.data.dtype)
     check_shape("value", value, *key.shape)
     check_index("slots", slots, key.shape[0])
-    pick("store_kv", key)(kv, key, value, slots)
+    pick(reference.store_kv, key)(kv, key, value, slots)
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
@@ -31,7 +32,7 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
     """
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])
-    pick("copy_blocks", kv.data)(kv, sources, destinations)
+    pick(reference.copy_blocks, kv.data)(kv, sources, destinations)
 
 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
@@ -42,13 +43,22 @@ def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tens
     block_ids: int64 `[copies]`, each in `[0, blocks)`.
     """
     _check(blocks, block_ids, out)
-    pick("gather_blocks", blocks)(blocks, block_ids, out)
+    pick(reference.gather_blocks, blocks)(blocks, block_ids, out)
 
 
 def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
     """Copies `source[i]` to block `block_ids[i]`: the inverse of gather_blocks. Block ids are distinct."""
     _check(blocks, block_ids, source)
-    pick("scatter_blocks", blocks)(source, blocks, block_ids)
+    pick(reference.scatter_blocks, blocks)(source, blocks, block_ids)
+
+
+def compile_copies(blocks: torch.Tensor, piece: torch.Tensor) -> None:
+    """Compiles gather_blocks and scatter_blocks for tensors like these, where that waits for the first use otherwise.
+
+    blocks, piece: as `blocks` and `out` of gather_blocks.
+    """
+    if uses_triton(blocks):
+        launchers().compile_copies(blocks, piece)
 
 
 def _check(blocks: torch.Tensor, block_ids: torch.Tensor, piece: torch.Tensor) -> None:
@@ -83,9 +93,8 @@ def rotate_and_store(
     check_index("slots", slots, tokens)
     if kv.scales is None:
         check_dtype("kv", kv.data, qkv.dtype)
-    compute = pick("rotate_and_store", qkv, computes(qkv) and stores(kv))
-    query: torch.Tensor = compute(qkv, cos, sin, norms, kv, slots)
-    return query
+    compute = pick(reference.rotate_and_store, qkv, computes(qkv) and stores(kv))
+    return compute(qkv, cos, sin, norms, kv, slots)
 
 
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:

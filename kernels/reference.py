@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from baton.kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
 from baton.kernels.types import (
+    DecodeRows,
     ExpertWeight,
     HeadNorms,
     KvLayer,
@@ -113,9 +114,12 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     if weight.zeros is None:
         return dequantise(weight.data, weight.scales, dtype)
-    codes = torch.cat((weight.data & 15, weight.data >> 4), 1).float().unflatten(1, (weight.scales.shape[1], -1))
-    wide: torch.Tensor = (codes - weight.zeros[..., None].float()) * weight.scales[..., None].float()
-    return wide.flatten(1).to(dtype)
+    codes = torch.empty(weight.outputs, weight.inputs, device=weight.data.device)
+    codes[:, : weight.inputs // 2] = weight.data & 15
+    codes[:, weight.inputs // 2 :] = weight.data >> 4
+    groups = codes.unflatten(1, (weight.scales.shape[1], -1))
+    groups.sub_(weight.zeros[..., None]).mul_(weight.scales[..., None])
+    return codes.to(dtype)
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
@@ -228,19 +232,12 @@ def paged_prefill(
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def paged_decode(
-    query: torch.Tensor,
-    kv: KvLayer,
-    block_ids: torch.Tensor,
-    block_starts: torch.Tensor,
-    context_tokens: torch.Tensor,
-    scoring: Scoring,
-    usual_tokens: int | None = None,
-) -> torch.Tensor:
+def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
     """Each block attends by itself, then the blocks of a sequence are combined: nothing is padded."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
-    block_ids = block_ids[: int(block_starts[-1])]
+    block_starts, context_tokens = rows.block_starts, rows.context_tokens
+    block_ids = rows.block_ids[: int(block_starts[-1])]
     if not len(block_ids):
         return torch.zeros_like(query)
     owner = torch.arange(sequences, device=query.device).repeat_interleave(block_starts.diff())  # [used_blocks]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from baton.kernels import reference
 from baton.kernels.dispatch import pick
 from baton.kernels.native.library import native_library
-from baton.kernels.types import RowStatistics, Sampled, check_dtype, check_shape
+from baton.kernels.types import RowStatistics, Sampled
 
 
 def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -16,13 +17,17 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
     uint8 `[any]` on the CPU, contiguous, one bit per token, the least significant first; the others become -inf, and so
     do tokens beyond the last bit.
     """
-    check_shape("logits", logits, None, None)
-    check_dtype("logits", logits, torch.float32)
+    _check_logits(logits)
     if places and not 0 <= min(places) <= max(places) < len(logits):
         raise ValueError(f"the rows {list(places)} of {len(logits)}")
     check_masks(allowed, len(places))
-    rows: torch.Tensor = pick("masked_rows", logits, logits.stride(1) == 1)(logits, places, allowed)
-    return rows
+    return pick(reference.masked_rows, logits, logits.stride(1) == 1)(logits, places, allowed)
+
+
+def _check_logits(logits: torch.Tensor) -> None:
+    """Cheaper than the checks of kernels/types.py: these operations are started at every step."""
+    if logits.dtype is not torch.float32 or logits.dim() != 2:
+        raise ValueError(f"logits must be {torch.float32} [rows, vocab], got {logits.dtype} {list(logits.shape)}")
 
 
 def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
@@ -39,12 +44,10 @@ def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] 
     that is given: for each row what `masked_rows` takes, with one token at least. Of a row that is not finite
     throughout only that is known. No row depends on others.
     """
-    check_shape("logits", logits, None, None)
-    check_dtype("logits", logits, torch.float32)
+    _check_logits(logits)
     if allowed:
         check_masks(allowed, len(logits))
-    found: RowStatistics = pick("row_statistics", logits, logits.stride(1) == 1)(logits, allowed)
-    return found
+    return pick(reference.row_statistics, logits, logits.stride(1) == 1)(logits, allowed)
 
 
 def sample_tokens(
@@ -59,22 +62,19 @@ def sample_tokens(
     the mass holds the uniform number. No row depends on others. Implementations differ where the number lies within
     1e-5 of a boundary between tokens.
     """
-    rows = len(logits)
-    check_shape("logits", logits, rows, None)
-    check_dtype("logits", logits, torch.float32)
+    _check_logits(logits)
     for name, tensor, dtype in (
         ("temperature", temperature, torch.float32),
         ("top_k", top_k, torch.int64),
         ("top_p", top_p, torch.float32),
         ("uniform", uniform, torch.float64),
     ):
-        check_shape(name, tensor, rows)
-        check_dtype(name, tensor, dtype)
+        if tensor.dtype is not dtype or tensor.shape != (len(logits),):
+            raise ValueError(f"{name} must be {dtype} [{len(logits)}], got {tensor.dtype} {list(tensor.shape)}")
     if logits.stride(1) != 1:
         raise ValueError(f"rows of logits must be contiguous, got strides {list(logits.stride())}")
-    compute = pick("sample_tokens", logits)
-    found: Sampled = compute(logits, temperature, top_k, top_p, uniform)
-    return found
+    compute = pick(reference.sample_tokens, logits)
+    return compute(logits, temperature, top_k, top_p, uniform)
 
 
 def samples_natively(logits: torch.Tensor) -> bool:

@@ -29,34 +29,35 @@ QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # what is stor
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayer:
-    """One layer of the pool, by reference: writing to it writes the pool."""
-
-    data: torch.Tensor  # [blocks, 2 (keys, values), kv_heads, block_tokens, head_dim]
-    scales: torch.Tensor | None  # float32 [blocks, 2, kv_heads, block_tokens], exactly where data is one of QUANTISED
+class _KvHeads:
+    data: torch.Tensor  # [..., 2 (keys, values), kv_heads, block_tokens, head_dim]
+    scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], exactly where data is QUANTISED
 
     @property
     def kv_heads(self) -> int:
-        return self.data.shape[2]
+        return self.data.shape[-3]
 
     @property
     def block_tokens(self) -> int:
-        return self.data.shape[3]
+        return self.data.shape[-2]
 
     @property
     def head_dim(self) -> int:
-        return self.data.shape[4]
+        return self.data.shape[-1]
 
 
 @dataclass(frozen=True, slots=True)
-class KvPages:
+class KvLayer(_KvHeads):
+    """One layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages(_KvHeads):
     """All layers of the pool, by reference; `KvLayout.view` lays it over memory that others own.
 
     A quantised pool keeps one float32 scale per token and KV head, for keys and for values: number = stored * scale.
+    Data are `[blocks, layers, 2, ...]`.
     """
-
-    data: torch.Tensor  # [blocks, layers, 2 (keys, values), kv_heads, block_tokens, head_dim]
-    scales: torch.Tensor | None = None  # float32 [blocks, layers, 2, kv_heads, block_tokens]
 
     def __post_init__(self) -> None:
         if (self.data.dtype in QUANTISED) != (self.scales is not None):
@@ -74,18 +75,6 @@ class KvPages:
     @property
     def layers(self) -> int:
         return self.data.shape[1]
-
-    @property
-    def kv_heads(self) -> int:
-        return self.data.shape[3]
-
-    @property
-    def block_tokens(self) -> int:
-        return self.data.shape[4]
-
-    @property
-    def head_dim(self) -> int:
-        return self.data.shape[5]
 
     @property
     def device(self) -> torch.device:
@@ -119,6 +108,36 @@ class Scoring:
     def is_plain(self) -> bool:
         """Whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
         return self.softcap is None and self.alibi_slopes is None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """One token of each of several sequences, and where their contexts lie, as `paged_decode` takes them."""
+
+    block_ids: torch.Tensor  # int64 [used_blocks]
+    block_starts: torch.Tensor  # int64 [sequences + 1]
+    context_tokens: torch.Tensor  # int64 [sequences]
+    usual_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Rows of one longer chunk; arguments of `paged_prefill`."""
+
+    rows: slice
+    start: int
+    block_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """The tokens of a step, and which sequences they belong to: single tokens first, then chunks."""
+
+    token_ids: torch.Tensor  # int64 [tokens], each below the size of the vocabulary
+    positions: torch.Tensor  # int64 [tokens]
+    slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
+    decode: DecodeRows | None
+    prefills: tuple[PrefillRows, ...]
 
 
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:

@@ -35,6 +35,9 @@ class Checksums:
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts_of(storage, shape)]
         self._by_words = shape.row_bytes % WORD_BYTES == 0
         self._factors = self._make_factors()  # milliseconds, which no transfer is to wait for
+        # One for each part, not behind the steps of the engine. PyTorch has 32 streams and gives them out in turn: more
+        # of them would meet those of the engine.
+        self._streams = {part.device: torch.cuda.Stream(part.device) for part in self._parts if part.is_cuda}
 
     def of(self, block: int) -> int:
         """[0, 2^64). Raises: IndexError for a block that there is not."""
@@ -48,7 +51,7 @@ class Checksums:
         if data.device.type == "cpu":  # numpy stays on this thread and makes nothing in between
             numbers = data.numpy().view(np.uint64) if self._by_words else data.numpy().astype(np.uint64)
             return int(np.dot(numbers, factors.numpy().view(np.uint64)))
-        with torch.cuda.stream(torch.cuda.Stream(data.device)):  # not behind the steps of the engine
+        with torch.cuda.stream(self._streams[data.device]):
             words = data.view(torch.int64) if self._by_words else data.to(torch.int64)
             return int((words * factors).sum().item())
 

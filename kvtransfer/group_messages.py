@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.kernels.pages import gather_blocks, scatter_blocks
+from baton.kernels.pages import compile_copies, gather_blocks, scatter_blocks
 from baton.kvtransfer.process_group import ProcessGroup, Wait
 from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, plan_slices
 from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken, LinkRate
@@ -39,7 +39,7 @@ class StagingRing:
     """
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
-        self._memory = torch.zeros(slots, slot_bytes, dtype=torch.uint8, device=device)
+        self._memory = torch.empty(slots, slot_bytes, dtype=torch.uint8, device=device)
         self._states = [_Slot.FREE] * slots
 
     def __len__(self) -> int:
@@ -110,6 +110,9 @@ class Packer:
             self._views.append(parts[part][:, :, start : start + piece.width])
         self.device = parts[0].device
         self._on_cpu = self.device.type == "cpu"
+        for view in self._views:  # now, and not while the first blocks are waited for
+            message = torch.empty(HEADER_BYTES + view[0].numel(), dtype=torch.uint8, device=view.device)
+            compile_copies(view, message[HEADER_BYTES:].view(1, *view.shape[1:]))
 
     def gather(self, blocks: Sequence[int], message: torch.Tensor) -> int:
         """Returns how many bytes were put behind the header."""

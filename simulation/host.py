@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from baton.engine.config.model_config import ModelConfig
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import KvLayout
-from baton.engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, TokenLogprob
 from baton.engine.prepare import ModelOptions, PreparedModel
+from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, TokenLogprob
 from baton.engine.runner.launched import Launched, launched_with
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread import EngineThread, Steps, StepTiming

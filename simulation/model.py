@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.sampling.params import uniform
+from baton.engine.request import uniform
 
 MASK = (1 << 64) - 1
 VOCABULARY = 257

@@ -212,8 +212,8 @@ def test_kernels_is_a_folder_without_init_so_that_it_never_shadows_a_package() -
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
-def test_tests_are_no_package_and_have_unique_names() -> None:
-    assert list((ROOT / "tests").rglob("__init__.py")) == []
+def test_folders_of_tests_are_no_packages_and_names_are_unique() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == [ROOT / "tests" / "__init__.py"]
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from baton.engine.plan import Drawn, TokenLogprob
-from baton.engine.request import EndReason, FirstToken, Request
+from baton.engine.request import Drawn, EndReason, FirstToken, Request, TokenLogprob
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam

@@ -15,7 +15,7 @@ from typing import Any
 if __name__ == "__main__":
     gc.disable()
 
-from baton.engine.plan import Plan
+from baton.engine.request import Plan
 from baton.engine.runner.launched import Launched
 from baton.service.config import Field, read_config_or_exit
 from baton.worker.config import ElasticConfig

@@ -13,7 +13,7 @@ from baton.benchmarks.report.result import Columns, show
 from baton.engine.kv_cache.layout import KV_DTYPES, KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.pages import store_kv
-from baton.kernels.types import KvLayer, Scoring
+from baton.kernels.types import DecodeRows, KvLayer, Scoring
 
 BLOCK_TOKENS = 32  # as `baton up` has them
 COLD_BYTES = 64 << 20  # of KV, so that no cache holds it from one round to the next
@@ -95,8 +95,8 @@ class Rounds:
         case, ids = self._case, self._tables.flatten()
         if case.tokens == 1:
             starts = torch.arange(0, len(ids) + 1, self._tables.shape[1])
-            contexts, query = torch.full((case.batch,), case.context), self._query[:, 0]
-            return lambda: [paged_decode(query, kv, ids, starts, contexts, self._scoring) for kv in self._layers]
+            rows, query = DecodeRows(ids, starts, torch.full((case.batch,), case.context)), self._query[:, 0]
+            return lambda: [paged_decode(query, kv, rows, self._scoring) for kv in self._layers]
         start = case.context - case.tokens
         return lambda: [
             paged_prefill(query, kv, table, start, self._scoring)

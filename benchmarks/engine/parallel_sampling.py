@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, Plan
-from baton.engine.request import Request, blocks_for
+from baton.engine.request import Computed, Drawn, Plan, Request, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 

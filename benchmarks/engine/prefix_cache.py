@@ -30,7 +30,7 @@ from baton.engine.offline.core import OfflineEngine
 from baton.engine.offline.engine_args import EngineArgs
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Prompt
-from baton.engine.plan import Chunk, Plan, Sample
+from baton.engine.request import Chunk, Plan, Sample
 from baton.engine.sampling.params import SamplingParams as EngineSampling
 from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
 from models.tableqa.train_data import people, table

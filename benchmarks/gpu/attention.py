@@ -18,7 +18,7 @@ from baton.benchmarks.gpu.row import (
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.pages import gather_blocks, scatter_blocks
-from baton.kernels.types import KvPages, Scoring
+from baton.kernels.types import DecodeRows, KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer
@@ -32,13 +32,11 @@ class Contexts:
 
     kv: KvPages
     query: torch.Tensor
-    block_ids: torch.Tensor
-    block_starts: torch.Tensor
-    context_tokens: torch.Tensor
+    rows: DecodeRows
 
     def decode(self, layer: int) -> torch.Tensor:
         kv = self.kv.layer(layer)
-        return paged_decode(self.query, kv, self.block_ids, self.block_starts, self.context_tokens, SCORING)
+        return paged_decode(self.query, kv, self.rows, SCORING)
 
 
 def contexts(sequences: int, tokens: int, layers: int, setting: Setting) -> Contexts:
@@ -47,9 +45,11 @@ def contexts(sequences: int, tokens: int, layers: int, setting: Setting) -> Cont
     return Contexts(
         random_pool(sequences * each, layers, setting),
         torch.randn(sequences, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device),
-        torch.randperm(sequences * each, device=device),
-        torch.arange(sequences + 1, device=device) * each,
-        torch.full((sequences,), tokens, device=device),
+        DecodeRows(
+            torch.randperm(sequences * each, device=device),
+            torch.arange(sequences + 1, device=device) * each,
+            torch.full((sequences,), tokens, device=device),
+        ),
     )
 
 

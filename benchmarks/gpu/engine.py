@@ -1,13 +1,15 @@
 """The engine by itself: what a step takes, how much of it the device waits, and many requests at once."""
 
+import math
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from baton.benchmarks.gpu.drawn import drawn_model
 from baton.benchmarks.gpu.row import (
@@ -18,14 +20,11 @@ from baton.benchmarks.gpu.row import (
     at_most,
     copy_bytes_per_s,
     said_copy,
-    seconds,
-    seconds_each,
 )
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import kv_layout
-from baton.engine.models.batch import Model, make_batch
+from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel
-from baton.engine.plan import Chunk
 from baton.engine.request import Request
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes
 from baton.engine.runner.engine import Engine
@@ -33,7 +32,6 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
-from baton.kernels.sampling import sample_tokens
 from baton.kernels.types import KvPages
 
 BLOCK_TOKENS = 32
@@ -100,7 +98,7 @@ def step_figures(shape: str, target_ms: float, setting: Setting) -> list[Figure]
     engine.run(work, greedy)
     times = engine.run(work, greedy)
     step_s = (times[-1] - times[SKIPPED_STEPS]) / (len(times) - 1 - SKIPPED_STEPS)
-    busy_s = device_seconds(engine, setting)
+    busy_s = busy_seconds(engine, work.prompts[0], setting)
     decoder = engine.decoder
     read_bytes = sum(weight_bytes(decoder))
     bound_ms = read_bytes / copy_bytes_per_s(setting) * 1e3
@@ -119,21 +117,33 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
     return [*sizes, decoder.head.weight.nbytes]  # type: ignore[attr-defined]
 
 
-def device_seconds(engine: DrawnEngine, setting: Setting) -> float:
-    """Of a step of one answer: the replayed layers, then what follows them, each without gaps."""
-    with torch.inference_mode():
-        blocks = engine.kv.blocks - 1
-        chunk = Chunk(0, [7], (blocks - 1) * BLOCK_TOKENS, list(range(blocks)))
-        batch = make_batch([chunk], BLOCK_TOKENS, setting.device)
-        layers_s = seconds(lambda: engine.model.hidden(batch, engine.kv), setting)
-        hidden = engine.model.hidden(batch, engine.kv).clone()
-        column = torch.zeros(1, device=setting.device)
-        top_k, uniform = column.long(), column.double()
+def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -> float:
+    """Of a decode step of one answer: how long the device has anything to do, everything that is launched included.
 
-        def draw() -> object:
-            return sample_tokens(engine.model.logits(hidden), column, top_k, column + 1, uniform)
+    It is the difference of a long and a short answer, so that the prompt's step is in neither. Prints what ran.
+    """
+    if setting.device.type != "cuda":
+        return 0.0
+    few, many = SKIPPED_STEPS, 2 * SKIPPED_STEPS
+    greedy = SamplingParams(max_tokens=1)
+    busy_s = {}
+    for tokens in (few, many):
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            engine.run(Work([prompt], [tokens]), greedy)
+            torch.cuda.synchronize(setting.device)
+        ran = [event.time_range for event in seen.events() or () if event.device_type.name == "CUDA"]
+        busy_s[tokens] = covered((each.start, each.end) for each in ran) / 1e6
+    print(f"{many} tokens of one answer:\n{seen.key_averages().table(sort_by='self_device_time_total', row_limit=40)}")
+    return (busy_s[many] - busy_s[few]) / (many - few)
 
-        return layers_s + seconds_each([draw], setting)
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of what any of the spans covers."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def step_llama8b(setting: Setting) -> list[Figure]:

@@ -112,8 +112,8 @@ def workspace(setting: Setting) -> torch.Tensor:
 def decode_ratio(flashinfer: Any, asked: Contexts, setting: Setting) -> float:
     """Their time over ours, in turns."""
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(setting), LAYOUT, use_tensor_cores=True)
-    indptr, ids = asked.block_starts.int(), asked.block_ids.int()
-    last = torch.full_like(asked.context_tokens, BLOCK_TOKENS, dtype=torch.int32)
+    indptr, ids = asked.rows.block_starts.int(), asked.rows.block_ids.int()
+    last = torch.full_like(asked.rows.context_tokens, BLOCK_TOKENS, dtype=torch.int32)
     wrapper.plan(indptr, ids, last, HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, q_data_type=torch.bfloat16)
     data = asked.kv.layer(0).data.contiguous()
     torch.testing.assert_close(asked.decode(0), wrapper.run(asked.query, data), atol=2e-2, rtol=2e-2)
@@ -121,12 +121,12 @@ def decode_ratio(flashinfer: Any, asked: Contexts, setting: Setting) -> float:
 
 
 def prefill_ratio(flashinfer: Any, asked: Contexts, setting: Setting) -> float:
-    kv, ids, tokens = asked.kv.layer(0), asked.block_ids, int(asked.context_tokens[0])
+    kv, ids, tokens = asked.kv.layer(0), asked.rows.block_ids, int(asked.rows.context_tokens[0])
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(setting), LAYOUT)
     starts = torch.tensor([0, tokens], dtype=torch.int32, device=setting.device)
     last = torch.tensor([BLOCK_TOKENS], dtype=torch.int32, device=setting.device)
     wrapper.plan(
-        starts, asked.block_starts.int(), ids.int(), last, HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS,
+        starts, asked.rows.block_starts.int(), ids.int(), last, HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS,
         causal=True, q_data_type=torch.bfloat16,
     )  # fmt: skip
     query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from baton.benchmarks.gpu.row import AbsentError, Row, Setting
+from baton.benchmarks.gpu.row import DEVICE_LOST, AbsentError, Row, Setting
 from baton.benchmarks.report.result import describe_machine
 
 
@@ -50,6 +50,18 @@ def measured(row: Row, setting: Setting) -> dict[str, Any]:
     return {"row": row.name, **found, "seconds": time.monotonic() - started}
 
 
+def settled(device: torch.device) -> bool:
+    """Whether the device still works after a row, whose memory is given back."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            traceback.print_exc()
+            return False
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module")
@@ -70,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             written = options.out / f"{row.name}.part"
             written.write_text(json.dumps(report, indent=1) + "\n")
             written.replace(options.out / f"{row.name}.json")  # a reader that waits for it finds it whole
-            if setting.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if not settled(setting.device):
+                return DEVICE_LOST
     return 1 if failed else 0
 
 

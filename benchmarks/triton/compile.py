@@ -26,16 +26,16 @@ from triton.compiler import ASTSource
 
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.kv_cache.layout import KvLayout
-from baton.kernels.triton.call import KernelCall
-from baton.kernels.triton.launch import Device
+from baton.kernels.triton.launch import Device, KernelCall
 from baton.kernels.triton.linear import dequantise_call, expert_call, linear_calls
 from baton.kernels.triton.norms import norm_call, silu_mul_call
 from baton.kernels.triton.paged_decode import decode_calls
-from baton.kernels.triton.paged_prefill import prefill_call
+from baton.kernels.triton.paged_prefill import prefill_calls
 from baton.kernels.triton.pages import copy_call, rotate_call, store_call
 from baton.kernels.triton.sample import sample_call
 from baton.kernels.types import (
     QUANTISED,
+    DecodeRows,
     ExpertWeight,
     HeadNorms,
     KvPages,
@@ -76,18 +76,22 @@ def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim:
         blocks = indices(sequences * 128)
         kv = pages(stored, head_dim).layer(1)
         starts, contexts = indices(sequences + 1), indices(sequences)
-        return decode_calls(query, kv, blocks, starts, contexts, scoring, torch.empty_like(query), device)
+        return decode_calls(query, kv, DecodeRows(blocks, starts, contexts), scoring, torch.empty_like(query), device)
 
     return Case(f"paged_decode {_name(stored)}/{_name(computed)} {head_dim} x{sequences} {_said(scoring)}", calls)
 
 
-def prefill(tokens: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring) -> Case:
+def prefill(
+    tokens: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring, start: int = 256
+) -> Case:
     def calls(device: Device) -> list[KernelCall]:
         query = tensor(tokens, KV_HEADS * GROUP, head_dim, dtype=computed)
         kv = pages(stored, head_dim).layer(1)
-        return [prefill_call(query, kv, indices(tokens // 32 + 8), 256, scoring, torch.empty_like(query), device)]
+        blocks = indices((start + tokens) // 32 + 1)
+        return prefill_calls(query, kv, blocks, start, scoring, torch.empty_like(query), device)
 
-    return Case(f"paged_prefill {_name(stored)}/{_name(computed)} {head_dim} x{tokens} {_said(scoring)}", calls)
+    sizes = f"{head_dim} x{tokens}" + (f" after {start}" if start != 256 else "")
+    return Case(f"paged_prefill {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
 
 
 def store(stored: torch.dtype, computed: torch.dtype) -> Case:
@@ -184,7 +188,9 @@ CASES = [
     *(prefill(8192, *pair, 128, PLAIN) for pair in PAIRS),
     *(prefill(8192, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 256)),
     prefill(8192, torch.bfloat16, torch.bfloat16, 128, ALL),
-    prefill(5, torch.bfloat16, torch.bfloat16, 128, PLAIN),
+    prefill(5, torch.bfloat16, torch.bfloat16, 128, PLAIN, start=0),
+    *(prefill(tokens, torch.bfloat16, torch.bfloat16, 128, PLAIN, start=8192) for tokens in (5, 50)),
+    prefill(50, torch.float8_e4m3fn, torch.bfloat16, 128, PLAIN, start=8192),
     *(store(*pair) for pair in PAIRS),
     *(row_by_row(dtype) for dtype in FLOATS),
     *(

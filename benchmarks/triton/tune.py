@@ -17,11 +17,10 @@ import triton
 from baton.benchmarks.gpu.attention import HEAD_DIM, HEADS, SCORING, contexts
 from baton.benchmarks.gpu.row import Setting
 from baton.benchmarks.report.result import make_parser, write_result
-from baton.kernels.triton.call import KernelCall
-from baton.kernels.triton.launch import Device, Tile, device_of
+from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of
 from baton.kernels.triton.linear import linear_calls
 from baton.kernels.triton.paged_decode import decode_calls
-from baton.kernels.triton.paged_prefill import prefill_call
+from baton.kernels.triton.paged_prefill import prefill_calls
 from baton.kernels.types import QuantisedWeight
 
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
@@ -61,15 +60,14 @@ def _random(*shape: int) -> torch.Tensor:
 def _decode(sequences: int, context: int) -> Shape:
     asked = contexts(sequences, context, 1, Setting(torch.device("cuda"), dry=False))
     kv, output = asked.kv.layer(0), torch.empty_like(asked.query)
-    pages = asked.block_ids, asked.block_starts, asked.context_tokens
-    return lambda tile, device: decode_calls(asked.query, kv, *pages, SCORING, output, device, tile=tile)
+    return lambda tile, device: decode_calls(asked.query, kv, asked.rows, SCORING, output, device, tile=tile)
 
 
 def _prefill(tokens: int) -> Shape:
     asked = contexts(1, tokens, 1, Setting(torch.device("cuda"), dry=False))
     query, kv = _random(tokens, HEADS, HEAD_DIM), asked.kv.layer(0)
     output = torch.empty_like(query)
-    return lambda tile, device: [prefill_call(query, kv, asked.block_ids, 0, SCORING, output, device, tile)]
+    return lambda tile, device: prefill_calls(query, kv, asked.rows.block_ids, 0, SCORING, output, device, tile=tile)
 
 
 def _linear(rows: int, inputs: int, outputs: int) -> Shape:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from baton.engine.plan import BlockCopy
+from baton.engine.request import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,6 @@ class CacheJournal:
         self._notified = False
         self._found: deque[tuple[bytes, bool]] = deque()  # whether each can be found from then on
 
-    def store(self, block_hash: bytes) -> None:
-        self._write(block_hash, found=True)
-
-    def evict(self, block_hash: bytes) -> None:
-        self._write(block_hash, found=False)
-
     def take(self) -> CacheChanges | None:
         """The changes since the last call; None where there are none."""
         self._notified = False  # first: a later write is either read below or notified of
@@ -49,7 +43,8 @@ class CacheJournal:
         stored = tuple(block_hash for block_hash, found in last.items() if found)
         return CacheChanges(stored, tuple(block_hash for block_hash, found in last.items() if not found))
 
-    def _write(self, block_hash: bytes, found: bool) -> None:
+    def write(self, block_hash: bytes, found: bool) -> None:
+        """From now on it can be found, or no longer."""
         self._found.append((block_hash, found))
         if not self._notified:
             self._notified = True
@@ -174,7 +169,7 @@ class BlockPool:
         if parent_hash is not None:
             self._children[parent_hash] += 1
         if self._journal is not None:
-            self._journal.store(block_hash)
+            self._journal.write(block_hash, found=True)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `hashes`, with a reference taken on each."""
@@ -203,7 +198,7 @@ class BlockPool:
         """
         journal = self._journal = CacheJournal(notify)
         for block_hash in self._by_hash:
-            journal.store(block_hash)
+            journal.write(block_hash, found=True)
         return journal
 
     def touch(self, hashes: Sequence[bytes]) -> tuple[int, ...]:
@@ -291,7 +286,7 @@ class BlockPool:
         block_hash, parent_hash = published.block_hash, published.parent_hash
         del self._by_hash[block_hash]
         if self._journal is not None:
-            self._journal.evict(block_hash)
+            self._journal.write(block_hash, found=False)
         if parent_hash is not None:
             self._children[parent_hash] -= 1
             if self._children[parent_hash] == 0:

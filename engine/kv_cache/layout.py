@@ -16,6 +16,8 @@ KV_DTYPES = {
     "int8": torch.int8,
 }
 KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}  # as in vLLM
+PLANNED_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, **KV_DTYPES, "fp8": torch.float8_e4m3fn}
+"""Of pools whose size may be asked for: models in float16 are served in another dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values, and their scales, over all layers."""
+        """2 (keys, values) x layers x KV heads x (head_dim x bytes per number + bytes of a scale)."""
         row_bytes = self.head_dim * self.dtype.itemsize + (SCALE.itemsize if self.is_quantised else 0)
         return self.num_layers * 2 * self.num_kv_heads * row_bytes
 

@@ -15,8 +15,8 @@ from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
 from baton.engine.parallel.shard import shard_layout
 from baton.engine.parallel.wire import RankOptions, StepToMeasure
-from baton.engine.plan import Chunk, Plan, Sample
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.request import Chunk, Plan, Sample
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 

@@ -1,7 +1,4 @@
-"""How much KV a model needs, how many blocks a pool has, how many requests fit: plain arithmetic.
-
-Bytes per token = 2 (keys, values) x layers x KV heads x (head_dim x bytes per number + bytes of a scale).
-"""
+"""How many blocks a pool has, how many requests fit, and how much memory a step leaves: plain arithmetic."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,39 +33,6 @@ def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_mo
             f"{kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each)"
         )
     return PoolSize(blocks, wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class NumberFormat:
-    """The bytes of one number of KV, and the scale that the numbers of one token and head share."""
-
-    number_bytes: int
-    scale_bytes: int = 0
-
-
-KV_FORMATS = {
-    "float32": NumberFormat(4),
-    "float16": NumberFormat(2),
-    "bfloat16": NumberFormat(2),
-    "fp8_e4m3": NumberFormat(1, 4),
-    "fp8_e5m2": NumberFormat(1, 4),
-    "int8": NumberFormat(1, 4),
-}
-KV_FORMATS["fp8"] = KV_FORMATS["fp8_e4m3"]  # its name in vLLM
-
-
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """The values of a model that determine the size of its KV."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int  # tokens of the longest sequence
-
-    def token_bytes(self, numbers: NumberFormat) -> int:
-        row_bytes = self.head_dim * numbers.number_bytes + numbers.scale_bytes
-        return 2 * self.num_layers * self.num_kv_heads * row_bytes
 
 
 @dataclass(frozen=True, slots=True)

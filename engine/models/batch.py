@@ -11,22 +11,30 @@ from typing import Protocol
 import torch
 
 from baton.engine.config.model_config import ModelConfig
-from baton.engine.plan import Chunk
-from baton.kernels.types import KvPages
+from baton.engine.request import Chunk
+from baton.kernels.types import DecodeRows, KvPages, PagedRows, PrefillRows
+
+ALIGNED_BYTES = 16
+"""Of every tensor that a kernel reads: Triton compiles a kernel anew for a pointer that is not a multiple of it."""
 
 DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by the type code of the array
 
 
 def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    """One tensor each; wider numbers come first, so that all are aligned.
+    """One tensor each, all of them parts of one copy, and aligned to ALIGNED_BYTES.
 
     On a GPU the bytes wait in pinned memory until they are copied: PyTorch's allocator does not reuse it before.
     """
-    whole = torch.frombuffer(bytearray().join(arrays), dtype=torch.uint8)
+    packed, sizes = bytearray(), list[int]()
+    for each in arrays:
+        packed += memoryview(each).cast("B")
+        padding = -len(packed) % ALIGNED_BYTES
+        packed += bytes(padding)
+        sizes += [len(each) * each.itemsize, padding]
+    whole = torch.frombuffer(packed, dtype=torch.uint8)
     if device.type == "cuda":
         whole = whole.pin_memory().to(device, non_blocking=True)
-    parts = whole.split([len(part) * part.itemsize for part in arrays])
-    return [part.view(DTYPES[each.typecode]) for part, each in zip(parts, arrays, strict=True)]
+    return [part.view(DTYPES[each.typecode]) for part, each in zip(whole.split(sizes)[::2], arrays, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +68,7 @@ def adapter_rows(adapters: Sequence[int], device: torch.device) -> AdapterRows |
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """The first `len(context_tokens)` rows: one token each; arguments of kernels/attention.py."""
-
-    block_ids: torch.Tensor
-    block_starts: torch.Tensor
-    context_tokens: torch.Tensor
-    usual_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillRows:
-    """Rows of one longer chunk; arguments of kernels/attention.py."""
-
-    rows: slice
-    start: int
-    block_ids: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    token_ids: torch.Tensor  # int64 [tokens]
-    positions: torch.Tensor  # int64 [tokens]
-    slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
-    decode: DecodeRows | None
-    prefills: tuple[PrefillRows, ...]
+class Batch(PagedRows):
     chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
     adapters: AdapterRows | None = None  # where no row has one
     meanwhile: Callable[[], None] = lambda: None

@@ -1,26 +1,26 @@
 """The decoder of the Llama, Mistral, Qwen2 and Qwen3 line: pre-norm, rotary, grouped-query attention.
 
-The families differ only in data: biases, query and key norms, windows, rotary frequencies, tied embeddings.
+The families differ only in data: biases, query and key norms, windows, rotary frequencies, tied embeddings. Where all
+its layers are packed for the CPU's native kernels, they are computed in one call.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
 import torch
+
 from baton.engine.config.model_config import DecoderConfig, RopeConfig, RopeKind
+from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.models.batch import Batch
-from baton.engine.models.feed_forward import FeedForward
-from baton.engine.models.linear import Embedding, Linear
-from baton.kernels.decoder import NativeDecoder
-from baton.kernels.norms import add_rms_norm, rms_norm
-from baton.kernels.pages import rotate_and_store
-from baton.kernels.types import HeadNorms
-from baton.kernels.types import KvLayer, KvPages, Scoring
-import torch
-from baton.engine.models.batch import Batch, DecodeRows
+from baton.engine.models.feed_forward import FeedForward, Gated
+from baton.engine.models.linear import Embedding, Linear, PackedLinear
 from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.pages import store_kv
-from baton.kernels.types import KvLayer, Scoring
+from baton.kernels.decoder import NativeDecoder, PackedLayer
+from baton.kernels.norms import add_rms_norm, rms_norm
+from baton.kernels.packed_weight import PackedWeight
+from baton.kernels.pages import rotate_and_store, store_kv
+from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
 
 
 class Rotation(NamedTuple):
@@ -75,20 +75,14 @@ def store_and_attend(
 def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
     """Of tokens whose keys and values are in `kv` already; a new tensor like `query`, `[tokens, heads, head_dim]`."""
     if (decode := batch.decode) and not batch.prefills:
-        return _decode(query, decode, kv, scoring)
+        return paged_decode(query, kv, decode, scoring)
     attended = torch.empty_like(query)
     if decode:
         rows = slice(0, len(decode.context_tokens))
-        attended[rows] = _decode(query[rows], decode, kv, scoring)
+        attended[rows] = paged_decode(query[rows], kv, decode, scoring)
     for prefill in batch.prefills:
         attended[prefill.rows] = paged_prefill(query[prefill.rows], kv, prefill.block_ids, prefill.start, scoring)
     return attended
-
-
-def _decode(query: torch.Tensor, decode: DecodeRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
-    return paged_decode(
-        query, kv, decode.block_ids, decode.block_starts, decode.context_tokens, scoring, decode.usual_tokens
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +116,7 @@ class DecoderModel:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
-    frequencies: torch.Tensor  # float32 [head_dim / 2], see engine/models/decoder.py
+    frequencies: torch.Tensor  # float32 [head_dim / 2], of `inverse_frequencies`
     native: NativeDecoder | None = None  # the same in one call, where a CPU has that; it knows nothing of adapters
 
     @property
@@ -139,8 +133,13 @@ class DecoderModel:
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
         """
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
-            return self.native.hidden(batch, *rotation(self.frequencies, batch.positions, torch.float32))
-        x, angles = self.embedding(batch.token_ids).to(self.dtype), rotation(self.frequencies, batch.positions, self.dtype)
+            return self.native.hidden(
+                batch, *rotation(self.frequencies, batch.positions, torch.float32), batch.meanwhile
+            )
+        x, angles = (
+            self.embedding(batch.token_ids).to(self.dtype),
+            rotation(self.frequencies, batch.positions, self.dtype),
+        )
         batch.meanwhile()
         following = [layer.attention_norm for layer in self.layers[1:]]
         normal = self.layers[0].attention_norm(x)
@@ -153,7 +152,7 @@ class DecoderModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[rows, vocab]` of rows of `hidden()`."""
-        if self.native is not None and self.native.has_head:
+        if self.native is not None and self.native.head is not None:
             return self.native.logits(hidden)
         return self.head(self.norm(hidden.to(self.dtype))).float()
 
@@ -163,3 +162,46 @@ class DecoderModel:
         qkv = layer.qkv(x, batch.adapters).view(len(x), heads, self.config.head_dim)
         query = rotate_and_store(qkv, *angles, layer.head_norms, kv, batch.slots)
         return attend(query, batch, kv, layer.scoring).view(len(x), -1)
+
+
+def with_native_layers(model: DecoderModel) -> DecoderModel:
+    """The model with its layers in one call, if all of them are packed."""
+    layers = [_packed_layer(layer) for layer in model.layers]
+    whole = tuple(layer for layer in layers if layer is not None)
+    if len(whole) < len(layers):
+        return model
+    embedding, head = model.embedding.weight, _weight(model.head)
+    eps, norm = model.config.rms_norm_eps, model.norm.weight
+    # In a shorter dtype the norm rounds to that, which the native one does not.
+    own_head = head if norm.dtype == torch.float32 else None
+    native = NativeDecoder(whole, model.config.num_heads, eps, embedding, norm.float(), own_head)
+    return replace(model, native=native)
+
+
+def _packed_layer(layer: Layer) -> PackedLayer | None:
+    """None where something of it is not packed."""
+    feed_forward, norms = layer.feed_forward, None
+    if not isinstance(feed_forward, Gated):
+        return None
+    weights = [_weight(each) for each in (layer.qkv, layer.output, feed_forward.gate_up, feed_forward.down)]
+    qkv, output, gate_up, down = weights
+    if qkv is None or output is None or gate_up is None or down is None:
+        return None
+    if layer.head_norms is not None:
+        query, key = layer.head_norms.query.float(), layer.head_norms.key.float()
+        norms = replace(layer.head_norms, query=query, key=key)
+    return PackedLayer(
+        attention_norm=layer.attention_norm.weight.float(),
+        qkv=qkv,
+        head_norms=norms,
+        output=output,
+        feed_forward_norm=layer.feed_forward_norm.weight.float(),
+        gate_up=gate_up,
+        down=down,
+        scoring=layer.scoring,
+    )
+
+
+def _weight(linear: Linear) -> PackedWeight | None:
+    base = linear.base if isinstance(linear, AdaptedLinear) else linear
+    return base.weight if isinstance(base, PackedLinear) else None

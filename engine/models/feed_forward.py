@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,8 @@ from baton.kernels.linear import expert_linear
 from baton.kernels.norms import silu_mul
 from baton.kernels.types import ExpertWeight, QuantisedWeight, sorted_pairs
 
-
-class FeedForward(Protocol):
-    """`[tokens, hidden]` to the same, each row by itself."""
-
-    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor: ...
+FeedForward = Linear
+"""`[tokens, hidden]` to the same, each row by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class Gated:
     gate_up: Linear  # gate, then up
     down: Linear
 
-    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return self.down(silu_mul(self.gate_up(x, adapters)), adapters)
 
 
@@ -57,7 +54,7 @@ class Experts:
     per_token: int
     normalised: bool
 
-    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         weights, chosen = choose_experts(x, self.router, self.per_token, self.normalised)
         result = torch.zeros_like(x)
         for index in torch.unique(chosen).tolist():
@@ -77,7 +74,7 @@ class ExpertStack:
     per_token: int
     normalised: bool
 
-    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         choice = choose_experts(x, self.router, self.per_token, self.normalised)
         pairs = sorted_pairs(choice.chosen, self.gate_up.experts)
         made = expert_linear(silu_mul(expert_linear(x, self.gate_up, pairs)), self.down, pairs)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from baton.engine.models.batch import AdapterRows
 from baton.engine.weights.gguf_file import PLAIN_TYPES, dequantise
 from baton.engine.weights.weight import (
-    LARGEST_CODE,
     Fp8Weight,
     GgufWeight,
     Int4Weight,
@@ -24,10 +23,10 @@ from baton.engine.weights.weight import (
     StackedWeight,
     Weight,
 )
+from baton.kernels.dispatch import uses_triton
 from baton.kernels.huge_pages import HugePages
 from baton.kernels.linear import dequantise_weight, gather_rows, packed_linear, quantised_linear
 from baton.kernels.native.library import native_library
-from baton.kernels.dispatch import uses_triton
 from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
 from baton.kernels.types import QuantisedWeight
 
@@ -126,31 +125,6 @@ class Int8Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Linear:
-    """On any device, in any dtype. A byte holds a column and, in its high half, the one half a row further."""
-
-    packed: torch.Tensor  # uint8 [out, in / 2]
-    scales: torch.Tensor  # this and the rest as in Int4Weight
-    zeros: torch.Tensor
-    column_order: torch.Tensor | None
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        ordered = x if self.column_order is None else x[:, self.column_order]
-        return tiled_linear(ordered, len(self.packed), lambda tile: self._rows(tile, x.dtype), self.bias)
-
-    def _rows(self, tile: slice, dtype: torch.dtype) -> torch.Tensor:
-        packed = self.packed[tile]
-        half = packed.shape[1]
-        codes = torch.empty(len(packed), 2 * half, dtype=dtype, device=packed.device)
-        codes[:, :half] = packed & LARGEST_CODE
-        codes[:, half:] = packed >> 4
-        groups = codes.view(*self.scales[tile].shape, -1)
-        groups.sub_(self.zeros[tile, :, None]).mul_(self.scales[tile, :, None])
-        return codes
-
-
-@dataclass(frozen=True, slots=True)
 class Int4KernelLinear:
     """In bfloat16 on a CPU: torch's kernel, which reads packed weights. Several times faster for a few rows; with many
     rows it falls behind a product of plain weights where the CPU multiplies bfloat16 natively."""
@@ -183,7 +157,7 @@ KERNEL_ROWS = 64  # with more, products count and no longer bytes: a plain weigh
 
 @dataclass(frozen=True, slots=True)
 class KernelLinear:
-    """On a GPU: few rows by a kernel that reads the bytes themselves, many with the weight spelled out."""
+    """On a GPU few rows by a kernel that reads the bytes themselves; others with the weight spelled out, anywhere."""
 
     weight: QuantisedWeight
     column_order: torch.Tensor | None  # int64 [in]: which input each column takes; None where that is its own
@@ -191,7 +165,7 @@ class KernelLinear:
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         ordered = x if self.column_order is None else x[:, self.column_order]
-        if len(x) <= KERNEL_ROWS:
+        if len(x) <= KERNEL_ROWS and uses_triton(x):
             return quantised_linear(ordered, self.weight, self.bias)
         return tiled_linear(ordered, self.weight.outputs, lambda tile: self._spelled(tile, x.dtype), self.bias)
 
@@ -258,9 +232,7 @@ class MatmulBackend:
         rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
         bias, scales, sums, zeros = (None if part is None else self.keep(part) for part in rest)
         data = self.keep(weight.data)
-        return PackedLinear(
-            replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros), wants_largest
-        )
+        return PackedLinear(replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros), wants_largest)
 
 
 AT_ONCE_ROWS = 4096  # of a weight that is looked through
@@ -294,10 +266,10 @@ def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
     return backend.packed(pack_int4(weight.codes, scales, weight.zeros, weight.bias))
 
 
-def _two_codes_a_byte(weight: Int4Weight) -> Int4Linear:
+def _two_codes_a_byte(weight: Int4Weight) -> KernelLinear:
     half = weight.codes.shape[1] // 2
     packed = weight.codes[:, :half] | (weight.codes[:, half:] << 4)
-    return Int4Linear(packed, weight.scales, weight.zeros, weight.column_order, weight.bias)
+    return KernelLinear(QuantisedWeight(packed, weight.scales, weight.zeros), weight.column_order, weight.bias)
 
 
 INT4_KERNEL_GROUPS = (32, 64, 128, 256)
@@ -316,11 +288,6 @@ def _torch_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
     offsets = (INT4_KERNEL_MIDDLE - weight.zeros.float()) * scales
     pairs = torch.stack([scales, offsets], dim=2).transpose(0, 1).to(backend.dtype).contiguous()
     return Int4KernelLinear(packed, pairs, group_inputs, weight.column_order, weight.bias)
-
-
-def _triton_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
-    made = _two_codes_a_byte(weight)
-    return KernelLinear(QuantisedWeight(made.packed, made.scales, made.zeros), made.column_order, made.bias)
 
 
 def _triton_8_bits(weight: Int8Weight | Fp8Weight, backend: MatmulBackend) -> Linear:
@@ -342,7 +309,7 @@ MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear
     (Kernels.TORCH, StackedWeight): lambda weight, backend: StackedLinear(tuple(map(backend.linear, weight.parts))),
     (Kernels.TRITON, Fp8Weight): _triton_8_bits,
     (Kernels.TRITON, Int8Weight): _triton_8_bits,
-    (Kernels.TRITON, Int4Weight): _triton_int4,
+    (Kernels.TRITON, Int4Weight): lambda weight, backend: _two_codes_a_byte(weight),
     (Kernels.NATIVE, PlainWeight): _packed_plain,
     (Kernels.NATIVE, Int8Weight): _packed_int8,
     (Kernels.NATIVE, Int4Weight): _packed_int4,

@@ -13,10 +13,9 @@ from transformers.utils import logging as transformers_logging
 from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.models.batch import make_batch
-from baton.engine.models.transformers_model import NAME, register_attention
 from baton.engine.models.transformers_config import forget_padding
-from baton.engine.models.transformers_model import TransformersModel
-from baton.engine.plan import Chunk
+from baton.engine.models.transformers_model import NAME, TransformersModel, register_attention
+from baton.engine.request import Chunk
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Any causal language model of transformers that has its attention interface, on our pages: slower but right.
 
 The function that its models call for attention is registered under a name of ours and holds no state: our `Attention`
-travels as a keyword argument of the model's forward, which models with the attention interface hand down to every layer.
-No cache and no mask of transformers takes part; for a name without a mask function it makes none.
+travels as a keyword argument of the model's forward, and models with the attention interface hand it down to every
+layer. No cache and no mask of transformers takes part; for a name without a mask function it makes none.
 """
 
 import copy
@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
+from transformers.pytorch_utils import Conv1D
 
 from baton.engine.config.model_config import ModelConfig
-from baton.engine.models.batch import Batch
+from baton.engine.lora.adapters import StackedFactors
+from baton.engine.models.batch import AdapterRows, Batch
 from baton.engine.models.decoder import store_and_attend
 from baton.kernels.types import KvPages, Scoring
 
@@ -93,41 +95,39 @@ def _attention(
 
 
 class TransformersModel:
-    """`causal` is a model of transformers whose attention is `NAME`."""
+    """`causal` is a model of transformers, on its device, whose attention is `NAME`."""
 
     def __init__(self, config: ModelConfig, causal: Any) -> None:
-        self._config = config
-        self._causal = causal
+        self.config = config
+        self.causal = causal
+        self.dtype: torch.dtype = causal.dtype
+        self.device: torch.device = causal.device
         self._head = _without_body(causal)
+        self._adapters: AdapterRows | None = None  # of the forward pass that runs
+        self._tokens = 0  # likewise
 
-    @property
-    def config(self) -> ModelConfig:
-        return self._config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._causal.dtype
-        return dtype
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self._causal.device
-        return device
-
-    @property
-    def causal(self) -> Any:
-        """The model of transformers itself."""
-        return self._causal
+    def adaptable_modules(self) -> dict[str, StackedFactors]:
+        """By name. The linear modules stay; hooks add the output of each row's adapter. To be called once."""
+        body = {id(module) for module in self.causal.base_model.modules()}
+        return {
+            name: self._hook(module)
+            for name, module in self.causal.named_modules()
+            if isinstance(module, torch.nn.Linear | Conv1D) and id(module) in body and "expert" not in name
+        }
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """As in `Model`. To transformers the batch is one sequence, in which positions begin anew."""
+        """As in `Model`, one pass at a time. To transformers the batch is one sequence: positions begin anew in it."""
         batch.meanwhile()
-        output = self._causal.base_model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            **{KEYWORD: PagedAttention(batch, kv)},
-        )
+        self._adapters, self._tokens = batch.adapters, len(batch.token_ids)
+        try:
+            output = self.causal.base_model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                **{KEYWORD: PagedAttention(batch, kv)},
+            )
+        finally:
+            self._adapters = None
         hidden: torch.Tensor = output[0][0]
         return hidden
 
@@ -137,12 +137,29 @@ class TransformersModel:
 
     def own_hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Of one sequence from its start, int64 `[tokens]`, as transformers computes it without us."""
-        self._causal.set_attn_implementation("eager")
+        self.causal.set_attn_implementation("eager")
         try:
-            hidden: torch.Tensor = self._causal.base_model(input_ids=token_ids[None], use_cache=False)[0][0]
+            hidden: torch.Tensor = self.causal.base_model(input_ids=token_ids[None], use_cache=False)[0][0]
         finally:
-            self._causal.set_attn_implementation(NAME)
+            self.causal.set_attn_implementation(NAME)
         return hidden
+
+    def _hook(self, module: torch.nn.Linear | Conv1D) -> StackedFactors:
+        weight = module.weight
+        inputs, outputs = weight.shape if isinstance(module, Conv1D) else weight.shape[::-1]
+        factors = StackedFactors(slice(0, outputs), inputs, weight.dtype, weight.device)
+
+        def add(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+            """Input and output are `[..., size]`, the rows of the batch in order."""
+            if self._adapters is None:
+                return
+            x, y = arguments[0].reshape(-1, inputs), output.view(-1, outputs)
+            if len(x) != self._tokens:
+                raise RuntimeError(f"a module was given {len(x)} rows of a batch of {self._tokens}")
+            factors.add_to(y[self._adapters.rows], x[self._adapters.rows], self._adapters)
+
+        module.register_forward_hook(add)
+        return factors
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,13 @@ Names and fields of the outputs are vLLM's.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Prompt, TextDecoder
-from baton.engine.plan import Drawn
-from baton.engine.request import EndReason
+from baton.engine.request import Drawn, EndReason
 from baton.engine.scheduler.sequences import TokenMade
 from baton.generation.detokenizer import Detokenizer
+from baton.generation.stop_strings import find_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +52,6 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # per token, where asked for; None of the first
-
-
-class Stop(NamedTuple):
-    begin: int  # in the text
-    text: str
-
-
-def find_stop(text: str, known: int, stops: Sequence[str]) -> Stop | None:
-    """The stop string complete first in `text`, of several the longest. None ends in the first `known` characters."""
-    found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop, max(0, known - len(stop) + 1))) >= 0)
-    return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
 
 @dataclass(slots=True)

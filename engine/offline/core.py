@@ -33,7 +33,6 @@ from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.constraint import Grammars
-from baton.engine.sampling.params import MIX_FIRST, MIX_SECOND, MIX_STEP, mix
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.engine.weights.formats import WeightFormat
@@ -41,32 +40,10 @@ from baton.generation.block_hash import root_hash
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import FormRefused
 
-_MASK = (1 << 64) - 1
-
 
 def request_seed(engine_seed: int, number: int) -> int:
     """The seed, 64 bits, of the engine's `number`th request: another for each, the same in every run."""
     return int.from_bytes(hashlib.sha256(f"{engine_seed}:{number}".encode()).digest()[:8], "little")
-
-
-def seed_of_choice(seed: int, choice: int) -> int:
-    """A request with n=1 and this seed answers as the given choice of a request with n>1 and `seed` does."""
-    return _unmixed(mix(seed) ^ choice)
-
-
-def _unmixed(value: int) -> int:
-    """The inverse of `mix`."""
-    value = (_unshifted(value, 31) * pow(MIX_SECOND, -1, 1 << 64)) & _MASK
-    value = (_unshifted(value, 27) * pow(MIX_FIRST, -1, 1 << 64)) & _MASK
-    return (_unshifted(value, 30) - MIX_STEP) & _MASK
-
-
-def _unshifted(value: int, bits: int) -> int:
-    """Solves value = x ^ (x >> bits) for x; every round makes `bits` more of its upper bits right."""
-    solved = value
-    for _ in range(64 // bits):
-        solved = value ^ (solved >> bits)
-    return solved
 
 
 @dataclass(frozen=True, slots=True)

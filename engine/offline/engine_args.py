@@ -6,13 +6,13 @@ from typing import TypedDict
 
 import torch
 
-from baton.engine.kv_cache.sizing import KV_FORMATS
+from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
 from baton.engine.weights.formats import WeightFormat
 
 BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256
 QUANTIZATIONS = (None, *(format for format in WeightFormat if format is not WeightFormat.PLAIN))
-KV_CACHE_DTYPES = ("auto", *(name for name in KV_FORMATS if name != "float16"))
+KV_CACHE_DTYPES = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
 STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
 
 

@@ -16,7 +16,7 @@ from baton.kernels.types import KvPages
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """A projection cut along its inputs."""
+    """A projection cut along its inputs, or a feed-forward layer of such: all experts of a token at once."""
 
     part: Linear
     collectives: Collectives
@@ -35,17 +35,6 @@ class ScaledLinear:
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         largest = self.collectives.largest(x.abs().amax(1, keepdim=True))
         return self.part(torch.cat((x, largest), dim=1), adapters)
-
-
-@dataclass(frozen=True, slots=True)
-class SummedFeedForward:
-    """All experts of a token at once, where there are any."""
-
-    part: FeedForward
-    collectives: Collectives
-
-    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
-        return self.collectives.sum(self.part(x, adapters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +81,7 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
     return replace(
         layer,
         output=SummedLinear(_scaled(layer.output, collectives), collectives),
-        feed_forward=SummedFeedForward(_with_scaled_inputs(layer.feed_forward, collectives), collectives),
+        feed_forward=SummedLinear(_with_scaled_inputs(layer.feed_forward, collectives), collectives),
     )
 
 

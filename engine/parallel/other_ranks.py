@@ -25,7 +25,7 @@ from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import TIMEOUT, RankLost
 from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import RankOptions, RankPool, RankStart, StepToMeasure
-from baton.engine.plan import Plan
+from baton.engine.request import Plan
 
 LOAD_TIMEOUT_S = 900.0  # of a rank that reads its part of a large checkpoint
 STOP_TIMEOUT_S = 5.0

@@ -18,7 +18,6 @@ from typing import NoReturn, Protocol
 import torch
 
 from baton.engine.config.model_config import ModelError
-from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KV_DTYPES, kv_layout
 from baton.engine.kv_cache.memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
 from baton.engine.load import load_part
@@ -28,10 +27,10 @@ from baton.engine.parallel.model import ParallelModel
 from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import RankPool, RankStart, StepToMeasure
-from baton.engine.plan import Plan
 from baton.engine.prepare import DTYPES
+from baton.engine.request import Plan
 from baton.engine.runner.cuda_graphs import GraphSizes
-from baton.engine.runner.runner import Runner
+from baton.engine.runner.runner import HostPool, Runner
 
 logger = logging.getLogger(__name__)
 LOST = 3

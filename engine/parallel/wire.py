@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from baton.engine.plan import BlockCopy, BlockSwap, Chunk, Plan
+from baton.engine.request import BlockCopy, BlockSwap, Chunk, Plan
 
 HEADER = struct.Struct("<BQ")  # kind, bytes that follow
 SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence
@@ -77,10 +77,6 @@ class StepToMeasure(Order):
     tokens: int
     sequences: int
     longest: int  # tokens of one sequence
-
-    @classmethod
-    def of_bytes(cls, payload: bytes) -> "StepToMeasure":
-        return cls(**json.loads(payload))
 
 
 class Closed(Exception):

@@ -8,18 +8,17 @@ them: all graphs share that memory, and the memory that they work in, since one 
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
-from baton.engine.config.model_config import ModelConfig
-from baton.engine.models.batch import Batch, DecodeRows, Model
+from baton.engine.models.batch import Batch, Model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated
-from baton.engine.parallel.model import ParallelModel, SummedFeedForward
-from baton.kernels.types import KvPages
+from baton.engine.parallel.model import ParallelModel, SummedLinear
+from baton.kernels.types import DecodeRows, KvPages
 
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
@@ -34,13 +33,17 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """CUDA graphs that share their working memory: they are replayed one at a time."""
+    """CUDA graphs that share their working memory: they are replayed one at a time.
+
+    All are recorded on one stream: PyTorch keeps the memory of a pool, and a workspace of cuBLAS, for each stream.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        side = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are compiled and libraries set up before anything is recorded
             compute()
@@ -94,37 +97,22 @@ class GraphedModel:
     def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes) -> None:
         """Records at once. Block 0 of the pool is not touched: there are only rows of padding."""
         self._model = model
+        self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self._kv = kv
-        self._sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
+        self.recorded_sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
         started = time.monotonic()
         with torch.inference_mode():
-            self._shared = _padding(self._sizes[-1], most.blocks, model.device)
+            self._shared = _padding(self.recorded_sizes[-1], most.blocks, model.device)
             # The largest first: the smaller ones find their memory made.
-            self._steps = {size: self._record(recorder, size, most) for size in reversed(self._sizes)}
+            self._steps = {size: self._record(recorder, size, most) for size in reversed(self.recorded_sizes)}
         reserved = torch.cuda.memory_reserved(model.device) if model.device.type == "cuda" else 0
         logger.info(
             "recorded %d graphs, of steps of 1 to %d sequences, in %.1f s; %.0f MiB are reserved in all",
-            len(self._sizes),
-            self._sizes[-1],
+            len(self.recorded_sizes),
+            self.recorded_sizes[-1],
             time.monotonic() - started,
             reserved / 2**20,
         )
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._model.config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def recorded_sizes(self) -> Sequence[int]:
-        return self._sizes
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
         step = self._step_for(batch) if kv is self._kv else None
@@ -140,10 +128,10 @@ class GraphedModel:
         """None for a step that no graph computes: with chunks of prompts, adapters, or more rows or blocks."""
         if batch.decode is None or batch.prefills or batch.adapters is not None:
             return None
-        place = bisect_left(self._sizes, len(batch.token_ids))
-        if place == len(self._sizes):
+        place = bisect_left(self.recorded_sizes, len(batch.token_ids))
+        if place == len(self.recorded_sizes):
             return None
-        step = self._steps[self._sizes[place]]
+        step = self._steps[self.recorded_sizes[place]]
         return step if len(batch.decode.block_ids) <= len(step.decode.block_ids) else None
 
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:
@@ -176,7 +164,7 @@ def why_not_recorded(model: Model) -> str | None:
 
 
 def _is_recordable(feed_forward: FeedForward) -> bool:
-    part = feed_forward.part if isinstance(feed_forward, SummedFeedForward) else feed_forward
+    part = feed_forward.part if isinstance(feed_forward, SummedLinear) else feed_forward
     return isinstance(part, Gated | ExpertStack)
 
 

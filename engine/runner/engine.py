@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from baton.engine.plan import Plan
+from baton.engine.request import Plan
 from baton.engine.runner.launched import Launched
 from baton.engine.runner.sharing import PrefillThrottle
 from baton.engine.scheduler.scheduler import Scheduler

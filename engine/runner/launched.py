@@ -8,8 +8,7 @@ from itertools import islice
 import torch
 
 from baton.engine.models.batch import to_device
-from baton.engine.plan import Chunk, ChunkResult, Computed, Drawn, NonFinite
-from baton.engine.sampling.params import uniform
+from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, uniform
 from baton.kernels.sampling import sample_tokens
 
 

@@ -4,18 +4,17 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 import torch
 
-from baton.engine.kv_cache.host_pool import HostPool
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.models.batch import Batch, Model, make_batch, to_device
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.parallel.other_ranks import OtherRanks
-from baton.engine.plan import BlockCopy, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
+from baton.engine.request import BlockCopy, BlockSwap, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
 from baton.engine.runner.launched import (
     NO_TOKENS,
@@ -34,8 +33,9 @@ from baton.kernels.types import KvPages
 
 logger = logging.getLogger(__name__)
 
-CHUNK_TOKENS = (2, 8, 16, 32, 64, 128)  # prompts of which each takes another tile (kernels/triton/launch.py)
-CONTEXT_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 68, 80, 96, 128, 256)  # split into more and more parts, most of all
+CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Of prompts that take each tile there is, of attention and of an expert's few tokens (kernels/triton/launch.py)."""
+
 LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 
@@ -53,11 +53,46 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[P
     if not compiles:
         return
     for tokens in CHUNK_TOKENS:
-        if tokens <= longest:
-            yield Plan((Chunk(0, [0] * tokens, 0, [0] * -(-tokens // block_tokens), (DRAWN,)),))
-    for blocks in CONTEXT_BLOCKS:
-        if blocks * block_tokens <= longest:
-            yield Plan((Chunk(0, [0], blocks * block_tokens - 1, [0] * blocks, (DRAWN,)),))
+        for end in {tokens, longest - longest % block_tokens}:  # a context of one part, and one that is cut in most
+            if tokens <= end <= longest:
+                yield Plan((Chunk(0, [0] * tokens, end - tokens, [0] * -(-end // block_tokens), (DRAWN,)),))
+    yield Plan((), copies=(BlockCopy(0, 0),))
+
+
+class HostPool:
+    """Host memory for the KV of preempted sequences: blocks are carried out to slots and brought back, byte for byte.
+
+    `total_slots` slots of one block each, for the pool that `blocks` is: uint8 `[blocks, block_bytes]`, borrowed.
+
+    The memory is taken with the first swap, or by `reserve`, and pinned where the pool is a GPU's: copies then run on
+    its stream, in order with the kernels that compute on the blocks.
+    """
+
+    def __init__(self, blocks: torch.Tensor, total_slots: int) -> None:
+        if blocks.dtype != torch.uint8 or blocks.dim() != 2:
+            raise ValueError(f"the pool must be uint8 [blocks, block_bytes], got {blocks.dtype} {list(blocks.shape)}")
+        self.total_slots = total_slots
+        self._blocks = blocks
+        self._slots: torch.Tensor | None = None
+
+    def reserve(self) -> None:
+        """Takes the memory now: to pin gigabytes takes seconds, in which no step of a GPU begins."""
+        if self.total_slots:
+            self._memory()
+
+    def carry_out(self, swaps: Sequence[BlockSwap]) -> None:
+        for swap in swaps:
+            self._memory()[swap.host_slot].copy_(self._blocks[swap.block], non_blocking=True)
+
+    def bring_back(self, swaps: Sequence[BlockSwap]) -> None:
+        for swap in swaps:
+            self._blocks[swap.block].copy_(self._memory()[swap.host_slot], non_blocking=True)
+
+    def _memory(self) -> torch.Tensor:
+        if self._slots is None:
+            shape = (self.total_slots, self._blocks.shape[1])
+            self._slots = torch.empty(shape, dtype=torch.uint8, pin_memory=self._blocks.device.type == "cuda")
+        return self._slots
 
 
 class Runner:
@@ -93,6 +128,8 @@ class Runner:
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
+        # Kernels and events go to the current device of the thread, whichever thread it is.
+        self._on_device = partial(torch.cuda.device, model.device) if model.device.type == "cuda" else nullcontext
         self.launches_ahead = model.device.type == "cuda" and other_ranks is None
         """Not with several ranks: a plan contains the very tokens, and those of the step before are not known then."""
         self._began_s = 0.0  # monotonic, of the last step in which some answer is structured output
@@ -109,7 +146,7 @@ class Runner:
 
         `after`: the step before, whose draws chunks of this plan may follow.
         """
-        with torch.inference_mode(), self._threads():
+        with self._on_device(), torch.inference_mode(), self._threads():
             batch = self._begin(plan)
             if batch is None:
                 return launched_moves(self._model.device)
@@ -151,14 +188,15 @@ class Runner:
 
     def follow(self, plan: Plan) -> None:
         """As another rank: moves blocks and computes KV, and draws nothing."""
-        with torch.inference_mode():
+        with self._on_device(), torch.inference_mode():
             self._move(plan)
             if plan.chunks:
                 self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
 
     def settle(self) -> None:
         """Waits until the device has done all launched moves of blocks."""
-        launched_moves(self._model.device).results()
+        with self._on_device():
+            launched_moves(self._model.device).results()
 
     def close(self) -> None:
         """Ends the other ranks, if there are any. They also end with this process."""
@@ -173,6 +211,8 @@ class Runner:
         is_cuda = self._model.device.type == "cuda"
         for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):
             self.run(plan)
+        if is_cuda and self._host is not None:
+            self._host.reserve()
         if self._graphs is None or not is_cuda:
             return
         if reason := why_not_recorded(self._model):
@@ -185,7 +225,8 @@ class Runner:
 
     def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
         """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
-        self._model = GraphedModel(self._model, self._kv, recorder or GraphRecorder(), sizes)
+        with self._on_device():
+            self._model = GraphedModel(self._model, self._kv, recorder or GraphRecorder(), sizes)
 
     def _move(self, plan: Plan) -> None:
         if plan.swaps_out or plan.swaps_in:
@@ -193,14 +234,11 @@ class Runner:
                 raise ValueError("the plan swaps blocks, and there is no host memory for them")
             self._host.carry_out(plan.swaps_out)
             self._host.bring_back(plan.swaps_in)
-        self._copy(plan.copies)
-
-    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
-        if not copies:
-            return
-        columns = (array("q", [copy.source for copy in copies]), array("q", [copy.destination for copy in copies]))
-        sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
-        copy_blocks(self._kv, sources, destinations)
+        if plan.copies:
+            pairs = [(copy.source, copy.destination) for copy in plan.copies]
+            columns = [array("q", column) for column in zip(*pairs, strict=True)]
+            sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
+            copy_blocks(self._kv, sources, destinations)
 
     def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:
         """Results of the chunks that have samples, in order; only their last tokens go through the head."""
@@ -215,10 +253,11 @@ class Runner:
         """`rows` are those of this chunk."""
         if isinstance(drawn, NonFinite):
             return drawn
-        if drawn is None:
-            return Computed(late=True)
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
-        return NonFinite() if prompt is None else Computed(drawn, prompt)
+        if prompt is None:
+            return NonFinite()
+        # Scores are due now, late mask or not: the chunk that draws later has only the newest token, which scores none.
+        return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
 
 
 def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:

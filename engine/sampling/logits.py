@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from baton.engine.plan import Sample
+from baton.engine.request import Sample
 from baton.engine.sampling.params import SamplingParams
 
 
@@ -169,12 +169,8 @@ def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
     return Likeliest(ascending.values, values.masked_fill(values < threshold, -math.inf))
 
 
-def kth_largest(logits: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The `counts[row]`-th largest of each row, `[rows, 1]`; the least finite number where fewer are finite."""
-    return _kth(logits.topk(min(max(counts), logits.shape[-1])).values, counts)
-
-
 def _kth(descending: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """The `counts[row]`-th largest of each row, `[rows, 1]`; the least finite number where fewer are finite."""
     places = torch.tensor(counts, device=descending.device).clamp(max=descending.shape[-1]) - 1
     return descending.gather(-1, places[:, None]).clamp(min=torch.finfo(descending.dtype).min)
 
@@ -232,7 +228,8 @@ def _top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tens
     if not rows:
         return logits
     threshold = torch.full_like(logits[:, :1], -math.inf)
-    threshold[rows] = kth_largest(logits[rows], [params[row].top_k for row in rows])
+    counts = [params[row].top_k for row in rows]
+    threshold[rows] = _kth(logits[rows].topk(max(counts)).values, counts)
     return logits.masked_fill(logits < threshold, -math.inf)
 
 

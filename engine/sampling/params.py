@@ -1,4 +1,4 @@
-"""How tokens are chosen and how a beam search goes, with every default resolved; and the number of each draw."""
+"""How tokens are chosen and how a beam search goes, with every default resolved."""
 
 import math
 from collections.abc import Mapping
@@ -109,30 +109,3 @@ def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
     needed = candidates_per_beam(beam.width, params.stop_token_ids)
     if params.logprobs < needed:
         raise ValueError(f"logprobs must be at least {needed} for this beam search")
-
-
-_MASK = (1 << 64) - 1
-MIX_STEP, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits for one token of one choice, by counter, not by state.
-
-    The same request draws the same token on any worker, in any batch.
-
-    seed: 64 bits (taken modulo 2**64); choice: index among the request's choices; position: absolute position of the
-    token that is drawn. Each is mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable
-    Pseudorandom Number Generators, 2014), so that neighbouring seeds, choices and positions are unrelated.
-    """
-    state = mix(seed)
-    state = mix(state ^ choice)
-    state = mix(state ^ position)
-    return (state >> 11) * 2.0**-53
-
-
-def mix(value: int) -> int:
-    """SplitMix64's finaliser, which can be undone: a permutation of the numbers of 64 bits."""
-    value = (value + MIX_STEP) & _MASK
-    value = ((value ^ (value >> 30)) * MIX_FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * MIX_SECOND) & _MASK
-    return value ^ (value >> 31)

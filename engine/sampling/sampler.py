@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from baton.engine.plan import Chunk, Drawn, NonFinite, Sample, Scored, TokenLogprob
+from baton.engine.request import Chunk, Drawn, NonFinite, Sample, Scored, TokenLogprob, uniform
 from baton.engine.sampling.constraint import Constraint, wait_for
 from baton.engine.sampling.logits import HistoryMissing, adjust, filtered, likeliest, pick
 from baton.engine.sampling.mask_threads import Allowed, Mask
-from baton.engine.sampling.params import uniform
 from baton.generation.structured.library import GrammarFailed
 from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, samples_natively
 

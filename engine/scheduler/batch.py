@@ -12,8 +12,7 @@ from itertools import chain, count, islice
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, SwapSpace, acquire
-from baton.engine.plan import BlockSwap
-from baton.engine.request import Request, blocks_for
+from baton.engine.request import BlockSwap, Request, blocks_for
 from baton.engine.scheduler.sequences import (
     ArrivalKey,
     ArrivalOrder,

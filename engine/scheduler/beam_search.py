@@ -11,8 +11,7 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import NamedTuple
 
-from baton.engine.plan import Drawn, TokenLogprob
-from baton.engine.request import EndReason
+from baton.engine.request import Drawn, EndReason, TokenLogprob
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.sequences import RequestFailed, ScheduledSequence, TokenMade
 from baton.generation.sampling import BeamParams, BeamStop

@@ -13,10 +13,14 @@ fit into the empty pool is refused: so there is always progress.
 from collections.abc import Iterator, Sequence
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
-from baton.engine.plan import ChunkResult, Computed, Drawn, NonFinite, Plan
 from baton.engine.request import (
+    ChunkResult,
+    Computed,
+    Drawn,
     EndReason,
     FirstToken,
+    NonFinite,
+    Plan,
     Request,
     RequestRefused,
     RequestTooLong,
@@ -55,7 +59,8 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
             return None
         if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
             continued.append(sequence)
-    writes = [Write(sequence.held(), _position(sequence, id(sequence) in place)) for sequence in continued]
+    # The token whose KV is written next: of a sequence under way the one after that.
+    writes = [Write(each.held(), each.computed_tokens + (id(each) in place)) for each in continued]
     if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
     for sequence, write in zip(continued, writes, strict=True):
@@ -65,11 +70,6 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
         else:
             draft.compute(sequence, budget_tokens=1)
     return draft
-
-
-def _position(sequence: ScheduledSequence, is_under_way: bool) -> int:
-    """Of the token whose KV is written next."""
-    return sequence.computed_tokens + is_under_way
 
 
 SMALLER_FOR_LANDING = 8  # times: steps of prompts while the KV of an answer is on its way
@@ -239,11 +239,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is here, be it only a reservation; pinned ones need no step."""
         return len(self.batch.requests) > len(self.batch.pinned)
-
-    @property
-    def waiting_sequences(self) -> int:
-        """Prompts never admitted, and sequences that were preempted."""
-        return len(self.batch.waiting)
 
     def _begin(self, draft: PlanBuilder) -> Plan | None:
         plan = draft.finish()

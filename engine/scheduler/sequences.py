@@ -7,8 +7,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockTable, SwapSlots
-from baton.engine.plan import UNKNOWN, BlockCopy, BlockSwap, Chunk, Computed, Drawn, Plan, Sample, scored
-from baton.engine.request import EndReason, FirstToken, Request, blocks_for, end_reason
+from baton.engine.request import (
+    UNKNOWN,
+    BlockCopy,
+    BlockSwap,
+    Chunk,
+    Computed,
+    Drawn,
+    EndReason,
+    FirstToken,
+    Plan,
+    Request,
+    Sample,
+    blocks_for,
+    end_reason,
+    scored,
+)
 from baton.generation.block_hash import HashChain
 
 

@@ -151,21 +151,16 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
     """Of a model with these tensors; `folder` needs nothing but config.json, except for GGUF. Raises: ModelError."""
     format = weight_format(folder, quantize)
     if format is WeightFormat.GGUF:
-        return PlannedWeights(format, checkpoint_bytes(folder, format, number_bytes))
+        return PlannedWeights(format, loaded_bytes(folder, format, number_bytes).total)
     group_inputs = _stored_group_inputs(folder) or GROUP_INPUTS
     return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
 
 
-def checkpoint_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> int:
+def loaded_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> LoadedBytes:
     """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError.
 
     `packed`: for a CPU's native kernels, where numbers of bfloat16 keep their two bytes.
     """
-    return loaded_bytes(folder, format, number_bytes, packed).total
-
-
-def loaded_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> LoadedBytes:
-    """As checkpoint_bytes."""
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
         return LoadedBytes({t.name: _gguf_bytes(t, number_bytes) for t in read_header(files[0]).tensors.values()})

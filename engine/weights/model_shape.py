@@ -8,24 +8,27 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import ModelError
+from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.config.resolved_config import read_transformers_config
-from baton.engine.kv_cache.sizing import KvShape
+from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.weights.files import TensorShape
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    kv: KvShape
+    config: ModelConfig
     parameters: int
     tensors: tuple[TensorShape, ...]  # tied ones once
     stated_dtype: torch.dtype | None
+
+    def token_kv_bytes(self, dtype: torch.dtype) -> int:
+        """Of one token's KV, stored so."""
+        return KvLayout(self.config.num_layers, self.config.num_kv_heads, 1, self.config.head_dim, dtype).token_bytes
 
 
 def read_model_shape(folder: Path) -> ModelShape:
     """Reads `folder`/config.json; no weights are needed. Raises: ModelError."""
     config = read_model_config(folder)
-    kv = KvShape(config.num_layers, config.num_kv_heads, config.head_dim, config.max_positions)
     stated: Any = read_transformers_config(folder)
     try:
         with torch.device("meta"):  # shapes without numbers
@@ -34,4 +37,4 @@ def read_model_shape(folder: Path) -> ModelShape:
         raise ModelError(f"{folder / 'config.json'}: cannot be sized: {error}") from error
     dtype = getattr(stated.get_text_config(decoder=True), "dtype", None)
     tensors = tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.named_parameters())
-    return ModelShape(kv, model.num_parameters(), tensors, dtype if isinstance(dtype, torch.dtype) else None)
+    return ModelShape(config, model.num_parameters(), tensors, dtype if isinstance(dtype, torch.dtype) else None)

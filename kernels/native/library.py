@@ -19,7 +19,7 @@ import torch
 
 from baton.kernels.native.build import best_library, processor_level
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.types import HeadNorms, KvLayer, RowStatistics, Sampled, Scoring
+from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, RowStatistics, Sampled, Scoring
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 
@@ -260,16 +260,7 @@ class NativeLibrary:
         self._library.baton_paged_prefill(arguments)
         return output.to(query.dtype)
 
-    def paged_decode(
-        self,
-        query: torch.Tensor,
-        kv: KvLayer,
-        block_ids: torch.Tensor,
-        block_starts: torch.Tensor,
-        context_tokens: torch.Tensor,
-        scoring: Scoring,
-        usual_tokens: int | None = None,
-    ) -> torch.Tensor:
+    def paged_decode(self, query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
         wide = query.float().contiguous()
         output = torch.empty_like(wide)
         sequences, heads, head_dim = wide.shape
@@ -277,7 +268,7 @@ class NativeLibrary:
         arguments = _DecodeArguments(
             pages_struct(kv),
             scoring_struct(scoring),
-            *pointers((wide, output, parts, block_ids, block_starts, context_tokens)),
+            *pointers((wide, output, parts, rows.block_ids, rows.block_starts, rows.context_tokens)),
             sequences,
             heads,
             kv.kv_heads,

@@ -11,9 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.call import as_bytes, power_of_two
-from baton.kernels.triton.formats import FLOAT, format_of, widened
-from baton.kernels.triton.launch import Device
+from baton.kernels.triton.formats import FLOAT, layer_arguments, widened
+from baton.kernels.triton.launch import Device, power_of_two
 from baton.kernels.types import KvLayer, Scoring
 
 MAX_SPLITS = 128  # what one program combines at a time
@@ -22,12 +21,13 @@ COMBINE_TILES = 4  # what a second kernel costs
 
 
 @functools.cache
-def decode_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -> int:
+def context_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -> int:
     """The split that ends first; the fewest parts of those.
 
-    pairs: sequences times KV heads; tiles: of an average context; filling: programs that together read memory as fast
-    as a multiprocessor can: fewer are no faster, more share what there is. Many pairs fill the device by themselves,
-    and every further part costs: measured elsewhere, too many at a large batch lose a third (TileOPs, H200).
+    pairs: programs without a split: sequences, or tiles of a prompt's rows, times KV heads; tiles: of a context;
+    filling: programs that together read memory as fast as a multiprocessor can: fewer are no faster, more share what
+    there is. Many pairs fill the device by themselves, and every further part costs: measured elsewhere, too many at a
+    large batch lose a third (TileOPs, H200).
     """
     best, least = 1, math.inf
     for splits in range(1, max(1, min(tiles, MAX_SPLITS)) + 1):
@@ -45,7 +45,6 @@ class PagedArguments(NamedTuple):
     """The arguments of both paged attention kernels for pool and scores; names are those of their parameters."""
 
     arguments: dict[str, Any]
-    head_dim: int
     itemsize: int  # of a number that is computed with
 
 
@@ -53,42 +52,28 @@ def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: 
     """query: `[..., heads, head_dim]`. Raises: ValueError for what the kernels do not compute."""
     if scoring.scale <= 0:
         raise ValueError(f"scale must be positive, got {scoring.scale}")
-    data, scales = as_bytes(kv.data), kv.scales
-    if data.stride()[3:] != (kv.head_dim, 1) or (scales is not None and scales.stride(3) != 1):
-        raise ValueError(f"the tokens of a block must be contiguous, got strides {list(data.stride())}")
     heads = query.shape[-2]
     # 8-bit numbers are exact in bfloat16; their scales are multiplied in float32, outside of the products.
-    computed = torch.bfloat16 if scales is not None and query.dtype == torch.float16 else query.dtype
+    computed = torch.bfloat16 if kv.scales is not None and query.dtype == torch.float16 else query.dtype
     factor, softcap = scoring.scale * LOG2E, 0.0
     if scoring.softcap is not None:
         # tanh(x) = 1 - 2 / (1 + exp(2x))
         factor, softcap = 2 * factor / scoring.softcap, scoring.softcap * LOG2E
     return PagedArguments(
-        {
+        layer_arguments(kv, device)
+        | {
             "query": query,
-            "data": data,
-            "scales": scales,
             "slopes": scoring.alibi_slopes,
             "factor": factor,
             "softcap": softcap,
             "window": scoring.window or 0,
-            "block_stride": data.stride(0),
-            "part_stride": data.stride(1),
-            "head_stride": data.stride(2),
-            "scale_block_stride": 0 if scales is None else scales.stride(0),
-            "scale_part_stride": 0 if scales is None else scales.stride(1),
-            "scale_head_stride": 0 if scales is None else scales.stride(2),
             "HEADS": heads,
             "GROUP": heads // kv.kv_heads,
-            "HEAD_DIM": kv.head_dim,
             "BLOCK_DIM": max(16, power_of_two(kv.head_dim)),
-            "BLOCK_TOKENS": kv.block_tokens,
-            "FORMAT": format_of(kv.data.dtype, device),
             "COMPUTED": _TRITON_DTYPES[computed],
             "WINDOWED": scoring.window is not None,
             "SOFTCAPPED": scoring.softcap is not None,
         },
-        kv.head_dim,
         computed.itemsize,
     )
 
@@ -125,9 +110,11 @@ def attend_tiles(
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     MASKED: tl.constexpr,  # whether some row may not see some of these tokens
+    PARTED: tl.constexpr,  # whether some row may see none of the tokens that this program looks at
 ):
     dims = tl.arange(0, BLOCK_DIM)
-    # Block ids are carried from one tile to the next: a load that waits for another load is not pipelined in depth.
+    # Block ids are loaded one tile ahead: the copies of keys would otherwise wait for them. Triton still starts this
+    # load before the copies of each tile, which costs 0.3 to 0.5 us there by estimate, and shows only at batch 1.
     blocks = _blocks(block_ids, first, context, BLOCK_TOKENS, TILE)
     for begin in range(first, end, TILE):
         next_blocks = _blocks(block_ids, begin + TILE, context, BLOCK_TOKENS, TILE)
@@ -161,7 +148,7 @@ def attend_tiles(
         # Where scores are still to be multiplied, that is one instruction with the subtraction.
         step = 1.0 if SOFTCAPPED or slopes is not None else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
-        if MASKED and WINDOWED:
+        if MASKED and (WINDOWED or PARTED):
             lowered = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
         else:
             lowered = higher

@@ -4,12 +4,14 @@ What they mean stands in kernels/types.py. They are written in integer arithmeti
 the interpreter write the same bits; they are read by the instructions of the device where it has them.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.launch import Device
-from baton.kernels.types import LARGEST
+from baton.kernels.triton.launch import Device, as_bytes
+from baton.kernels.types import LARGEST, KvLayer
 
 FLOAT = tl.constexpr(0)  # stored as it is computed with, without scales
 INT8 = tl.constexpr(1)
@@ -28,6 +30,26 @@ def format_of(dtype: torch.dtype, device: Device) -> int:
     if dtype == torch.float8_e4m3fn:
         return int((E4M3 if device.has_e4m3 else E4M3_BITS).value)
     return int({torch.int8: INT8, torch.float8_e5m2: E5M2}.get(dtype, FLOAT).value)
+
+
+def layer_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
+    """The arguments for one layer of the pool, of every kernel that reads or writes it; names are their parameters'."""
+    data, scales = as_bytes(kv.data), kv.scales
+    if data.stride()[3:] != (kv.head_dim, 1) or (scales is not None and scales.stride(3) != 1):
+        raise ValueError(f"the tokens of a block must be contiguous, got strides {list(data.stride())}")
+    return {
+        "data": data,
+        "scales": scales,
+        "block_stride": data.stride(0),
+        "part_stride": data.stride(1),
+        "head_stride": data.stride(2),
+        "scale_block_stride": 0 if scales is None else scales.stride(0),
+        "scale_part_stride": 0 if scales is None else scales.stride(1),
+        "scale_head_stride": 0 if scales is None else scales.stride(2),
+        "HEAD_DIM": kv.head_dim,
+        "BLOCK_TOKENS": kv.block_tokens,
+        "FORMAT": format_of(kv.data.dtype, device),
+    }
 
 
 def largest_of(dtype: torch.dtype) -> float:

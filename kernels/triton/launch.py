@@ -1,11 +1,58 @@
-"""Launch parameters of every kernel, per architecture. A row is what benchmarks/triton/tune.py printed, or says so."""
+"""How kernels are started: the call, made without a device so that it can be compiled ahead of time too, and its
+parameters, per architecture. A row of a table is what benchmarks/triton/tune.py printed, or says so.
+"""
 
 import functools
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from baton.kernels.triton.call import power_of_two
+
+class Kernel(Protocol):
+    """What `triton.jit` makes of a function."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    kernel: Kernel
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]  # tensors, numbers and constants, by name
+    warps: int
+    stages: int = 1
+
+    def start(self) -> None:
+        """On the current stream of the current device; does not wait. An empty grid starts nothing.
+
+        Raises: RuntimeError where the tensors are of another GPU: Triton would start the kernel on the current one.
+        """
+        if all(self.grid):
+            self._check_device()
+            self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+
+    def compile(self) -> None:
+        """As `start` would at its first call with such arguments; starts nothing."""
+        warm_up: Any = self.kernel
+        warm_up.warmup(**self.arguments, grid=self.grid, num_warps=self.warps, num_stages=self.stages)
+
+    def _check_device(self) -> None:
+        tensor = next(each for each in self.arguments.values() if isinstance(each, torch.Tensor))
+        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+            current = torch.cuda.current_device()
+            raise RuntimeError(f"a kernel for {tensor.device} was started while cuda:{current} is the current device")
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not below `least`."""
+    return 1 << max(least - 1, 0).bit_length()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """8-bit floats as the integers that their bits are: kernels decode them themselves."""
+    return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else tensor
+
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may take
 

@@ -4,11 +4,19 @@ from baton.kernels.triton.linear import dequantise_weight, expert_linear, quanti
 from baton.kernels.triton.norms import add_rms_norm, rms_norm, silu_mul
 from baton.kernels.triton.paged_decode import paged_decode
 from baton.kernels.triton.paged_prefill import paged_prefill
-from baton.kernels.triton.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
+from baton.kernels.triton.pages import (
+    compile_copies,
+    copy_blocks,
+    gather_blocks,
+    rotate_and_store,
+    scatter_blocks,
+    store_kv,
+)
 from baton.kernels.triton.sample import sample_tokens
 
 __all__ = [
     "add_rms_norm",
+    "compile_copies",
     "copy_blocks",
     "dequantise_weight",
     "expert_linear",

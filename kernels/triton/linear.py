@@ -6,9 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.call import KernelCall, as_bytes, power_of_two
 from baton.kernels.triton.formats import format_of, widened
-from baton.kernels.triton.launch import QUANTISED_LINEAR, Device, Tile, device_of, expert_tile
+from baton.kernels.triton.launch import (
+    QUANTISED_LINEAR,
+    Device,
+    KernelCall,
+    Tile,
+    as_bytes,
+    device_of,
+    expert_tile,
+    power_of_two,
+)
 from baton.kernels.types import ExpertWeight, QuantisedWeight, SortedPairs
 
 INPUTS_AT_ONCE = 128

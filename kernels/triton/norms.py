@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.call import KernelCall, power_of_two
+from baton.kernels.triton.launch import KernelCall, power_of_two
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

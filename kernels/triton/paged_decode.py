@@ -9,37 +9,21 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, decode_splits, paged_arguments
-from baton.kernels.triton.call import KernelCall, power_of_two
+from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT
-from baton.kernels.triton.launch import Device, Tile, decode_tile, device_of
-from baton.kernels.types import KvLayer, Scoring
+from baton.kernels.triton.launch import Device, KernelCall, Tile, decode_tile, device_of
+from baton.kernels.types import DecodeRows, KvLayer, Scoring
+
+PARTS_AT_ONCE = 32
+"""That are combined in one pass: a loop over them needs one variant of the kernel, whatever their number."""
 
 _LOG2E = tl.constexpr(LOG2E)
 
 
-def paged_decode(
-    query: torch.Tensor,
-    kv: KvLayer,
-    block_ids: torch.Tensor,
-    block_starts: torch.Tensor,
-    context_tokens: torch.Tensor,
-    scoring: Scoring,
-    usual_tokens: int | None = None,
-) -> torch.Tensor:
+def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
     query = query.contiguous()
     output = torch.empty_like(query)
-    for call in decode_calls(
-        query,
-        kv,
-        block_ids,
-        block_starts,
-        context_tokens,
-        scoring,
-        output,
-        device_of(query),
-        usual_tokens=usual_tokens,
-    ):
+    for call in decode_calls(query, kv, rows, scoring, output, device_of(query)):
         call.start()
     return output
 
@@ -47,24 +31,21 @@ def paged_decode(
 def decode_calls(
     query: torch.Tensor,
     kv: KvLayer,
-    block_ids: torch.Tensor,
-    block_starts: torch.Tensor,
-    context_tokens: torch.Tensor,
+    rows: DecodeRows,
     scoring: Scoring,
     output: torch.Tensor,
     device: Device,
     splits: int | None = None,
     tile: Tile | None = None,
-    usual_tokens: int | None = None,
 ) -> list[KernelCall]:
     """The parts, then the call that combines them unless there is only one. `splits`, `tile`: for measurements."""
     sequences, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     tile = tile or decode_tile(device, head_dim, paged.itemsize, heads // kv.kv_heads)
     if splits is None:
-        tokens = usual_tokens or len(block_ids) // max(sequences, 1) * kv.block_tokens
+        tokens = rows.usual_tokens or len(rows.block_ids) // max(sequences, 1) * kv.block_tokens
         tiles = -(-tokens // tile.tokens)
-        splits = decode_splits(sequences * kv.kv_heads, tiles, device.multiprocessors, tile.filling)
+        splits = context_splits(sequences * kv.kv_heads, tiles, device.multiprocessors, tile.filling)
     single = splits == 1
     highest = None if single else query.new_empty(2, sequences, heads, splits, dtype=torch.float32)
     parts = output if single else query.new_empty(sequences, heads, splits, head_dim, dtype=torch.float32)
@@ -72,9 +53,9 @@ def decode_calls(
         "output": parts,
         "highest": highest,
         "total": None if highest is None else highest[1],
-        "block_ids": block_ids,
-        "block_starts": block_starts,
-        "context_tokens": context_tokens,
+        "block_ids": rows.block_ids,
+        "block_starts": rows.block_starts,
+        "context_tokens": rows.context_tokens,
         "splits": splits,
         "BLOCK_ROWS": tile.rows,
         "TILE": tile.tokens,
@@ -83,7 +64,13 @@ def decode_calls(
     attend = KernelCall(attend_part, (sequences, kv.kv_heads, splits), arguments, tile.warps, tile.stages)
     if highest is None:
         return [attend]
-    combining = {
+    return [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
+
+
+def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
+    """parts: float32 `[rows, heads, splits, head_dim]`; highest: `[2, rows, heads, splits]`, with their totals."""
+    rows, heads, splits, head_dim = parts.shape
+    arguments = {
         "parts": parts,
         "highest": highest,
         "total": highest[1],
@@ -91,10 +78,10 @@ def decode_calls(
         "splits": splits,
         "HEADS": heads,
         "HEAD_DIM": head_dim,
-        "BLOCK_DIM": paged.arguments["BLOCK_DIM"],
-        "BLOCK_SPLITS": power_of_two(splits),
+        "BLOCK_DIM": block_dim,
+        "PARTS_AT_ONCE": PARTS_AT_ONCE,
     }
-    return [attend, KernelCall(combine_parts, (sequences, heads), combining, warps=4)]
+    return KernelCall(combine_parts, (rows, heads), arguments, warps=4)
 
 
 @triton.jit(do_not_specialize=["splits", "window"])
@@ -192,6 +179,7 @@ def attend_part(
         WINDOWED,
         SOFTCAPPED,
         True,
+        False,
     )
     if SINGLE:
         result = (attended / sums[:, None]).to(output.dtype.element_ty)
@@ -213,19 +201,27 @@ def combine_parts(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
+    PARTS_AT_ONCE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    part, dims = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_DIM)
-    places = row * splits + part
-    most = tl.load(highest + places, mask=part < splits, other=float("-inf"))
-    sums = tl.load(total + places, mask=part < splits, other=0.0)
-    used = most > float("-inf")
-    used = used | (most != most)  # what is not a number must reach the result
-    kept = tl.where(used, tl.exp2(most - tl.maximum(tl.max(most, 0), -3.4e38)), 0.0)
-    inside = used[:, None] & (dims < HEAD_DIM)[None, :]
-    numbers = tl.load(parts + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-    weight = tl.sum(kept * sums, 0)
+    parts_now, dims = tl.arange(0, PARTS_AT_ONCE), tl.arange(0, BLOCK_DIM)
+    most = tl.full([], -3.4e38, tl.float32)
+    weight = tl.zeros([], tl.float32)
+    attended = tl.zeros([BLOCK_DIM], tl.float32)
+    for begin in range(0, splits, PARTS_AT_ONCE):
+        real = begin + parts_now < splits
+        places = row * splits + begin + parts_now
+        highest_now = tl.load(highest + places, mask=real, other=float("-inf"))
+        sums = tl.load(total + places, mask=real, other=0.0)
+        used = (highest_now > float("-inf")) | (highest_now != highest_now)  # not a number: it must reach the result
+        more = tl.maximum(most, tl.max(highest_now, 0))
+        kept = tl.where(used, tl.exp2(highest_now - more), 0.0)
+        inside = used[:, None] & (dims < HEAD_DIM)[None, :]
+        numbers = tl.load(parts + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+        shrunk = tl.exp2(most - more)
+        weight = weight * shrunk + tl.sum(kept * sums, 0)
+        attended = attended * shrunk + tl.sum(kept[:, None] * numbers, 0)
+        most = more
     # A sequence without any context has no weight at all, and zeros.
-    result = tl.sum(kept[:, None] * numbers, 0) / tl.where(weight == 0.0, 1.0, weight)
+    result = attended / tl.where(weight == 0.0, 1.0, weight)
     tl.store(output + row * HEAD_DIM + dims, result.to(output.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -3,16 +3,19 @@
 A row of a tile is one query head of one token; all heads of a KV head stand side by side, so that keys are read once
 for all of them. Tokens that every row sees go through a loop without masks; masks are only where the diagonal or the
 edge of the window passes. The tiles with most to do start first.
+
+A few new tokens behind a long cached prefix are too few tiles to fill a device: as in decode, the context is then
+split, and a second kernel combines the parts (Flash-Decoding).
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, paged_arguments
-from baton.kernels.triton.call import KernelCall
+from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT
-from baton.kernels.triton.launch import Device, Tile, device_of, prefill_tile
+from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of, prefill_tile
+from baton.kernels.triton.paged_decode import combine_call
 from baton.kernels.types import KvLayer, Scoring
 
 _LOG2E = tl.constexpr(LOG2E)
@@ -23,11 +26,12 @@ def paged_prefill(
 ) -> torch.Tensor:
     query = query.contiguous()
     output = torch.empty_like(query)
-    prefill_call(query, kv, block_ids, start, scoring, output, device_of(query)).start()
+    for call in prefill_calls(query, kv, block_ids, start, scoring, output, device_of(query)):
+        call.start()
     return output
 
 
-def prefill_call(
+def prefill_calls(
     query: torch.Tensor,
     kv: KvLayer,
     block_ids: torch.Tensor,
@@ -35,34 +39,53 @@ def prefill_call(
     scoring: Scoring,
     output: torch.Tensor,
     device: Device,
+    splits: int | None = None,
     tile: Tile | None = None,
-) -> KernelCall:
-    """`tile` is for measurements."""
+) -> list[KernelCall]:
+    """The parts, then the call that combines them unless there is only one. `splits`, `tile`: for measurements."""
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     rows = tokens * (heads // kv.kv_heads)
     tile = tile or prefill_tile(device, head_dim, paged.itemsize, rows)
+    row_tiles = -(-rows // tile.rows)
+    if splits is None:
+        seen = start + tokens if scoring.window is None else min(start, scoring.window) + tokens
+        pairs, tiles = row_tiles * kv.kv_heads, -(-seen // tile.tokens)
+        fills = pairs >= device.multiprocessors  # parts of a large chunk would be gigabytes
+        splits = 1 if fills else context_splits(pairs, tiles, device.multiprocessors, filling=1)
+    single = splits == 1
+    highest = None if single else query.new_empty(2, tokens, heads, splits, dtype=torch.float32)
+    parts = output if single else query.new_empty(tokens, heads, splits, head_dim, dtype=torch.float32)
     arguments = paged.arguments | {
-        "output": output,
+        "output": parts,
+        "highest": highest,
+        "total": None if highest is None else highest[1],
         "block_ids": block_ids,
         "start": start,
         "tokens": tokens,
+        "splits": splits,
         "BLOCK_ROWS": tile.rows,
         "TILE": tile.tokens,
+        "SINGLE": single,
     }
-    return KernelCall(attend_chunk, (-(-rows // tile.rows), kv.kv_heads), arguments, tile.warps, tile.stages)
+    attend = KernelCall(attend_chunk, (row_tiles, kv.kv_heads, splits), arguments, tile.warps, tile.stages)
+    return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
 
 
-@triton.jit(do_not_specialize=["start", "tokens", "window"])
+# The blocks of a prompt lie anywhere in those of its step.
+@triton.jit(do_not_specialize=["start", "tokens", "splits", "window"], do_not_specialize_on_alignment=["block_ids"])
 def attend_chunk(
     query,
     output,
+    highest,
+    total,
     data,
     scales,
     block_ids,
     slopes,
     start,
     tokens,
+    splits,
     factor,
     softcap,
     window,
@@ -83,15 +106,17 @@ def attend_chunk(
     COMPUTED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
+    SINGLE: tl.constexpr,
 ):
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_ROWS
     kv_head = tl.program_id(1)
     rows, dims = first_row + tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
     chunk_tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
     positions = start + chunk_tokens
-    inside = (chunk_tokens < tokens)[:, None] & (dims < HEAD_DIM)[None, :]
-    places = (chunk_tokens.to(tl.int64) * HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
-    asked = tl.load(query + places, mask=inside, other=0.0).to(COMPUTED)
+    real = chunk_tokens < tokens
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    places = chunk_tokens.to(tl.int64) * HEADS + heads
+    asked = tl.load(query + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0).to(COMPUTED)
     row_slopes = None
     if slopes is not None:
         row_slopes = tl.load(slopes + heads) * _LOG2E
@@ -104,31 +129,51 @@ def attend_chunk(
     context = start + tokens
     first_position = start + first_row // GROUP
     last_position = tl.minimum(start + (first_row + BLOCK_ROWS - 1) // GROUP, context - 1)
+    oldest = 0
     full_begin = 0
     full_end = (first_position + 1) // TILE * TILE  # all rows see what is before, but for a window
-    most = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    sums = tl.zeros([BLOCK_ROWS], tl.float32)
-    attended = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     if WINDOWED:
         oldest = tl.maximum(first_position - window + 1, 0) // TILE * TILE
         full_begin = tl.cdiv(tl.maximum(last_position - window + 1, 0), TILE) * TILE
         full_begin = tl.minimum(tl.maximum(full_begin, oldest), full_end)
+    first, end = oldest, last_position + 1
+    if not SINGLE:
+        places = places * splits + tl.program_id(2)
+        share = tl.cdiv(tl.cdiv(end - oldest, TILE), splits) * TILE
+        first = oldest + tl.program_id(2) * share
+        end = tl.minimum(first + share, end)
+        if first >= end:  # fewer tiles than parts; numbers of an empty part are never read
+            tl.store(highest + places, float("-inf"), mask=real)
+            tl.store(total + places, 0.0, mask=real)
+            return
+
+    most = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+    sums = tl.zeros([BLOCK_ROWS], tl.float32)
+    attended = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
+    if WINDOWED:
         most, sums, attended = attend_tiles(
             most, sums, attended, asked, positions, row_slopes,
             keys, keys + part_stride, key_scales, value_scales, block_ids,
-            oldest, full_begin, context, factor, softcap, window, block_stride, scale_block_stride,
-            HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True,
+            first, tl.minimum(end, full_begin), context, factor, softcap, window, block_stride, scale_block_stride,
+            HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
         )  # fmt: skip
     most, sums, attended = attend_tiles(
         most, sums, attended, asked, positions, row_slopes,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
-        full_begin, full_end, context, factor, softcap, window, block_stride, scale_block_stride,
-        HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, False,
+        tl.maximum(first, full_begin), tl.minimum(end, full_end),
+        context, factor, softcap, window, block_stride, scale_block_stride,
+        HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, False, not SINGLE,
     )  # fmt: skip
     most, sums, attended = attend_tiles(
         most, sums, attended, asked, positions, row_slopes,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
-        full_end, last_position + 1, context, factor, softcap, window, block_stride, scale_block_stride,
-        HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True,
+        tl.maximum(first, full_end), end, context, factor, softcap, window, block_stride, scale_block_stride,
+        HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
     )  # fmt: skip
-    tl.store(output + places, (attended / sums[:, None]).to(output.dtype.element_ty), mask=inside)
+    target = output + places[:, None] * HEAD_DIM + dims[None, :]
+    if SINGLE:
+        tl.store(target, (attended / sums[:, None]).to(output.dtype.element_ty), mask=inside)
+    else:
+        tl.store(highest + places, most, mask=real)
+        tl.store(total + places, sums, mask=real)
+        tl.store(target, attended, mask=inside)

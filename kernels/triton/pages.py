@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.call import KernelCall, as_bytes, power_of_two
-from baton.kernels.triton.formats import FLOAT, encoded, format_of, largest_of, row_scales
-from baton.kernels.triton.launch import COPY_BYTES, Device, device_of
+from baton.kernels.triton.formats import FLOAT, encoded, largest_of, layer_arguments, row_scales
+from baton.kernels.triton.launch import COPY_BYTES, Device, KernelCall, device_of, power_of_two
 from baton.kernels.types import HeadNorms, KvLayer, KvPages
 
 HEADS_AT_ONCE = 4
@@ -37,23 +36,9 @@ def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch
 
 def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
     """The arguments for one layer of the pool, of every kernel that writes it."""
-    scales = kv.scales
-    if kv.data.stride(3) != kv.head_dim or kv.data.stride(4) != 1 or (scales is not None and scales.stride(3) != 1):
-        raise ValueError(f"the tokens of a block must be contiguous, got strides {list(kv.data.stride())}")
-    return {
-        "data": as_bytes(kv.data),
-        "scales": scales,
-        "block_stride": kv.data.stride(0),
-        "part_stride": kv.data.stride(1),
-        "head_stride": kv.data.stride(2),
-        "scale_block_stride": 0 if scales is None else scales.stride(0),
-        "scale_part_stride": 0 if scales is None else scales.stride(1),
-        "scale_head_stride": 0 if scales is None else scales.stride(2),
+    return layer_arguments(kv, device) | {
         "KV_HEADS": kv.kv_heads,
-        "HEAD_DIM": kv.head_dim,
-        "BLOCK_TOKENS": kv.block_tokens,
         "HEADS_AT_ONCE": HEADS_AT_ONCE,
-        "FORMAT": format_of(kv.data.dtype, device),
         "LARGEST_NUMBER": largest_of(kv.data.dtype),
     }
 
@@ -275,6 +260,12 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
             # One row per layer, part and head; `view` refuses where that would be a copy.
             rows = part.view(torch.uint8).view(kv.blocks, kv.layers * 2 * kv.kv_heads, -1)
             copy_call(rows, sources, rows, destinations, len(sources)).start()
+
+
+def compile_copies(blocks: torch.Tensor, piece: torch.Tensor) -> None:
+    ids = torch.zeros(1, dtype=torch.int64, device=blocks.device)
+    copy_call(blocks, ids, piece, None, 1).compile()
+    copy_call(piece, None, blocks, ids, 1).compile()
 
 
 def copy_call(

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.call import KernelCall
-from baton.kernels.triton.launch import SAMPLE_PIVOTS, SAMPLE_TOKENS
+from baton.kernels.triton.launch import SAMPLE_PIVOTS, SAMPLE_TOKENS, KernelCall
 from baton.kernels.types import Sampled
 
 _INFINITY = tl.constexpr(float("inf"))

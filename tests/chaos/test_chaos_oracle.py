@@ -8,7 +8,7 @@ import torch
 from baton.chaos.history import Case, make_cases, stopped
 from baton.chaos.oracle import Oracle, OracleDisagrees
 from baton.client import Choice, FinishReason
-from baton.engine.sampling.params import uniform
+from baton.engine.request import uniform
 from baton.kernels.reference import sample_tokens
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 

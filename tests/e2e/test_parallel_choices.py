@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 from baton.client import AsyncBatonClient, Completion
-from baton.engine.offline.core import seed_of_choice
 from tests.e2e.stack import Stack
+from tests.fixtures.seeds import seed_of_choice
 
 CHOICES = 8
 SEED = 2024

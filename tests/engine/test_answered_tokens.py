@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import ChunkResult, Computed, Drawn
-from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
+from baton.engine.request import ChunkResult, Computed, Drawn, EndReason, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.engine.plan import TokenLogprob
+from baton.engine.request import TokenLogprob
 from baton.engine.sampling.params import candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
 from baton.generation.sampling import BeamParams, BeamStop

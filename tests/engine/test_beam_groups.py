@@ -6,8 +6,7 @@ import random
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
-from baton.engine.plan import Computed, Drawn, NonFinite, Plan, TokenLogprob
-from baton.engine.request import FirstToken, Request, RequestTooLong
+from baton.engine.request import Computed, Drawn, FirstToken, NonFinite, Plan, Request, RequestTooLong, TokenLogprob
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
 from baton.engine.scheduler.scheduler import Scheduler

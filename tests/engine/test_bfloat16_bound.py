@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.plan import Chunk
+from baton.engine.request import Chunk
 from tests.fixtures.checkpoints import SIZES, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.plan import Drawn, NonFinite, Sample
+from baton.engine.request import Drawn, NonFinite, Sample
 from baton.engine.sampling import constraint as constraints
 from baton.engine.sampling.constraint import Constraint, Grammar
 from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads

@@ -1,7 +1,9 @@
 """Recorded decode steps: the same answers as computed ones."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.load import load_model
 from baton.engine.request import Request
-from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
+from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, why_not_recorded
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
@@ -90,3 +92,21 @@ def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> Non
 def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) -> None:
     model = load_model(make_checkpoint(tmp_path, "mixtral"), torch.float32, CPU, progress=False)
     assert why_not_recorded(model) == "its experts are chosen on the host"
+
+
+def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[object] = []
+    cuda = MagicMock()
+    cuda.Stream.side_effect = lambda **options: MagicMock()
+
+    def recording(graph: object, stream: object, **options: object) -> nullcontext[None]:
+        streams.append(stream)
+        return nullcontext()
+
+    cuda.graph.side_effect = recording
+    monkeypatch.setattr(torch, "cuda", cuda)
+    recorder = GraphRecorder()
+    for _ in range(3):
+        recorder.record(lambda: torch.zeros(1))
+    assert len(streams) == 3
+    assert len(set(map(id, streams))) == 1

@@ -1,7 +1,7 @@
 """The engine's step: plan, run, commit, and nothing in between."""
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, Plan
+from baton.engine.request import Computed, Drawn, Plan
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.launched import Launched, launched_with
 from baton.engine.sampling.params import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.engine.plan import Chunk
+from baton.engine.request import Chunk
 from tests.fixtures.checkpoints import DECODERS, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 

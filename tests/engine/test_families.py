@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError
-from baton.engine.kv_cache.sizing import KV_FORMATS
 from baton.engine.load import load_model
 from baton.engine.models.transformers_model import TransformersModel
-from baton.engine.plan import Chunk
 from baton.engine.prepare import ModelOptions, prepare_model
+from baton.engine.request import Chunk
 from baton.engine.weights.model_shape import read_model_shape
 from tests.fixtures.checkpoints import DECODERS, OTHERS, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
@@ -124,7 +123,7 @@ def test_a_pool_is_sized_for_any_family(gpt2: Path) -> None:
     assert (prepared.config.max_positions, prepared.config.vocab_size) == (2048, 512)
     assert prepared.max_model_len == 2048
     shape = read_model_shape(gpt2)
-    assert shape.kv.token_bytes(KV_FORMATS["float32"]) == prepared.layout.token_bytes
+    assert shape.token_kv_bytes(torch.float32) == prepared.layout.token_bytes
     assert shape.parameters == sum(tensor.numel() for tensor in load_file(gpt2 / "model.safetensors").values())
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from baton.engine.kv_cache.block_pool import BlockError, SwapSpace
-from baton.engine.kv_cache.host_pool import HostPool
-from baton.engine.plan import BlockSwap
+from baton.engine.request import BlockSwap
+from baton.engine.runner.runner import HostPool
 
 
 def test_a_block_comes_back_byte_for_byte_into_another_place() -> None:
@@ -27,6 +27,13 @@ def test_no_memory_is_taken_before_the_first_swap() -> None:
     host.bring_back([])
     with pytest.raises(RuntimeError):
         host.carry_out([BlockSwap(0, 0)])
+
+
+def test_reserved_memory_is_what_swaps_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = HostPool(torch.ones(1, 8, dtype=torch.uint8), total_slots=2)
+    host.reserve()
+    monkeypatch.setattr(torch, "empty", None)  # nothing more is taken
+    host.carry_out([BlockSwap(0, 1)])
 
 
 def test_a_pool_of_anything_but_bytes_is_refused() -> None:

@@ -8,10 +8,9 @@ import torch
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
-from baton.engine.kv_cache.layout import KV_DTYPES, KvLayout, kv_layout
-from baton.engine.kv_cache.sizing import KV_FORMATS, KvShape
-from baton.engine.plan import BlockCopy, Chunk, NonFinite, Plan, Sample
+from baton.engine.kv_cache.layout import KvLayout, kv_layout
 from baton.engine.prepare import ModelOptions, prepare_model, resolve_kv_dtype
+from baton.engine.request import BlockCopy, Chunk, NonFinite, Plan, Sample
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.types import QUANTISED
 from tests.fixtures.checkpoints import make_checkpoint
@@ -103,12 +102,6 @@ def test_scales_that_would_not_be_aligned_are_refused(checkpoint: Path) -> None:
     with pytest.raises(ModelError, match="multiple of 4"):
         kv_layout(config, torch.int8, 5)
     assert kv_layout(config, torch.int8, 6).block_bytes % 4 == 0
-
-
-@pytest.mark.parametrize("name", KV_DTYPES)
-def test_sizes_without_a_pool_are_those_of_the_pool(name: str) -> None:
-    layout = KvLayout(num_layers=2, num_kv_heads=3, block_tokens=4, head_dim=8, dtype=KV_DTYPES[name])
-    assert KvShape(2, 3, 8, 100).token_bytes(KV_FORMATS[name]) == layout.token_bytes
 
 
 def test_one_byte_per_number_holds_more_tokens_in_the_same_memory(options: ModelOptions) -> None:

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine import LLM, RequestOutput, SamplingParams
-from baton.engine.offline.core import seed_of_choice
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
+from tests.fixtures.seeds import seed_of_choice
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quiet": True, "max_num_batched_tokens": 96}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.plan import Sample
+from baton.engine.request import Sample
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, described, sample
 from tests.fixtures.paged import drawn

@@ -8,7 +8,7 @@ import torch
 
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import read_adapter
-from baton.engine.plan import Chunk
+from baton.engine.request import Chunk
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt

@@ -7,8 +7,8 @@ import torch
 
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import read_adapter
-from baton.engine.lora.hooks import HookedModel
-from baton.engine.plan import Chunk
+from baton.engine.models.transformers_model import TransformersModel
+from baton.engine.request import Chunk
 from tests.fixtures.adapters import make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
@@ -28,7 +28,7 @@ def test_a_batch_of_base_and_adapters_equals_merged_weights(family: str, tmp_pat
     all_targets = make_adapter(tmp_path / "all", base, 2, rank=8, targets=TARGETS[family], fan_in_fan_out=True)
     adapters = AdapterSet()
     paged = PagedModel(base, adapters=adapters)
-    assert isinstance(paged.model, HookedModel)
+    assert isinstance(paged.model, TransformersModel)
     for folder in (one, all_targets):
         adapters.add(folder.name, read_adapter(folder))
     chosen, prompts = (2, 0, 1), [random_prompt(length) for length in (40, 33, 21)]

@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.models.batch import make_batch
 from baton.engine.models.transformers_model import TransformersModel
-from baton.engine.plan import Chunk
+from baton.engine.request import Chunk
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 

@@ -47,7 +47,7 @@ MUTATIONS = [
         "if False:\n            self._ended",
     ),
     Mutation(SEQUENCES, "if sequence not in kept:", "if sequence in kept:"),
-    Mutation(SCHEDULER, "sequence.computed_tokens + is_under_way", "sequence.computed_tokens"),
+    Mutation(SCHEDULER, "each.computed_tokens + (id(each) in place)", "each.computed_tokens"),
     Mutation(SCHEDULER, "batch.pool, block_tokens) > batch", "batch.pool, block_tokens) > 1 + batch"),
     Mutation(BATCH, "][first:]", "][first + 1 :]"),
     Mutation(BATCH, "swapped.slots.release()", "pass"),

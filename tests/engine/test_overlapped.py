@@ -10,8 +10,7 @@ import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.models.batch import to_device
-from baton.engine.plan import Chunk, Computed, NonFinite, Plan, Sample
-from baton.engine.request import Request
+from baton.engine.request import Chunk, Computed, NonFinite, Plan, Request, Sample
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.launched import Launched, draws_on_device, launch_draws
 from baton.engine.runner.runner import Runner

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.decoder import DecoderModel, with_native_layers
 from baton.engine.models.feed_forward import Gated
 from baton.engine.models.linear import DenseEmbedding, PackedEmbedding, PackedLinear
-from baton.engine.models.native import with_native_layers
-from baton.engine.plan import Chunk
 from baton.engine.prepare import ModelOptions, prepare_model
+from baton.engine.request import Chunk
 from baton.kernels import reference
 from baton.kernels.packed_weight import Stored
 from baton.kernels.types import QUANTISED

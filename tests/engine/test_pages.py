@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool, BlockTable, OutOfBlocks, acquire
-from baton.engine.plan import BlockCopy
+from baton.engine.request import BlockCopy
 
 
 @pytest.fixture

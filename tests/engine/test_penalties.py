@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from baton.engine.plan import Sample
+from baton.engine.request import Sample
 from baton.engine.sampling.logits import penalise
 from baton.engine.sampling.params import SamplingParams
 

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
-from baton.engine.kv_cache.host_pool import HostPool
-from baton.engine.plan import Chunk, Plan
-from baton.engine.request import Request
-from baton.engine.runner.runner import Runner
+from baton.engine.request import Chunk, Plan, Request
+from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerCounters, TokenMade, first_tokens

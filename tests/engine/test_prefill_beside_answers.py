@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, NonFinite
-from baton.engine.request import Request, RequestTooLong
+from baton.engine.request import Computed, Drawn, NonFinite, Request, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, SchedulerOutcome, TokenMade

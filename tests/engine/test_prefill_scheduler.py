@@ -3,8 +3,7 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool
-from baton.engine.plan import Computed, Drawn, NonFinite, Plan
-from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
+from baton.engine.request import Computed, Drawn, EndReason, NonFinite, Plan, Request, RequestRefused, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
@@ -212,7 +211,7 @@ def test_a_prompt_waits_until_there_is_room_for_all_of_it(scheduler):
     scheduler.add(private_prompt(2, 16))
     while scheduler.plan() is not None:
         step(scheduler)
-    assert (scheduler.waiting_sequences, scheduler.pool.counts.held) == (1, 5)
+    assert (len(scheduler.batch.waiting), scheduler.pool.counts.held) == (1, 5)
     scheduler.abort(1)
     assert scheduler.plan() is not None
 
@@ -222,7 +221,7 @@ def test_a_short_prompt_does_not_overtake_one_that_waits_for_room(scheduler):
         scheduler.add(private_prompt(request_id, length))
     while scheduler.plan() is not None:
         step(scheduler)
-    assert scheduler.waiting_sequences == 2
+    assert len(scheduler.batch.waiting) == 2
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["waiting", "computing", "pinned"])
@@ -245,7 +244,7 @@ def test_a_prompt_aborted_during_a_step_makes_no_progress(scheduler):
 
 def test_load_is_counted_in_tokens(scheduler):
     def load():
-        return scheduler.batch.pending_tokens, scheduler.waiting_sequences, scheduler.batch.running_sequences
+        return scheduler.batch.pending_tokens, len(scheduler.batch.waiting), scheduler.batch.running_sequences
 
     scheduler.add(prompt(1, 10))
     scheduler.add(prompt(2, 5))
@@ -280,7 +279,7 @@ def test_malformed_requests_are_refused(scheduler):
         scheduler.add(prefill_request(2, whole.token_ids, whole.params, whole.block_hashes[:1]))
     with pytest.raises(RequestRefused, match="at least 1"):
         scheduler.add(prompt(2, 8, n=0))
-    assert scheduler.waiting_sequences == 1
+    assert len(scheduler.batch.waiting) == 1
 
 
 def test_a_prompt_without_hashes_stays_out_of_the_cache(scheduler):

@@ -5,8 +5,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Chunk, Computed, Drawn, NonFinite
-from baton.engine.request import Request, RequestTooLong, blocks_for
+from baton.engine.request import Chunk, Computed, Drawn, NonFinite, Request, RequestTooLong, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.batch import IncomingPrefix
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed

@@ -8,7 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine import LLM, RequestOutput, SamplingParams
-from baton.engine.plan import Chunk, NonFinite, Plan, Scored
+from baton.engine.request import Chunk, NonFinite, Plan, Sample, Scored
+from baton.engine.runner import runner as runners
+from baton.engine.sampling.params import SamplingParams as EngineParams
 from baton.engine.sampling.sampler import ROWS_AT_ONCE, prompt_scores
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
@@ -103,6 +105,18 @@ def test_scores_that_are_not_finite_fail_the_chunk(folder: Path) -> None:
     [fine] = paged.runner.run(Plan((chunk,)))
     assert not isinstance(fine, NonFinite) and len(fine.prompt) == 39
     assert prompt_scores(lambda rows: rows / 0.0, torch.ones(3, 8), Scored([1, 2], 0)) is None
+
+
+def test_a_chunk_whose_mask_is_late_has_its_scores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = PagedModel(folder)
+    prompt = random_prompt(40)
+    chunk = Chunk(
+        1, prompt, 0, paged.blocks(41), (Sample(0, EngineParams(max_tokens=1)),), scored=Scored(prompt[1:], 0)
+    )
+    monkeypatch.setattr(runners, "sample", lambda logits, rows, began_s: [None for _ in rows])
+    [computed] = paged.runner.run(Plan((chunk,)))
+    assert not isinstance(computed, NonFinite)
+    assert computed.late and len(computed.prompt) == 39
 
 
 def test_the_best_of_several_answers_are_the_likeliest_per_token(llm: LLM) -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
-from baton.engine.plan import Computed, Drawn, Plan
-from baton.engine.request import Request
+from baton.engine.request import Computed, Drawn, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed
@@ -72,3 +71,16 @@ def test_a_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
         assert progress.cached_tokens == 0
         scheduler.abort(request_id)
     assert scheduler.pool.counts.cached == 5, "it is there for others"
+
+
+def test_a_prompt_whose_mask_is_late_is_scored_once() -> None:
+    scheduler = Scheduler(BlockPool(20), BLOCK, 64, 4)
+    scheduler.add(scored(1, 21), ROOT)
+    tokens: list[int] = []
+    for late in (True, True, False):
+        plan = scheduler.plan()
+        assert plan is not None
+        made = [Computed(late=True, prompt=each.prompt) if late else each for each in results(plan)]
+        for outcome in scheduler.commit(plan, made):
+            tokens += [token.token_id for token in outcome.prompt] if isinstance(outcome, PromptComputed) else []
+    assert tokens == list(range(101, 121))

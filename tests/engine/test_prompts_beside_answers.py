@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, Plan
-from baton.engine.request import FirstToken, Request
+from baton.engine.request import Computed, Drawn, FirstToken, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import PROMISED_SHARE, SHARE, StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
@@ -67,7 +66,7 @@ class World:
 
     def steps(self) -> Iterator[Step]:
         for number in range(STEPS):
-            while self.scheduler.waiting_sequences < 2:
+            while len(self.scheduler.batch.waiting) < 2:
                 self._add(prompt_tokens=2000, max_tokens=self.draw.choice([1, 1, 1, 100]))
             if number == 0:
                 self._land()

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model
-from baton.engine.models.linear import Int4KernelLinear, Int4Linear, StackedLinear
-from baton.engine.plan import Chunk
+from baton.engine.models.linear import Int4KernelLinear, KernelLinear, StackedLinear
 from baton.engine.prepare import ModelOptions, prepare_model
+from baton.engine.request import Chunk
 from baton.engine.weights.files import model_fingerprint
 from tests.fixtures.paged import CPU, PagedModel
 
@@ -61,9 +61,9 @@ def test_bfloat16_is_as_close_as_it_can_be(name: str) -> None:
 
 def test_projections_stay_packed() -> None:
     layer = load_model(FIXTURES / "gptq", torch.float32, CPU, progress=False).layers[0]
-    assert isinstance(layer.qkv, Int4Linear)
-    assert layer.qkv.packed.dtype == torch.uint8
-    assert layer.qkv.packed.shape == (192, 32)
+    assert isinstance(layer.qkv, KernelLinear)
+    assert layer.qkv.weight.data.dtype == torch.uint8
+    assert layer.qkv.weight.data.shape == (192, 32)
     assert layer.qkv.column_order is not None
 
 

@@ -17,7 +17,7 @@ from baton.engine.load import load_model
 from baton.engine.models import linear as tiled
 from baton.engine.models.linear import FLOAT16_RATIO, DenseLinear, Int4KernelLinear, Linear, MatmulBackend, reduced
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
-from baton.engine.weights.files import checkpoint_bytes
+from baton.engine.weights.files import loaded_bytes
 from baton.engine.weights.formats import WeightFormat
 from baton.engine.weights.weight import GROUP_INPUTS, QUANTISERS, quantise_fp8, quantise_int4, quantise_int8
 from tests.fixtures.checkpoints import make_checkpoint
@@ -184,7 +184,7 @@ def test_the_stated_size_is_the_size_in_memory(format: str, folder: Path) -> Non
         for linear in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
     )
     rest = model.embedding.weight.nbytes + held(model.head)
-    stated = checkpoint_bytes(folder, WeightFormat(format), 4)
+    stated = loaded_bytes(folder, WeightFormat(format), 4).total
     assert abs(stated - projections - rest) < 0.01 * stated
 
 

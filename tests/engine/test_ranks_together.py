@@ -22,8 +22,8 @@ from baton.engine.parallel.model import ParallelModel, SummedLinear
 from baton.engine.parallel.rank_process import carry_out
 from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import RankOptions, RankStart
-from baton.engine.plan import BlockCopy, Chunk, Computed, Plan, Sample
 from baton.engine.prepare import ModelOptions
+from baton.engine.request import BlockCopy, Chunk, Computed, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams

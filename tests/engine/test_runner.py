@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.plan import BlockCopy, Chunk, Computed, NonFinite, Plan, Sample
+from baton.engine.request import BlockCopy, Chunk, Computed, NonFinite, Plan, Sample
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.types import KvPages

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.plan import NonFinite, Sample
+from baton.engine.request import NonFinite, Sample
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, sample
 from tests.fixtures.paged import drawn

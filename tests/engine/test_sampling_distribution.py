@@ -19,7 +19,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from baton.engine.plan import Sample
+from baton.engine.request import Sample
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, sample
 from tests.fixtures.paged import drawn

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Chunk, Plan
-from baton.engine.request import Request
+from baton.engine.request import Chunk, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import first_tokens

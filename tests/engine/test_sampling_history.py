@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, TokenLogprob
-from baton.engine.request import FirstToken, Request
+from baton.engine.request import Computed, Drawn, FirstToken, Request, TokenLogprob
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from tests.fixtures.prefill import prefill_request, prefill_scheduler

@@ -14,7 +14,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from baton.engine.plan import Sample
+from baton.engine.request import Sample
 from baton.engine.sampling.logits import HistoryMissing, adjust
 from baton.engine.sampling.params import SamplingParams
 

@@ -6,8 +6,17 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import BlockSwap, Computed, Drawn, NonFinite, Plan
-from baton.engine.request import EndReason, Request, RequestRefused, RequestTooLong
+from baton.engine.request import (
+    BlockSwap,
+    Computed,
+    Drawn,
+    EndReason,
+    NonFinite,
+    Plan,
+    Request,
+    RequestRefused,
+    RequestTooLong,
+)
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, Scheduler
@@ -198,7 +207,7 @@ def test_all_choices_of_a_request_are_older_than_the_next_request(make: Maker) -
     scheduler.add(request(1, 8, max_tokens=6, n=2))
     scheduler.add(request(2, 7, max_tokens=6, first=50))
     step(scheduler)
-    assert scheduler.waiting_sequences == 0
+    assert len(scheduler.batch.waiting) == 0
     while not scheduler.counters.preemptions:
         plan, _ = step(scheduler)
     assert [chunk.request_id for chunk in plan.chunks] == [1, 1], "request 2 gave way, no choice of request 1"
@@ -209,7 +218,7 @@ def test_admission_leaves_room_to_grow(make: Maker) -> None:
     scheduler.add(request(1, 8, max_tokens=8))
     scheduler.add(request(2, 16, max_tokens=4, first=50))
     step(scheduler)
-    assert scheduler.waiting_sequences == 0
+    assert len(scheduler.batch.waiting) == 0
     scheduler = make(blocks=6, step_tokens=32)
     scheduler.add(request(1, 8, max_tokens=8))
     scheduler.add(request(2, 16, max_tokens=4, first=50))

@@ -3,8 +3,17 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, SwapSpace
-from baton.engine.plan import Computed, Drawn, NonFinite
-from baton.engine.request import EndReason, FirstToken, Request, RequestRefused, RequestTooLong, UnknownRequest
+from baton.engine.request import (
+    Computed,
+    Drawn,
+    EndReason,
+    FirstToken,
+    NonFinite,
+    Request,
+    RequestRefused,
+    RequestTooLong,
+    UnknownRequest,
+)
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
@@ -251,7 +260,7 @@ def test_even_the_oldest_gives_way_to_a_reservation_until_that_has_landed(host_s
         made += scheduler.commit(plan, [Computed((Drawn(7, -0.5),)) for _ in plan.chunks])
         carried_out = plan.swaps_out if not plan.chunks else ()
     assert len(carried_out) == (3 if host_slots else 0)
-    assert (scheduler.counters.preemptions, scheduler.pool.counts.held, scheduler.waiting_sequences) == (1, 2, 1)
+    assert (scheduler.counters.preemptions, scheduler.pool.counts.held, len(scheduler.batch.waiting)) == (1, 2, 1)
     scheduler.activate(2, [FirstToken(0, 50, -0.5, EndReason.LENGTH)])
     while scheduler.has_work:
         made += step(scheduler)

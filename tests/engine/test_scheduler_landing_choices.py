@@ -3,8 +3,7 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import BlockCopy, Computed, Drawn, NonFinite, Plan
-from baton.engine.request import EndReason, FirstToken, Request
+from baton.engine.request import BlockCopy, Computed, Drawn, EndReason, FirstToken, NonFinite, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 

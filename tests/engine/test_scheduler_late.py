@@ -1,8 +1,7 @@
 """A sequence whose mask was late is drawn from in the next step; nobody else notices."""
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, NonFinite, Plan
-from baton.engine.request import Request
+from baton.engine.request import Computed, Drawn, NonFinite, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, TokenMade

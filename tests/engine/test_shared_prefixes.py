@@ -1,8 +1,7 @@
 """A prompt that comes while another one computes the same beginning waits those few steps, and computes its own."""
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.plan import Computed, Drawn, NonFinite, Plan
-from baton.engine.request import Request
+from baton.engine.request import Computed, Drawn, NonFinite, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from tests.fixtures.prefill import prefill_scheduler

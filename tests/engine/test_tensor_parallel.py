@@ -21,9 +21,8 @@ from baton.engine.offline import params
 from baton.engine.offline.llm import LLM
 from baton.engine.parallel.collectives import RankLost
 from baton.engine.parallel.wire import RankOptions
-from baton.engine.plan import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Sample
 from baton.engine.prepare import ModelOptions, prepare_model
-from baton.engine.request import Request
+from baton.engine.request import BlockCopy, BlockSwap, Chunk, Computed, NonFinite, Plan, Request, Sample
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from baton.engine.sampling.params import uniform
+from baton.engine.request import uniform
 
 
 def test_is_a_function_of_seed_choice_and_position() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.types import QUANTISED, KvLayer, Scoring
+from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 
@@ -32,7 +32,7 @@ def test_decode(stored: torch.dtype, computed: torch.dtype, head_dim: int, scori
     starts = torch.tensor([0, *(len(blocks) for blocks, _, _ in held), 0]).cumsum(0).to(CUDA)
     ids = torch.tensor([block for blocks, _, _ in held for block in blocks]).to(CUDA)
     contexts = torch.tensor([*lengths, 0]).to(CUDA)  # the last row is padding
-    attended = paged_decode(query.to(CUDA), on_device(pool), ids, starts, contexts, scoring).cpu()
+    attended = paged_decode(query.to(CUDA), on_device(pool), DecodeRows(ids, starts, contexts), scoring).cpu()
     for row, (length, (_, key, value)) in enumerate(zip(lengths, held, strict=True)):
         expected = dense_attention(query[row : row + 1], key, value, length - 1, scoring)
         torch.testing.assert_close(attended[row : row + 1].double(), expected, atol=TOLERANCE[computed], rtol=0.02)
@@ -65,6 +65,8 @@ def test_offsets_into_a_pool_past_2_31_numbers() -> None:
     query = torch.randn(1, 8, head_dim).bfloat16()
     starts, contexts = torch.tensor([0, 2], device=CUDA), torch.tensor([tokens], device=CUDA)
     scoring = Scoring(head_dim**-0.5)
-    attended = paged_decode(query.to(CUDA), layer, torch.tensor(ids, device=CUDA), starts, contexts, scoring)
+    attended = paged_decode(
+        query.to(CUDA), layer, DecodeRows(torch.tensor(ids, device=CUDA), starts, contexts), scoring
+    )
     expected = dense_attention(query, key.double(), value.double(), tokens - 1, scoring)
     torch.testing.assert_close(attended.cpu().double(), expected, atol=0.02, rtol=0.02)

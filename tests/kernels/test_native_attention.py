@@ -14,7 +14,7 @@ from baton import IMPORT_PATH
 from baton.kernels import reference
 from baton.kernels.native.build import build
 from baton.kernels.native.library import NativeLibrary, attends
-from baton.kernels.types import QUANTISED, KvLayer, Scoring
+from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
 from tests.fixtures.native_levels import TESTED, native_at
 from tests.fixtures.tools import tool
 
@@ -91,8 +91,8 @@ def test_decode_equals_the_reference(native: NativeLibrary, seed: int) -> None:
     query = case.query(len(contexts))
     kv, ids, starts = case.sequences(contexts)
     tokens = torch.tensor(contexts)
-    computed = native.paged_decode(query, kv, ids, starts, tokens, case.scoring)
-    expected = reference.paged_decode(query, _without_poison(kv), ids, starts, tokens, case.scoring)
+    computed = native.paged_decode(query, kv, DecodeRows(ids, starts, tokens), case.scoring)
+    expected = reference.paged_decode(query, _without_poison(kv), DecodeRows(ids, starts, tokens), case.scoring)
     torch.testing.assert_close(computed, expected, rtol=case.tolerance, atol=case.tolerance)
 
 
@@ -104,7 +104,7 @@ def test_what_is_not_finite_shows(native: NativeLibrary, kind: int, spoilt: floa
     kv, ids, scoring = KvLayer(data, None), torch.tensor([0, 1]), Scoring(0.25)
     query = torch.ones(1, 1, 16)
     prefilled = native.paged_prefill(query, kv, ids, 40, scoring)
-    decoded = native.paged_decode(query, kv, ids, torch.tensor([0, 2]), torch.tensor([41]), scoring)
+    decoded = native.paged_decode(query, kv, DecodeRows(ids, torch.tensor([0, 2]), torch.tensor([41])), scoring)
     assert not prefilled.isfinite().all()
     assert not decoded.isfinite().all()
 
@@ -119,7 +119,7 @@ def test_splitting_a_long_context_over_threads_changes_nothing(native: NativeLib
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(native.paged_decode(query, kv, ids, starts, tokens, scoring))
+            found.append(native.paged_decode(query, kv, DecodeRows(ids, starts, tokens), scoring))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

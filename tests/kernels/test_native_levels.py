@@ -36,7 +36,7 @@ def without_tiles(emulated: NativeLibrary) -> Iterator[NativeLibrary]:
 def test_the_level_of_amx_multiplies_without_where_the_system_refuses_it(without_tiles: NativeLibrary) -> None:
     weight, x = pack(torch.randn(70, 130), Stored.ROUNDING, None), torch.randn(33, 130)
     [bfloat16] = [level for level in TESTED if level.startswith("AVX512_BF16")]
-    assert torch.equal(without_tiles.layers.linear(x, weight), native_at(bfloat16).layers.linear(x, weight))
+    assert torch.equal(without_tiles.packed_linear(x, weight), native_at(bfloat16).packed_linear(x, weight))
 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 1), (1, 700), (17, 33), (40, 700), (300, 64)])
@@ -51,4 +51,4 @@ def test_sums_in_tiles_come_about_in_the_order_of_the_manual(emulated: NativeLib
         for n in range(products.shape[2]):  # a product of two numbers of bfloat16 is exact in float64
             sums[n % 2] = (sums[n % 2].double() + products[..., n]).float()
         total = total + (sums[0] + sums[1])
-    assert torch.equal(emulated.layers.linear(x.float(), pack(weight, Stored.ROUNDING, None)), total)
+    assert torch.equal(emulated.packed_linear(x.float(), pack(weight, Stored.ROUNDING, None)), total)

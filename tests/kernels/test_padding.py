@@ -5,7 +5,7 @@ import torch
 
 from baton.kernels.attention import paged_decode
 from baton.kernels.pages import rotate_and_store, store_kv
-from baton.kernels.types import KvLayer, KvPages, Scoring
+from baton.kernels.types import DecodeRows, KvLayer, KvPages, Scoring
 
 HEADS, KV_HEADS, BLOCK_TOKENS, BLOCKS = 4, 2, 8, 5
 HEAD_DIMS = [24, 32]  # the reference takes the one, native kernels the other
@@ -41,8 +41,10 @@ def test_a_row_without_context_is_zero_and_leaves_the_others_as_they_are(head_di
     scoring = Scoring(head_dim**-0.5)
     unused = torch.full((6,), 4)  # a block of NaN
     ids = torch.cat((torch.tensor([3, 1]), unused))
-    padded = paged_decode(query, layer, ids, torch.tensor([0, 0, 2, 2, 2]), torch.tensor([0, 13, 0, 0]), scoring)
-    alone = paged_decode(query[1:2], layer, ids[:2], torch.tensor([0, 2]), torch.tensor([13]), scoring)
+    padded = paged_decode(
+        query, layer, DecodeRows(ids, torch.tensor([0, 0, 2, 2, 2]), torch.tensor([0, 13, 0, 0])), scoring
+    )
+    alone = paged_decode(query[1:2], layer, DecodeRows(ids[:2], torch.tensor([0, 2]), torch.tensor([13])), scoring)
     assert padded[1].equal(alone[0])
     assert not padded[[0, 2, 3]].any()
 
@@ -51,4 +53,4 @@ def test_a_row_without_context_is_zero_and_leaves_the_others_as_they_are(head_di
 def test_a_batch_of_nothing_but_padding_is_zeros(head_dim: int) -> None:
     query = torch.randn(2, HEADS, head_dim)
     starts, contexts = torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    assert not paged_decode(query, poisoned(head_dim), NOTHING, starts, contexts, Scoring(1.0)).any()
+    assert not paged_decode(query, poisoned(head_dim), DecodeRows(NOTHING, starts, contexts), Scoring(1.0)).any()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.types import KvPages, Scoring
+from baton.kernels.types import DecodeRows, KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 24, 5
 SCALE = HEAD_DIM**-0.5
@@ -54,7 +54,9 @@ def decode(
 ) -> torch.Tensor:
     starts = torch.tensor([0] + [len(table) for table in tables]).cumsum(0)
     block_ids = torch.tensor([block for table in tables for block in table])
-    return paged_decode(query, pool.layer, block_ids, starts, torch.tensor(contexts), Scoring(SCALE, window))
+    return paged_decode(
+        query, pool.layer, DecodeRows(block_ids, starts, torch.tensor(contexts)), Scoring(SCALE, window)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -148,4 +150,5 @@ def test_decode_refuses_what_the_contract_excludes(changes: dict[str, Any], name
         "context_tokens": torch.tensor([1, 1]),
     }
     with pytest.raises(ValueError, match=named):
-        paged_decode(**{**arguments, **changes}, scoring=Scoring(SCALE))
+        query, kv, *rows = (arguments | changes).values()
+        paged_decode(query, kv, DecodeRows(*rows), Scoring(SCALE))

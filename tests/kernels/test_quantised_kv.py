@@ -6,7 +6,7 @@ import torch
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.pages import copy_blocks, store_kv
-from baton.kernels.types import LARGEST, QUANTISED, KvLayer, KvPages, Scoring, dequantise, quantise
+from baton.kernels.types import LARGEST, QUANTISED, DecodeRows, KvLayer, KvPages, Scoring, dequantise, quantise
 
 BLOCKS, LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, HEADS = 12, 3, 2, 4, 17, 6
 SCORING = Scoring(HEAD_DIM**-0.5)
@@ -135,7 +135,9 @@ def test_decode_equals_attention_over_the_stored_numbers(dtype: torch.dtype, com
         store_kv(kv, key, value, slots_of(blocks, range(context)))
     query = torch.randn(3, HEADS, HEAD_DIM).to(compute)
     starts = torch.tensor([0, 1, 4, 5])
-    result = paged_decode(query, kv, torch.tensor([9, 0, 4, 6, 11]), starts, torch.tensor(contexts), SCORING)
+    result = paged_decode(
+        query, kv, DecodeRows(torch.tensor([9, 0, 4, 6, 11]), starts, torch.tensor(contexts)), SCORING
+    )
     for row, (context, blocks) in enumerate(zip(contexts, tables, strict=True)):
         expected = dense_attention(query[row : row + 1], *as_stored(kv, blocks, context), context - 1)
         atol = 1e-5 if compute == torch.float32 else 0.03
@@ -159,8 +161,8 @@ def test_poison_past_the_context_and_in_other_blocks_is_not_read(dtype: torch.dt
     store_kv(kv.layer(0), key, value, slots_of([1, 2], range(6)))
     query = torch.randn(1, HEADS, HEAD_DIM)
     ids, starts = torch.tensor([1, 2]), torch.tensor([0, 2])
-    assert bool(paged_decode(query, kv.layer(0), ids, starts, torch.tensor([6]), SCORING).isfinite().all())
-    assert bool(paged_decode(query, kv.layer(0), ids, starts, torch.tensor([7]), SCORING).isnan().all())
+    assert bool(paged_decode(query, kv.layer(0), DecodeRows(ids, starts, torch.tensor([6])), SCORING).isfinite().all())
+    assert bool(paged_decode(query, kv.layer(0), DecodeRows(ids, starts, torch.tensor([7])), SCORING).isnan().all())
 
 
 def test_copied_blocks_have_the_same_bytes_scales_and_all(dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.types import KvLayer, Scoring
+from baton.kernels.types import DecodeRows, KvLayer, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 20, 7
 SLOPES = torch.tensor([2.0 ** -(head + 1) for head in range(HEADS)])
@@ -64,7 +64,7 @@ def test_decode_scores_as_stated(sequences: tuple[KvLayer, list[Sequence]], name
     starts = torch.tensor([0] + [len(sequence.block_ids) for sequence in made]).cumsum(0)
     block_ids = torch.tensor([block for sequence in made for block in sequence.block_ids])
     contexts = torch.tensor([len(sequence.key) for sequence in made])
-    result = paged_decode(query, layer, block_ids, starts, contexts, SCORINGS[name])
+    result = paged_decode(query, layer, DecodeRows(block_ids, starts, contexts), SCORINGS[name])
     for row, sequence in enumerate(made):
         expected = sequence.attended(query[row : row + 1], len(sequence.key) - 1, SCORINGS[name])
         torch.testing.assert_close(result[row : row + 1].double(), expected, atol=1e-5, rtol=0)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from baton.router.model.chat_template import read_chat_template
+from baton.router.types.request import Message, ToolCall
 from models.tableqa import names, train_data
 from models.tableqa.held_out import main
 from models.tableqa.held_out_cases import FIRST, LAST
 from models.tableqa.tokens import encode
 from models.tableqa.tool_turns import Call, ToolShown, shown, written
 from models.tableqa.train_data import Part, answered, said
-from baton.router.model.chat_template import read_chat_template
-from baton.router.types.request import Message, ToolCall
 
 MODEL = Path(__file__).parents[2] / "models" / "tableqa"
 MOST_BYTES = 8_000_000

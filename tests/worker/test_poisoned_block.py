@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.engine.plan import Chunk, NonFinite, Plan, Sample
+from baton.engine.request import Chunk, NonFinite, Plan, Sample
 from baton.engine.sampling.params import SamplingParams
 from baton.generation.block_hash import HashChain
 from baton.kernels.types import QUANTISED, KvPages

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from baton.engine.plan import Drawn
-from baton.engine.request import FirstToken
+from baton.engine.request import Drawn, FirstToken
 from baton.engine.runner.thread import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, TokenMade
 from baton.worker.role import StepFile

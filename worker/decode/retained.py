@@ -9,8 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from baton.engine.plan import TokenLogprob
-from baton.engine.request import EndReason
+from baton.engine.request import EndReason, TokenLogprob
 
 Key = TypeVar("Key", bound=Hashable)
 

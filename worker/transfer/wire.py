@@ -1,7 +1,6 @@
 """Values of a KV transfer as its messages have them, and back."""
 
-from baton.engine.plan import TokenLogprob
-from baton.engine.request import EndReason, FirstToken
+from baton.engine.request import EndReason, FirstToken, TokenLogprob
 from baton.kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
 from baton.kvtransfer.source import SourceState
 from baton.protos import kv_transfer_pb2

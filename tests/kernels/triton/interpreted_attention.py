@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton.kernels.triton.launch import INTERPRETED
+from baton.kernels.triton.launch import INTERPRETED, Device
 from baton.kernels.triton.paged_decode import decode_calls
-from baton.kernels.triton.paged_prefill import paged_prefill
-from baton.kernels.types import QUANTISED, Scoring
+from baton.kernels.triton.paged_prefill import paged_prefill, prefill_calls
+from baton.kernels.types import QUANTISED, DecodeRows, Scoring
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 
 SCALE = 0.2
@@ -38,7 +38,7 @@ def check_decode(
     ids = torch.tensor([block for blocks, _, _ in stored for block in blocks])
     output = torch.full_like(query, torch.nan)
     for call in decode_calls(
-        query, pool.layer, ids, starts, torch.tensor(contexts), scoring, output, INTERPRETED, splits
+        query, pool.layer, DecodeRows(ids, starts, torch.tensor(contexts)), scoring, output, INTERPRETED, splits
     ):
         for name in ("parts", "highest", "total", "output"):
             if (poisoned := call.arguments.get(name)) is not None and call.kernel.__name__ == "attend_part":
@@ -84,3 +84,48 @@ def test_prefill_scores_as_told(name: str, start: int, tokens: int) -> None:
     result = paged_prefill(query, pool.layer, torch.tensor(blocks), start, SCORINGS[name])
     expected = dense_attention(query, key, value, start, SCORINGS[name])
     torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "tokens", "splits"),
+    [
+        ("plain", 90, 5, 3),
+        ("plain", 70, 40, 7),  # more parts than some rows have tiles
+        ("plain", 0, 33, 4),  # the first rows see nothing of the last parts
+        ("window", 60, 30, 2),
+        ("wide window", 33, 45, 5),
+        ("softcap", 64, 3, 2),
+        ("alibi", 33, 12, 3),
+        ("all", 40, 30, 4),
+    ],
+)
+def test_prefill_is_the_same_in_any_number_of_parts(name: str, start: int, tokens: int, splits: int) -> None:
+    pool, scoring = PagedPool(torch.float32, 2, 5, 16), SCORINGS.get(name, Scoring(SCALE))
+    blocks, key, value = pool.store(start + tokens)
+    query = torch.randn(tokens, 6, 16)
+    output = torch.full_like(query, torch.nan)
+    attend, combine = prefill_calls(
+        query, pool.layer, torch.tensor(blocks), start, scoring, output, INTERPRETED, splits=splits
+    )
+    assert attend.grid[2] == splits
+    for poisoned in ("output", "highest"):
+        attend.arguments[poisoned].fill_(torch.nan)
+    attend.start()
+    combine.start()
+    expected = dense_attention(query, key, value, start, scoring)
+    torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0.01)
+
+
+def test_few_tokens_behind_a_long_prefix_are_split() -> None:
+    pool, tokens, start = PagedPool(torch.bfloat16, 2, 8, 24, blocks=80), 3, 500
+    blocks, key, value = pool.store(start + tokens)
+    query = torch.randn(tokens, 6, 24).to(torch.bfloat16)
+    calls = prefill_calls(
+        query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE), torch.empty_like(query), Device(90, 132)
+    )
+    assert len(calls) == 2
+    whole = torch.empty(4096, 6, 24, dtype=torch.bfloat16)  # fills the device by itself
+    assert len(prefill_calls(whole, pool.layer, torch.tensor(blocks), 0, Scoring(SCALE), whole, Device(90, 132))) == 1
+    result = paged_prefill(query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE))
+    expected = dense_attention(query, key, value, start, Scoring(SCALE))
+    torch.testing.assert_close(result.double(), expected, atol=0.02, rtol=0.01)

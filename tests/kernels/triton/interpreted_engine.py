@@ -13,10 +13,10 @@ from baton.engine.models.batch import make_batch
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack
 from baton.engine.models.linear import KernelLinear
-from baton.engine.plan import Chunk
+from baton.engine.request import Chunk
 from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
 from baton.kernels.dispatch import on_the_interpreter
-from baton.kernels.triton.call import KernelCall
+from baton.kernels.triton.launch import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 

@@ -11,7 +11,7 @@ from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
 from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
 from baton.kernels.triton.launch import Device
 from baton.kernels.triton.pages import store_call
-from baton.kernels.types import QUANTISED, HeadNorms, KvLayer, Scoring
+from baton.kernels.types import QUANTISED, DecodeRows, HeadNorms, KvLayer, Scoring
 from tests.kernels.triton.paged_pool import POISON, PagedPool
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -103,7 +103,9 @@ def test_a_row_of_padding_attends_to_nothing_and_is_zero() -> None:
     blocks, _, _ = pool.store(5)
     starts, contexts = torch.tensor([0, 2, 2]), torch.tensor([5, 0])
     with on_the_interpreter():
-        result = paged_decode(torch.randn(2, 4, 16), pool.layer, torch.tensor(blocks), starts, contexts, Scoring(0.2))
+        result = paged_decode(
+            torch.randn(2, 4, 16), pool.layer, DecodeRows(torch.tensor(blocks), starts, contexts), Scoring(0.2)
+        )
     assert bool(result[0].isfinite().all())
     assert torch.equal(result[1], torch.zeros(4, 16))
 
@@ -159,7 +161,7 @@ def test_offsets_past_32_bits_are_right(dtype: torch.dtype) -> None:
         store_kv(layer, key, value, torch.arange(3) + 4 * block)
     assert bool((far[:, 0, :3].float() != 0).any(-1).all())
     query, ids = torch.randn(1, 2, 16).bfloat16(), torch.tensor([block])
-    arguments = (query, layer, ids, torch.tensor([0, 1]), torch.tensor([3]), Scoring(0.25))
+    arguments = (query, layer, DecodeRows(ids, torch.tensor([0, 1]), torch.tensor([3])), Scoring(0.25))
     with on_the_interpreter():
         result = paged_decode(*arguments)
     torch.testing.assert_close(result, reference.paged_decode(*arguments), atol=0.02, rtol=0.02)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baton.benchmarks.triton.compile import CASES, compiled
-from baton.kernels.triton.attention_tile import decode_splits
+from baton.kernels.triton.attention_tile import context_splits
 from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
 
 
@@ -42,14 +42,14 @@ def test_every_kernel_has_a_case_to_compile() -> None:
 
 
 def test_a_large_batch_is_not_split_and_a_single_sequence_fills_the_device() -> None:
-    assert decode_splits(pairs=32 * 8, tiles=64, multiprocessors=132, filling=2) == 1
-    assert 20 <= decode_splits(pairs=8, tiles=128, multiprocessors=132, filling=2) <= 33
+    assert context_splits(pairs=32 * 8, tiles=64, multiprocessors=132, filling=2) == 1
+    assert 20 <= context_splits(pairs=8, tiles=128, multiprocessors=132, filling=2) <= 33
 
 
 def test_no_more_parts_than_tiles() -> None:
-    assert decode_splits(1, 1, 1000, 2) == 1
-    assert decode_splits(1, 0, 1000, 2) == 1
-    assert decode_splits(1, 10_000, 1000, 2) <= 128
+    assert context_splits(1, 1, 1000, 2) == 1
+    assert context_splits(1, 0, 1000, 2) == 1
+    assert context_splits(1, 10_000, 1000, 2) <= 128
 
 
 def test_tiles_hold_all_query_heads_of_a_kv_head() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.plan import Drawn
+from baton.engine.request import Drawn
 from baton.worker.decode.retained import EndedOutputs, RetainedBounds, RetainedOutputs
 
 GRACE_S = 10.0

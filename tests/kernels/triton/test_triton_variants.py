@@ -1,0 +1,114 @@
+"""No kernel is compiled while requests run: warm-up has met every variant that later steps start.
+
+Steps of a real engine run up to their launches. Each launch is taken down by the key that Triton itself specialises on:
+types, alignment of pointers, numbers that are 1 or a multiple of 16, constants, warps. Nothing is computed: no GPU is
+needed.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from baton.engine.request import BlockCopy, Chunk, Plan, Sample
+from baton.engine.runner.runner import Runner, warm_up_plans
+from baton.engine.sampling.params import SamplingParams
+from baton.kernels.dispatch import on_the_interpreter
+from baton.kernels.triton import launch
+from baton.kernels.triton.launch import KernelCall
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import PagedModel
+
+BLOCK, LONGEST = 32, 1024
+GREEDY = Sample(0, SamplingParams(max_tokens=1))
+DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
+
+Variants = dict[str, set[str]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Variants:
+    """Keys by the name of the kernel, of all calls from now on; none of them runs."""
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    binders: dict[str, Any] = {}
+    keys: Variants = defaultdict(set)
+
+    def take_down(call: KernelCall) -> None:
+        kernel: Any = call.kernel
+        if kernel.__name__ not in binders:
+            binders[kernel.__name__] = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bind = binders[kernel.__name__]
+        _, special, options = bind(**call.arguments, num_warps=call.warps, num_stages=call.stages, debug=False)
+        if all(call.grid):
+            keys[kernel.__name__].add(f"{special} {options}")
+
+    monkeypatch.setattr(KernelCall, "start", take_down)
+    monkeypatch.setattr(launch, "INTERPRETED", launch.Device(90, 132))
+    return keys
+
+
+def table(tokens: int) -> list[int]:
+    return [0] * -(-tokens // BLOCK)
+
+
+def answers(dice: random.Random, count: int) -> list[Chunk]:
+    starts = [dice.randrange(LONGEST - 1) for _ in range(count)]
+    return [
+        Chunk(number, [0], start, table(start + 1), (dice.choice((GREEDY, DRAWN)),))
+        for number, start in enumerate(starts)
+    ]
+
+
+def prompt(dice: random.Random, number: int, tokens: int) -> Chunk:
+    start = dice.randrange(LONGEST - tokens)
+    return Chunk(number, [0] * tokens, start, table(start + tokens), (GREEDY,) if dice.random() < 0.5 else ())
+
+
+def later_steps(dice: random.Random) -> Iterator[Plan]:
+    """Of every number of answers and many lengths of prompts, alone and together, with copies of blocks."""
+    for count in range(1, 70):
+        yield Plan(tuple(answers(dice, count)), copies=tuple(BlockCopy(0, 0) for _ in range(count % 4)))
+    for tokens in (*range(2, 140), *range(140, LONGEST, 61)):
+        yield Plan((prompt(dice, 0, tokens),))
+    for _ in range(100):
+        prompts = [prompt(dice, 90 + number, dice.randrange(2, 150)) for number in range(dice.randrange(1, 4))]
+        yield Plan((*answers(dice, dice.randrange(1, 6)), *prompts))
+
+
+def run(runner: Runner, plans: Iterator[Plan]) -> None:
+    for plan in plans:
+        runner.launch(plan)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "shape"),
+    [
+        ("llama", {}, {}),
+        ("qwen3", {"kv_dtype": torch.float8_e4m3fn}, {}),
+        ("llama", {"quantize": "int8"}, {}),
+        ("llama", {"quantize": "int4"}, {"hidden_size": 128, "intermediate_size": 256}),
+        ("llama", {"quantize": "fp8"}, {"num_attention_heads": 8, "num_key_value_heads": 1}),
+        ("mixtral", {}, {}),
+        ("qwen3_moe", {}, {"num_experts": 16, "num_experts_per_tok": 2}),
+    ],
+)
+def test_no_variant_is_new_after_warm_up(
+    family: str, options: dict[str, Any], shape: dict[str, Any], started: Variants, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path, family, num_hidden_layers=1, max_position_embeddings=LONGEST, **shape)
+    with on_the_interpreter():
+        runner = PagedModel(folder, BLOCK, 8, torch.bfloat16, **options).runner
+        runner.launches_ahead = True  # tokens are drawn on the device, as on a GPU
+        run(runner, warm_up_plans(BLOCK, LONGEST, compiles=True))
+        warm = {kernel: set(keys) for kernel, keys in started.items()}
+        run(runner, later_steps(random.Random(0)))
+    new = {kernel: keys - warm.get(kernel, set()) for kernel, keys in started.items()}
+    assert {"attend_part", "attend_chunk", "sample_row", "copy_row"} <= set(started)
+    assert not any(new.values()), "\n".join(f"{kernel}: {key}" for kernel, keys in new.items() for key in keys)

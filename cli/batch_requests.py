@@ -18,7 +18,7 @@ from baton.gateway.requests import Call, ToolUse, chat_request, completion_reque
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.model.defaults import GenerationDefaults
-from baton.router.model.tokenizer import TokenizerWorker, load_tokenizer
+from baton.router.model.served_model import TokenizerWorker, load_tokenizer
 from baton.router.model.validation import Drawn, fit_to_context, validate
 from baton.router.public.access import Caller
 from baton.router.types.request import GenerationRequest, RequestedSampling

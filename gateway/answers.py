@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from baton.gateway.http.exchange import DONE
 from baton.gateway.http.problem import Problem, Renamed, problem_of
 from baton.gateway.messages import StreamOptions
-from baton.router.model.tokenizer import TokenBytes
+from baton.router.model.served_model import TokenBytes
 from baton.router.types.events import TokenLogprob
 from baton.router.types.response import (
     ChoiceFinished,

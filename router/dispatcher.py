@@ -27,6 +27,7 @@ from baton.router.types.request import GenerationRequest, Operation, PreparedReq
 from baton.router.types.response import ChoiceFinished, Delta, Finished, ResponseEvent, Started, Summary, Timings, Usage
 from baton.router.types.worker import Adapter
 from baton.service.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from baton.service.security.api_keys import UNLIMITED
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
 
@@ -204,12 +205,12 @@ class Dispatcher:
 
     async def models(self) -> tuple[ChosenModel, ...]:
         """The model that is served, and with each of its adapters. Raises: Unavailable."""
-        served = await self._readiness.served()
+        served = await self._readiness.gate.model()
         return (ChosenModel(served), *(ChosenModel(served, adapter) for adapter in self._adapters(served)))
 
     async def choose(self, model: str) -> ChosenModel:
         """The model, or the adapter, of that name; the model where it is empty. Raises: NotFound, Unavailable."""
-        served = await self._readiness.served()
+        served = await self._readiness.gate.model()
         return ChosenModel(served, choose_adapter(model, served.name, self._adapters(served)))
 
     def _adapters(self, served: ServedModel) -> tuple[Adapter, ...]:
@@ -266,7 +267,9 @@ class Dispatcher:
         if self.draining:
             raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
         # A request that is resumed by its record was charged to the key when it began.
-        return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s) if asked is not None else None
+        if asked is None or asked.limits == UNLIMITED:
+            return None
+        return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s)
 
     async def _prepared(
         self, request: GenerationRequest | ResumeRequest, record: RequestRecord, deadline_s: float
@@ -315,7 +318,7 @@ class Dispatcher:
         """From the journal's record, or from the request itself. Raises: BatonError."""
         check_names(asked)
         current_request_id.set(asked.request_id)
-        served = await self._readiness.served()
+        served = await self._readiness.gate.model()
         record = await self._streams.find(asked, served.block_tokens)
         chosen: ChosenModel | None = None
         if record is not None:

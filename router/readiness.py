@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
 from baton.generation.sampling import SamplingNumbers
-from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError
-from baton.router.model.served_model import ServedModel, load_served_model
+from baton.router.model.served_model import ModelGate, ServedModel, load_served_model
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy
 from baton.router.request.run import Generation, Scheduling
@@ -25,7 +24,7 @@ from baton.router.trace.record import Timeline
 from baton.router.types.request import Operation, TokenPrompt, ValidRequest
 from baton.router.types.response import Delta
 from baton.router.types.worker import WorkerDescription
-from baton.service.errors import BatonError, Unavailable
+from baton.service.errors import BatonError
 from baton.service.registry.worker_record import WorkerRole
 
 logger = logging.getLogger(__name__)
@@ -102,12 +101,9 @@ class Readiness:
         self._prefill_probed = False
         self._model_folder = model_folder
         self._model_name = model_name
-        self._wait_s = wait_s
         self._on_change = on_change
-        self._ready = asyncio.Event()
         self._changed = asyncio.Event()
-        self._served: ServedModel | None = None
-        self._detail = "waiting for workers"
+        self.gate = ModelGate(wait_s)
 
     def notice(self) -> None:
         """The cluster may have changed."""
@@ -115,26 +111,14 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        return self._ready.is_set()
+        return self.gate.is_open
 
     @property
     def detail(self) -> str:
         """Why it is not ready, or in which way less than it should be; empty when all is well."""
-        if self.ready and not self._detail and self._prefill_untried:
+        if self.ready and not self.gate.detail and self._prefill_untried:
             return "a prefill worker awaits its readiness probe"
-        return self._detail
-
-    async def served(self) -> ServedModel:
-        """The model, once the router is ready. Raises: Unavailable after `wait_s`."""
-        if not self.ready:
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await self._ready.wait()
-            except TimeoutError:
-                raise Unavailable(f"not ready: {self._detail}", "NOT_READY", RETRY_AFTER_S) from None
-        if self._served is None:
-            raise RuntimeError("a ready router has a model")
-        return self._served
+        return self.gate.detail
 
     async def run(self) -> None:
         """Brings the router to readiness, and again whenever it is lost, until cancelled."""
@@ -145,13 +129,13 @@ class Readiness:
                     while self._can_answer():
                         await self._try_prefill()
                         await self._change()
-                    self._detail = "a required role has no worker"
+                    self.gate.detail = "a required role has no worker"
                     await self._set_ready(False)
                 else:
                     await self._change()
         finally:
-            if self._served is not None:
-                self._served.close()
+            if self.gate.served is not None:
+                self.gate.served.close()
 
     async def _change(self) -> None:
         await self._changed.wait()
@@ -163,7 +147,7 @@ class Readiness:
             return False
         try:
             served = await self._load(description)
-            self._detail = "the readiness probe is running"
+            self.gate.detail = "the readiness probe is running"
             await self._probe(served)
         except (ModelFolderError, BatonError, ProbeFailed) as error:
             await self._failed(str(error))
@@ -173,63 +157,63 @@ class Readiness:
     async def _probe(self, served: ServedModel) -> None:
         placement = await probe(served, self._scheduling, _PROBE_S)
         self._prefill_probed = placement.prefill is not None
-        self._detail = ""
+        self.gate.detail = ""
 
     @property
     def _prefill_untried(self) -> bool:
         """A prefill worker is there, and the probe has gone only through decode workers alone."""
-        served = self._served
+        served = self.gate.served
         if served is None or self._prefill_probed:
             return False
         return _has_prefill(self._scheduling.cluster, served.fingerprint)
 
     async def _try_prefill(self) -> None:
         """Probes again for the first prefill worker that came since."""
-        if self._served is None or not _has_prefill(self._scheduling.cluster, self._served.fingerprint):
-            self._prefill_probed, self._detail = False, ""
+        if self.gate.served is None or not _has_prefill(self._scheduling.cluster, self.gate.served.fingerprint):
+            self._prefill_probed, self.gate.detail = False, ""
             return
         if not self._prefill_untried:
             return
         try:
-            await self._probe(self._served)
+            await self._probe(self.gate.served)
         except (BatonError, ProbeFailed) as error:
             await self._failed(f"the readiness probe through a prefill worker failed: {error}")
 
     async def _failed(self, detail: str) -> None:
         """Logs it, once, and tries again a little later."""
-        if self._detail != detail:
+        if self.gate.detail != detail:
             logger.warning("%s: %s", "degraded" if self.ready else "not ready", detail)
-        self._detail = detail
+        self.gate.detail = detail
         await asyncio.sleep(_RETRY_S)
         self.notice()
 
     async def _load(self, description: WorkerDescription) -> ServedModel:
-        if self._served is not None and self._served.fingerprint == description.fingerprint:
-            return self._served
-        self._detail = "loading the tokenizer"
+        if self.gate.served is not None and self.gate.served.fingerprint == description.fingerprint:
+            return self.gate.served
+        self.gate.detail = "loading the tokenizer"
         served = await asyncio.to_thread(load_served_model, description, self._model_folder, self._model_name)
-        if self._served is not None:
-            self._served.close()
-        self._served = served
+        if self.gate.served is not None:
+            self.gate.served.close()
+        self.gate.served = served
         return served
 
     async def _set_ready(self, ready: bool) -> None:
         if ready:
-            self._ready.set()
+            self.gate.open()
             logger.info("ready")
         else:
-            self._ready.clear()
-            logger.warning("not ready: %s", self._detail)
+            self.gate.close()
+            logger.warning("not ready: %s", self.gate.detail)
         await self._on_change(ready)
 
     def _can_answer(self) -> bool:
         """With the model that is served."""
         description = self._answering()
-        served = self._served
+        served = self.gate.served
         return description is not None and served is not None and description.fingerprint == served.fingerprint
 
     def _answering(self) -> WorkerDescription | None:
-        wanted = self._served.fingerprint if self._served else None
+        wanted = self.gate.served.fingerprint if self.gate.served else None
         return answering(self._scheduling.cluster, wanted, self.needed)
 
 

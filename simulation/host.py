@@ -33,8 +33,7 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
-from baton.router.model.served_model import ServedModel
-from baton.router.model.tokenizer import TokenizerWorker
+from baton.router.model.served_model import ServedModel, TokenizerWorker
 from baton.router.types.worker import WorkerDescription
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.service.serving.watchdog import Watchdog

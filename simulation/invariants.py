@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baton.generation.block_hash import block_hashes, root_hash
-from baton.router.request.retry import POISON_DEATHS
+from baton.router.request.state import POISON_DEATHS
 from baton.simulation.client import End, History, wrong_answer
 from baton.simulation.faults import Kind
 from baton.simulation.host import FINGERPRINT, SimulatedHost
@@ -62,7 +62,7 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # the limit that `router/request/retry.py` names: an innocent whose workers were killed three times
+        return None  # the limit that `router/request/state.py` names: an innocent whose workers were killed three times
     return f"it failed with {history.cause}: {history.message}"
 
 

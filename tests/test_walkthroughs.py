@@ -25,7 +25,7 @@ from baton.router.fleet.wire import sampling_message
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.validation import Drawn, validate
 from baton.router.public.access import Caller
-from baton.router.public.wire import generate_request as asked
+from baton.router.public.service import generate_request as asked
 from baton.service.errors import InvalidArgument
 from baton.worker.wire import sampling_params
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from baton.benchmarks.placement.simulation import BlockCache, Changes, Choice, PrefillWorker, Prompt, World
 from baton.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
-from baton.router.cache.index import PrefixFanOut, PrefixIndex
+from baton.router.cache.replica import PrefixFanOut, PrefixIndex
 from baton.router.placement.cluster import RecentWork, shortlist
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.rates import RateLedger
-from baton.router.placement.views import PlacementRequest, WorkerView, early_block
+from baton.router.types.placement import PlacementRequest, WorkerView, early_block
 from baton.service.registry.worker_record import WorkerRole
 
 FINGERPRINT = b"simulated"

@@ -20,7 +20,7 @@ from baton.benchmarks.report.statistics import percentile
 from baton.generation.block_hash import block_hashes
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
-from baton.router.placement.views import PlacementRequest
+from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 from baton.protos import admin_pb2
 from baton.router.admin.wire import ROLES
 from baton.router.placement.decide import Decision, excluded
-from baton.router.placement.views import WorkerView
 from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome
 from baton.router.trace.record import AttemptNote, RequestRecord, stages
+from baton.router.types.placement import WorkerView
 from baton.service.errors import NotFound
 
 _NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})

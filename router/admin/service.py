@@ -14,7 +14,7 @@ from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster, Worker
-from baton.router.public.parsing import service_handler
+from baton.router.public.service import service_handler
 from baton.router.roles import RolePlanning
 from baton.router.trace.recent import RecentLatency
 from baton.service.errors import InvalidArgument

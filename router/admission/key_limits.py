@@ -149,13 +149,9 @@ class KeyMeters:
     def __init__(self) -> None:
         self._meters: dict[str, Meter] = {}
 
-    def begin(self, tenant: str, limits: KeyLimits, now: float) -> Meter | None:
-        """The meter on which this request has begun; call its `end` later. None without limits. Raises: RateLimited."""
+    def begin(self, tenant: str, limits: KeyLimits, now: float) -> Meter:
+        """The meter on which this request has begun; call its `end` later. Raises: RateLimited."""
         meter = self._meters.get(tenant)
-        if limits == KeyLimits():
-            if meter is not None and meter.active == 0:
-                del self._meters[tenant]  # its limits were lifted
-            return None
         if meter is None:
             meter = self._meters[tenant] = Meter(tenant, limits, now)
         meter.follow(limits, now)

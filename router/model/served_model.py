@@ -1,25 +1,234 @@
-"""The served model: its workers' description, tokenizer and adapters. Prepares requests for placement."""
+"""The served model: its workers' description, tokenizer and adapters. Prepares requests for placement.
 
-from collections.abc import Sequence, Set
+The tokenizer works on a thread: the event loop never computes. Nothing here knows torch.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
-from baton.generation.block_hash import root_hash
-from baton.router.model.defaults import GenerationDefaults, read_generation_defaults
+from tokenizers import Tokenizer
+
+from baton.generation.block_hash import block_hashes, root_hash
+from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.router.admission.queue import RETRY_AFTER_S
+from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
+from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
-from baton.router.model.tokenizer import TextTooLong, TokenizerWorker, load_tokenizer
 from baton.router.model.validation import (
+    PIECE_TOKENS,
+    TOKEN_IDS,
+    check_long_prompt,
     check_something_is_left,
     check_text,
     fit_to_context,
     prompt_too_long,
 )
 from baton.router.placement.cluster import Worker
-from baton.router.types.request import PreparedRequest, Prompt, TextPrompt, ValidRequest
+from baton.router.types.request import ChatPrompt, PreparedRequest, Prompt, TextPrompt, TokenPrompt, ValidRequest
 from baton.router.types.worker import Adapter, WorkerDescription
-from baton.service.errors import InvalidArgument, NotFound
+from baton.service.errors import InvalidArgument, NotFound, Unavailable
 from baton.service.registry.worker_record import WorkerRole
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "▁"
+
+
+class TokenBytes:
+    """The bytes that each token stands for, exactly; also of tokens that are a part of a character.
+
+    Decoding a token by itself does not show them: half a character becomes U+FFFD, and many decoders drop a leading
+    space. Results are remembered: at most one entry per token of the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+        # The state of the decoder alone: `Tokenizer.to_str()` would spell the whole vocabulary.
+        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
+        self._letters = _byte_letters() if _mentions(decoder, "ByteLevel") else None
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """Empty for an id that the tokenizer does not have: vocabularies of logits are padded."""
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._spell(token_id)
+        return found
+
+    def _spell(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._letters is not None:
+            letters = self._letters
+            return b"".join(bytes((letters[letter],)) if letter in letters else letter.encode() for letter in token)
+        match = _BYTE_FALLBACK.fullmatch(token)
+        return bytes((int(match[1], 16),)) if match else token.replace(_SPACE, " ").encode()
+
+
+def _mentions(decoder: object, kind: str) -> bool:
+    """Whether a decoder is of a kind, or has one of it among its steps."""
+    if isinstance(decoder, Mapping):
+        return decoder.get("type") == kind or any(_mentions(step, kind) for step in decoder.get("decoders", ()))
+    return False
+
+
+def _byte_letters() -> dict[str, int]:
+    """The printable character that byte-level vocabularies write for each byte, as in GPT-2's `bytes_to_unicode`."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+CHARACTERS_PER_TOKEN = 6
+"""Few texts have more: a longer text is probably too long, and so its length is checked before all is tokenised."""
+SLICE_CHARACTERS = 1 << 14
+MAX_NAME_CHARACTERS = 64  # of an option, in an error
+CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
+
+
+class TextTooLong(Exception):
+    """Known before anything was made of its tokens: there are at least so many."""
+
+    def __init__(self, least_tokens: int, counted: bool = False) -> None:
+        """`counted`: it has no more either."""
+        super().__init__(f"{least_tokens} tokens" if counted else f"at least {least_tokens} tokens")
+        self.least_tokens = least_tokens
+        self.counted = counted
+
+
+class TokenizerWorker:
+    """One tokenizer and its thread.
+
+    `encode_batch_fast` rather than `encode`: it releases the GIL while it works (measured: a 240 000 character text
+    stalls the loop for 6 ms instead of 26).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._silent = silent_token_ids(tokenizer)
+        self.chat_template = chat_template
+        self.token_bytes = TokenBytes(tokenizer)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+
+    async def encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
+        """Raises: TextTooLong, early, for a text of far more tokens than `most_tokens`."""
+        if most_tokens is not None and len(text) > CHARACTERS_PER_TOKEN * most_tokens:
+            await self._check_length(text, most_tokens)
+        return await self._on_thread(self._encode, text, add_special_tokens, most_tokens)
+
+    async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        return await self._on_thread(self._tokenizer.decode, list(token_ids), skip_special_tokens)
+
+    async def prompt_tokens(
+        self, prompt: Prompt, most_tokens: int | None = None, vocab_size: int | None = None
+    ) -> tuple[int, ...]:
+        """The tokens of any prompt; of a long one of tokens, they are checked only here, where a vocabulary is given.
+
+        Raises: InvalidArgument for messages that the template refuses, and for ids out of range; TextTooLong.
+        """
+        match prompt:
+            case TokenPrompt(token_ids):
+                if vocab_size is None or len(token_ids) <= PIECE_TOKENS:
+                    return tuple(token_ids)
+                return await self.checked(TOKEN_IDS, token_ids, vocab_size)
+            case TextPrompt(text):
+                return await self.encode(text, True, most_tokens)
+            case ChatPrompt():
+                # A template writes its special tokens itself.
+                return await self.encode(await self._on_thread(self._render, prompt), False, most_tokens)
+
+    async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+        """However many there are. Raises: InvalidArgument that names the first one out of range."""
+        return await self._on_thread(check_long_prompt, field, token_ids, vocab_size)
+
+    async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of texts that are never to come: each as it stands, and as a word after a space.
+
+        The second is left out where the first is its end, and so forbids it too. Raises: InvalidArgument for a text
+        that the tokenizer makes nothing of.
+        """
+        if not texts:
+            return ()
+        return await self._on_thread(self._words, texts)
+
+    async def hash_blocks(self, root: bytes, token_ids: tuple[int, ...], block_tokens: int) -> tuple[bytes, ...]:
+        return await self._on_thread(block_hashes, root, token_ids, block_tokens)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer, self._silent)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
+        """Raises: TextTooLong."""
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if most_tokens is not None and len(encoding) > most_tokens:
+            raise TextTooLong(len(encoding), counted=True)  # to make numbers of them keeps the GIL
+        return tuple(encoding.ids)
+
+    def _words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))
+
+    def _word(self, index: int, text: str) -> list[tuple[int, ...]]:
+        alone, after_space = self._encode(text, False), self._encode(f" {text}", False)
+        if not alone:
+            raise InvalidArgument(f"sampling.bad_words[{index}]", "the model's tokenizer has no tokens for it")
+        return [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if self.chat_template is None:
+            raise InvalidArgument("messages", "this model has no chat template; use Generate")
+        try:
+            return self.chat_template.render(
+                prompt.messages, prompt.tools, prompt.template_options, prompt.add_generation_prompt
+            )
+        except UnreadOption as unread:
+            message = "the model's chat template takes no such option"
+            raise InvalidArgument(f"template_options.{unread.name[:MAX_NAME_CHARACTERS]}", message) from unread
+        except TemplateRefused as refusal:
+            raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
+
+    async def _check_length(self, text: str, most_tokens: int) -> None:
+        """Counts slice by slice: a text that is far too long is found early, and others have their turn in between."""
+        counted = 0
+        for begin in range(0, len(text), SLICE_CHARACTERS):
+            piece = await self._on_thread(self._encode, text[begin : begin + SLICE_CHARACTERS], False)
+            counted += len(piece) - CUT_TOKENS
+            if counted > most_tokens:
+                raise TextTooLong(counted)
+
+    async def _on_thread(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def load_tokenizer(folder: Path) -> TokenizerWorker:
+    """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelFolderError(f"{path} is missing: only fast tokenizers are served (save one with transformers)")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TokenizerWorker(tokenizer, read_chat_template(folder))
 
 
 def served_adapters(workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole]) -> tuple[Adapter, ...]:
@@ -112,6 +321,39 @@ class ServedModel:
     async def _text(self, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
         """The text of a prompt, as it was given or as its tokens are spelled."""
         return prompt.text if isinstance(prompt, TextPrompt) else await self.tokenizer.decode(token_ids, True)
+
+
+class ModelGate:
+    """Where requests wait for the served model until the router is ready."""
+
+    def __init__(self, wait_s: float) -> None:
+        """`wait_s` bounds how long a request waits."""
+        self.served: ServedModel | None = None
+        self.detail = "waiting for workers"
+        self._wait_s = wait_s
+        self._is_open = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open.is_set()
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def close(self) -> None:
+        self._is_open.clear()
+
+    async def model(self) -> ServedModel:
+        """Raises: Unavailable after `wait_s`."""
+        if not self.is_open:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await self._is_open.wait()
+            except TimeoutError:
+                raise Unavailable(f"not ready: {self.detail}", "NOT_READY", RETRY_AFTER_S) from None
+        if self.served is None:
+            raise RuntimeError("a ready router has a model")
+        return self.served
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from baton.router.cache.index import Hits, PrefixFanOut
-from baton.router.cache.replica import Caches
+from baton.router.cache.replica import Caches, Hits, PrefixFanOut
 from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import NOTHING, PeerLoad
 from baton.router.placement.rates import RateLedger
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from baton.router.placement.views import UNMEASURED, PlacementRequest, WorkerRates, WorkerView
+from baton.router.types.placement import UNMEASURED, PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
 FADING = 0.9

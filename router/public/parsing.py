@@ -8,23 +8,20 @@ Parsing also holds the event loop. So large messages go to a process of their ow
 their errors, or that they have so few parts that parsing them here takes a millisecond or two.
 """
 
-import inspect
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import grpc
-from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from baton.protos import baton_pb2
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.validation import MAX_TEXT_BYTES
-from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 
 SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
@@ -60,71 +57,6 @@ class Unparsed:
 
 Prevalidator = Callable[[Unparsed], Awaitable[Message]]
 """Raises InvalidArgument for bytes that are no message, or one of too many parts."""
-
-Refused = Callable[[str, BatonError], None]
-"""Called with the name of a method, and why a request to it was not parsed."""
-
-
-def service_handler(
-    service: ServiceDescriptor,
-    servicer: object,
-    prevalidator: Prevalidator | None = None,
-    refused: Refused = lambda method, error: None,
-) -> grpc.GenericRpcHandler:
-    """Handlers of all methods of a service, as the generated `add_..._to_server` makes them, with parsers that never
-    raise. Without a `prevalidator` large messages are parsed here.
-    """
-    return grpc.method_handlers_generic_handler(
-        service.full_name,
-        {
-            method.name: _method_handler(
-                method, getattr(servicer, method.name), prevalidator, partial(refused, method.name)
-            )
-            for method in service.methods
-        },
-    )
-
-
-def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unparsed]:
-    """A parser for messages that are small and whole."""
-
-    def parse(data: bytes) -> Message | Unparsed:
-        if len(data) > SMALL_BYTES:
-            return Unparsed(message_class, data)
-        try:
-            return message_class.FromString(data)
-        except DecodeError:  # finding the place takes a while
-            return Unparsed(message_class, data)
-
-    return parse
-
-
-def _method_handler(
-    method: Any,
-    behaviour: Callable[[Any, Any], Any],
-    prevalidator: Prevalidator | None,
-    refused: Callable[[BatonError], None],
-) -> Any:
-    if not inspect.iscoroutinefunction(behaviour):
-        raise TypeError(f"{behaviour} must be a coroutine function; a stream is written with context.write()")
-
-    async def handle(request: Message | Unparsed, context: Any) -> Any:
-        try:
-            if isinstance(request, Unparsed):
-                request = request.parse() if prevalidator is None else await prevalidator(request)
-        except BatonError as error:
-            refused(error)
-            raise
-        return await behaviour(request, context)
-
-    make_handler = (
-        grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-    )
-    return make_handler(
-        handle,
-        request_deserializer=small_parser(GetMessageClass(method.input_type)),
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
-    )
 
 
 class Prevalidation:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, check_token_ids
-from baton.router.request.tokens import NotRepeated
+from baton.router.request.answer import NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest

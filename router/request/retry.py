@@ -1,22 +1,18 @@
-"""How a request continues when an attempt has failed: with its error, or with which tokens, when and where.
+"""Which failures another attempt may mend, the client's error for those that none does, and requests that kill workers.
 
-Another attempt's prompt is the prompt and the part of the answer that was given out, so that no token is sampled
-twice. Each unfinished choice becomes an attempt of its own: they have different tokens by then. If no token was given
-out, the attempt begins again unchanged; so does a beam search, which gives out nothing before its end.
-
-Requests that kill the workers that compute them are found, and refused for a while (`Tries`, `Suspects`, `Quarantine`).
+Such requests are found (`Tries` in state.py counts the deaths), attempted one at a time (`Suspects`), and refused for a
+while (`Quarantine`).
 """
 
 import hashlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-from baton.generation.block_hash import block_hashes
 from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.types.events import End, Failed, FailureReason
-from baton.router.types.request import PreparedRequest, Sampling
+from baton.router.types.events import Failed, FailureReason
+from baton.router.types.request import PreparedRequest
 from baton.service.errors import (
     Aborted,
     BatonError,
@@ -72,107 +68,6 @@ def error_of(failed: Failed, request_id: str) -> BatonError:
             return Internal("WORKER_FAILED", request_id, failed.message)
 
 
-PROGRESS_TOKENS = 2
-ALL_FACTOR = 4
-POISON_DEATHS = 3
-SUSPECT_DEATHS = 2
-
-_NOTICING_S = 0.2
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tries:
-    """The failed attempts at a request; at one of its choices, where that continues by itself.
-
-    Progress is two new tokens: the first one comes with the computing of the prompt, even if its workers fail
-    afterwards. An attempt that made progress resets the count of failures: a long answer may lose many workers.
-    `ALL_FACTOR` bounds the cost of a request that fails again and again a little later.
-
-    A dead process does not report the cause of its death, and many requests lose their attempt with it. So a request is
-    suspected if it lost its worker twice in a row without progress in between: a request that only ran beside a deadly
-    one is served by the next worker and forgiven. Two deaths can still hit the same innocents, those that wait behind
-    the deadly one each time; so suspected requests run one after another (`Suspects`). A request whose worker dies a
-    third time, in its turn, counts as deadly: it fails, and requests equal to it are refused (`Quarantine`).
-
-    One case is not distinguished: an innocent in its turn whose worker is killed by something else at that moment, the
-    third time in a row.
-    """
-
-    failed: int = 0
-    in_a_row: int = 0  # without progress; a worker that drained did not fail
-    deaths: int = 0  # of processes, in a row, without progress
-
-    def after(self, reason: FailureReason, fresh_tokens: int, died: bool) -> "Tries":
-        """One more, which made so many new tokens. `died`: the process of a worker that was at it is gone."""
-        progress = fresh_tokens >= PROGRESS_TOKENS
-        return Tries(
-            failed=self.failed + 1,
-            in_a_row=(0 if progress else self.in_a_row) + (reason is not FailureReason.DRAINING),
-            deaths=(0 if progress else self.deaths) + died,
-        )
-
-    def exhausted(self, attempts: int) -> bool:
-        """`attempts` may fail one after another, and `ALL_FACTOR` times as many in all."""
-        return self.in_a_row >= attempts or self.failed >= ALL_FACTOR * attempts
-
-    @property
-    def poisonous(self) -> bool:
-        return self.deaths >= POISON_DEATHS
-
-    @property
-    def suspect(self) -> bool:
-        return self.deaths >= SUSPECT_DEATHS
-
-    def pause_s(self, reason: FailureReason, turn: int) -> float:
-        """Before the next attempt: none after a first failure, growing from there; `turn` spreads those of many.
-
-        Where a worker's peer reported its death first, the pause is long enough that the death is noticed here.
-        """
-        noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
-        if self.in_a_row <= 1:
-            return noticing_s
-        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.in_a_row - 2))
-        return noticing_s + longest_s * (0.5 + turn % 8 / 16)
-
-
-def end_of(sampling: Sampling, answered: tuple[int, ...]) -> End | None:
-    """How a choice with these tokens has ended; None if it continues.
-
-    An end comes with its token; it may be missing where the tokens come from the client or another router.
-    """
-    if answered and answered[-1] in sampling.stop_token_ids:
-        return End.STOP
-    return End.LENGTH if len(answered) >= sampling.max_tokens else None
-
-
-def replays(
-    whole: PreparedRequest, part: PreparedRequest, answers: Mapping[int, tuple[int, ...]]
-) -> tuple[PreparedRequest, ...]:
-    """The parts that are attempted instead of `part`, which failed.
-
-    `answers` are its unfinished choices, each with its tokens that were given out; `whole` is the original request.
-    """
-    if whole.sampling.beams is not None or (len(answers) == len(part.choices) and not any(answers.values())):
-        return (part,)
-    return tuple(replay(whole, choice, answered) for choice, answered in answers.items())
-
-
-def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> PreparedRequest:
-    """One choice from where it is. Its hashes cover the answer too: some worker may have those blocks."""
-    hashed_tokens = len(whole.block_hashes) * whole.block_tokens
-    parent = whole.block_hashes[-1] if whole.block_hashes else whole.cache_root
-    further = block_hashes(parent, (*whole.token_ids[hashed_tokens:], *answered), whole.block_tokens)
-    return replace(
-        whole,
-        token_ids=(*whole.token_ids, *answered),
-        block_hashes=(*whole.block_hashes, *further),
-        sampling=replace(whole.sampling, n=1, prompt_logprobs=None),
-        answered_tokens=len(answered),
-        first_choice=choice,
-    )
-
-
 QUARANTINE_S = 600.0
 MOST_KEPT = 1024
 
@@ -192,22 +87,23 @@ class Quarantine:
     """
 
     def __init__(self) -> None:
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        self.until_s: OrderedDict[bytes, float] = OrderedDict()
+        """Monotonic, by digest, the oldest first. While it is empty nothing is refused, as is usual."""
 
     def __len__(self) -> int:
-        return len(self._until_s)
+        return len(self.until_s)
 
     def add(self, found: bytes, now: float) -> None:
-        self._until_s.pop(found, None)
-        self._until_s[found] = now + QUARANTINE_S
-        if len(self._until_s) > MOST_KEPT:
-            self._until_s.popitem(last=False)
+        self.until_s.pop(found, None)
+        self.until_s[found] = now + QUARANTINE_S
+        if len(self.until_s) > MOST_KEPT:
+            self.until_s.popitem(last=False)
 
     def holds(self, request: PreparedRequest, now: float) -> bool:
-        """Costs nothing while nothing is in it, as is usual."""
-        while self._until_s and next(iter(self._until_s.values())) <= now:
-            self._until_s.popitem(last=False)
-        return bool(self._until_s) and request_digest(request) in self._until_s
+        """Whether such a request is refused now."""
+        while self.until_s and next(iter(self.until_s.values())) <= now:
+            self.until_s.popitem(last=False)
+        return bool(self.until_s) and request_digest(request) in self.until_s
 
 
 class Suspects:

@@ -26,8 +26,7 @@ from baton.router.fleet import wire as session_wire
 from baton.router.fleet.fleet import Arrival, Fleet, Inbox
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
-from baton.router.placement.views import PlacementRequest, placement_request
-from baton.router.request.answer import Answer, BestOf, PromptEcho
+from baton.router.request.answer import Answer, BestOf, InconsistentOutput, NotRepeated, PromptEcho
 from baton.router.request.journal import Entry
 from baton.router.request.resume import AttemptLocation, ResumeFilter, Resumption, adoptable
 from baton.router.request.retry import (
@@ -36,7 +35,6 @@ from baton.router.request.retry import (
     SuspectLock,
     Suspects,
     poisonous,
-    replay,
     request_digest,
 )
 from baton.router.request.state import (
@@ -70,10 +68,10 @@ from baton.router.request.state import (
     Submit,
     TurnCame,
 )
-from baton.router.request.tokens import InconsistentOutput, NotRepeated
 from baton.router.trace.record import AnswerStream, Timeline
 from baton.router.types.events import Failed, FailureReason, PrefillTimings, TokenLogprob
-from baton.router.types.request import PreparedRequest
+from baton.router.types.placement import PlacementRequest, placement_request
+from baton.router.types.request import PreparedRequest, replay
 from baton.router.types.response import AnswerEvent, PromptPart
 from baton.service.errors import BatonError, Internal, Unavailable
 
@@ -145,7 +143,7 @@ class Lease:
                 fleet.cancel(attempt_id, endpoint, keep_landed=keeps_kv and endpoint == self._placement.decode)
             for endpoint in self._placement.endpoints:
                 self._scheduling.cluster.release(attempt_id, endpoint)
-            fleet.on_change()
+            self._scheduling.queue.pump_soon()
         elif self.queued is not None:
             queue.withdraw(self.queued)
         self.forgive()
@@ -201,7 +199,8 @@ class Generation:
         Where the prompt is to be sent back, it comes before the first of them. `entry`: where to record the request's
         workers. Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
         """
-        if self._scheduling.quarantine.holds(self._request, time.monotonic()):
+        quarantine = self._scheduling.quarantine
+        if quarantine.until_s and quarantine.holds(self._request, time.monotonic()):
             raise poisonous(self._request.valid.request_id)
         state, self._entry, closed = self._state, entry, Closed(RequestPhase.CANCELLED)
         last: list[AnswerEvent | PromptPart] = []

@@ -24,20 +24,15 @@ from enum import Enum, auto
 
 from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
-from baton.router.placement.views import PlacementRequest, placement_request
+from baton.router.request.answer import InconsistentOutput, TokenStream
 from baton.router.request.resume import AttemptLocation
 from baton.router.request.retry import (
     ABOUT_A_PAIR,
     PREFILL_GONE,
-    PROGRESS_TOKENS,
     RETRYABLE,
-    Tries,
-    end_of,
     error_of,
     poisonous,
-    replays,
 )
-from baton.router.request.tokens import InconsistentOutput, TokenStream
 from baton.router.trace.record import KEPT_CANDIDATES, AnswerStream, AttemptNote, Timeline
 from baton.router.types.events import (
     AttemptEvent,
@@ -50,8 +45,72 @@ from baton.router.types.events import (
     PromptScores,
     SequenceOutput,
 )
-from baton.router.types.request import PreparedRequest
+from baton.router.types.placement import PlacementRequest, placement_request
+from baton.router.types.request import PreparedRequest, end_of, replays
 from baton.service.errors import BatonError, DeadlineExceeded
+
+PROGRESS_TOKENS = 2
+ALL_FACTOR = 4
+POISON_DEATHS = 3
+SUSPECT_DEATHS = 2
+
+_NOTICING_S = 0.2
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """The failed attempts at a request; at one of its choices, where that continues by itself.
+
+    Progress is two new tokens: the first one comes with the computing of the prompt, even if its workers fail
+    afterwards. An attempt that made progress resets the count of failures: a long answer may lose many workers.
+    `ALL_FACTOR` bounds the cost of a request that fails again and again a little later.
+
+    A dead process does not report the cause of its death, and many requests lose their attempt with it. So a request is
+    suspected if it lost its worker twice in a row without progress in between: a request that only ran beside a deadly
+    one is served by the next worker and forgiven. Two deaths can still hit the same innocents, those that wait behind
+    the deadly one each time; so suspected requests run one after another (`Suspects`). A request whose worker dies a
+    third time, in its turn, counts as deadly: it fails, and requests equal to it are refused (`Quarantine`).
+
+    One case is not distinguished: an innocent in its turn whose worker is killed by something else at that moment, the
+    third time in a row.
+    """
+
+    failed: int = 0
+    in_a_row: int = 0  # without progress; a worker that drained did not fail
+    deaths: int = 0  # of processes, in a row, without progress
+
+    def after(self, reason: FailureReason, fresh_tokens: int, died: bool) -> "Tries":
+        """One more, which made so many new tokens. `died`: the process of a worker that was at it is gone."""
+        progress = fresh_tokens >= PROGRESS_TOKENS
+        return Tries(
+            failed=self.failed + 1,
+            in_a_row=(0 if progress else self.in_a_row) + (reason is not FailureReason.DRAINING),
+            deaths=(0 if progress else self.deaths) + died,
+        )
+
+    def exhausted(self, attempts: int) -> bool:
+        """`attempts` may fail one after another, and `ALL_FACTOR` times as many in all."""
+        return self.in_a_row >= attempts or self.failed >= ALL_FACTOR * attempts
+
+    @property
+    def poisonous(self) -> bool:
+        return self.deaths >= POISON_DEATHS
+
+    @property
+    def suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS
+
+    def pause_s(self, reason: FailureReason, turn: int) -> float:
+        """Before the next attempt: none after a first failure, growing from there; `turn` spreads those of many.
+
+        Where a worker's peer reported its death first, the pause is long enough that the death is noticed here.
+        """
+        noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
+        if self.in_a_row <= 1:
+            return noticing_s
+        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.in_a_row - 2))
+        return noticing_s + longest_s * (0.5 + turn % 8 / 16)
 
 
 class RequestPhase(Enum):

@@ -15,8 +15,8 @@ from typing import Protocol
 import grpc
 
 from baton.router.placement.decide import Decision, Placement
-from baton.router.placement.views import PlacementRequest
 from baton.router.types.events import Failed, FirstStep, KvReceived, NewTokens, PrefillTimings
+from baton.router.types.placement import PlacementRequest
 from baton.router.types.request import Operation, PreparedRequest
 from baton.router.types.response import AnswerEvent, Stages, Summary
 from baton.service.errors import Aborted, BatonError

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from baton.generation.block_hash import block_hashes
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredOutput
+from baton.router.types.events import End
 from baton.router.types.worker import Adapter
 from baton.service.security.api_keys import UNLIMITED, KeyLimits
 
@@ -223,3 +225,43 @@ class PreparedRequest:
     def choices(self) -> range:
         """Numbers of the choices that are made of this."""
         return range(self.first_choice, self.first_choice + self.sampling.n)
+
+
+def end_of(sampling: Sampling, answered: tuple[int, ...]) -> End | None:
+    """How a choice with these tokens has ended; None if it continues.
+
+    An end comes with its token; it may be missing where the tokens come from the client or another router.
+    """
+    if answered and answered[-1] in sampling.stop_token_ids:
+        return End.STOP
+    return End.LENGTH if len(answered) >= sampling.max_tokens else None
+
+
+def replays(
+    whole: PreparedRequest, part: PreparedRequest, answers: Mapping[int, tuple[int, ...]]
+) -> tuple[PreparedRequest, ...]:
+    """The parts that are attempted instead of `part`, which failed.
+
+    Another attempt's prompt is the prompt and the part of the answer that was given out, so that no token is sampled
+    twice. Each unfinished choice becomes an attempt of its own: they have different tokens by then. If no token was
+    given out, the attempt begins again unchanged; so does a beam search, which gives out nothing before its end.
+    `answers` are its unfinished choices, each with its tokens that were given out; `whole` is the original request.
+    """
+    if whole.sampling.beams is not None or (len(answers) == len(part.choices) and not any(answers.values())):
+        return (part,)
+    return tuple(replay(whole, choice, answered) for choice, answered in answers.items())
+
+
+def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> PreparedRequest:
+    """One choice from where it is. Its hashes cover the answer too: some worker may have those blocks."""
+    hashed_tokens = len(whole.block_hashes) * whole.block_tokens
+    parent = whole.block_hashes[-1] if whole.block_hashes else whole.cache_root
+    further = block_hashes(parent, (*whole.token_ids[hashed_tokens:], *answered), whole.block_tokens)
+    return replace(
+        whole,
+        token_ids=(*whole.token_ids, *answered),
+        block_hashes=(*whole.block_hashes, *further),
+        sampling=replace(whole.sampling, n=1, prompt_logprobs=None),
+        answered_tokens=len(answered),
+        first_choice=choice,
+    )

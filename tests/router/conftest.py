@@ -12,7 +12,7 @@ import pytest
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
-from baton.router.request.retry import Tries
+from baton.router.request.state import Tries
 from baton.service.serving.server import Running, serve
 from baton.service.telemetry.spans import FinishedSpan
 from baton.service.telemetry.trace_context import TraceContext, new_trace

@@ -2,10 +2,21 @@
 
 from collections.abc import Sequence
 
-from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy
-from baton.router.placement.policies import BALANCE, BUSY_FACTOR, BUSY_MS, KEEP, KEEP_SHARED, PATIENCE_MS, home_of
+from baton.router.placement.decide import (
+    BALANCE,
+    BUSY_FACTOR,
+    BUSY_MS,
+    KEEP,
+    KEEP_SHARED,
+    PATIENCE_MS,
+    LocalPrefill,
+    NoPrefillWorker,
+    NoRoom,
+    PlacementPolicy,
+    home_of,
+)
 from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
 Chosen = tuple[str | None, str, LocalPrefill | None, str | None]

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
 F, OTHER = b"f" * 32, b"g" * 32

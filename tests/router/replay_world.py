@@ -20,9 +20,7 @@ from baton.router.admission.queue import Admitted
 from baton.router.fleet.fleet import Inbox, WakeUpLimiter
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Decision, Placement, Weighed
-from baton.router.placement.policies import Costs
-from baton.router.placement.views import WorkerView
+from baton.router.placement.decide import Costs, Decision, Placement, Weighed
 from baton.router.request.resume import Received, ReceivedChoice, Resumption
 from baton.router.request.run import Generation, Scheduling
 from baton.router.trace.record import Timeline
@@ -37,6 +35,7 @@ from baton.router.types.events import (
     SequenceOutput,
     TokenLogprob,
 )
+from baton.router.types.placement import WorkerView
 from baton.router.types.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt, ValidRequest
 from baton.router.types.response import ChoiceFinished, Delta
 from baton.service.registry.worker_record import WorkerRole
@@ -124,9 +123,6 @@ class World:
     def drains(self, endpoint: str) -> None:
         pass
 
-    def on_change(self) -> None:
-        pass
-
     def submit(self, attempt_id: int, *rest: Any) -> object:
         """Settled in the next turn of the event loop."""
         self.admitted += 1
@@ -207,7 +203,9 @@ class Got:
 
 
 def scheduling_of(world: World, attempts: int = 6) -> Scheduling:
-    queue: Any = SimpleNamespace(submit=world.submit, withdraw=world.withdraw, ended=world.ended_)
+    queue: Any = SimpleNamespace(
+        submit=world.submit, withdraw=world.withdraw, ended=world.ended_, pump_soon=lambda: None
+    )
     fleet: Any = world
     return Scheduling(world.cluster, fleet, queue, itertools.count(1), attempts)
 

@@ -15,7 +15,7 @@ from baton.router.admission.queue import (
 )
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
-from baton.router.placement.views import PlacementRequest
+from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.registry.worker_record import WorkerRole

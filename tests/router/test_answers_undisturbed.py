@@ -7,7 +7,7 @@ import pytest
 
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
-from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 from tests.router.plain_placement import is_idle, prompt_rate
 from tests.router.random_clusters import F, random_request, random_worker

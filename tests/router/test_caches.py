@@ -5,7 +5,7 @@ import pytest
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
-from baton.router.placement.views import PlacementRequest
+from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

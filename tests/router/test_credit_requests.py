@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.router.admission.queue import CreditRequest, CreditRequester, Unmet, credit_request
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
 SHARE = WorkerView("d0", WorkerRole.DECODE, b"f", total_blocks=100, total_slots=8, limit_blocks=50, limit_slots=4)

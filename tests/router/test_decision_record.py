@@ -8,10 +8,10 @@ import pytest
 from baton.router.admin.explain import Explainer
 from baton.router.placement.cluster import KEPT_NAMES, Cluster
 from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
-from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceived, PrefillTimings
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.response import AnswerId
 from baton.router.types.worker import ModelDescription, WorkerDescription
 from baton.service.errors import NotFound

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from baton.router.cache.index import PrefixIndex
+from baton.router.cache.replica import PrefixIndex
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, place
-from baton.router.placement.views import PlacementRequest, WorkerView
 from baton.router.trace.record import Timeline, stages
 from baton.router.types.events import PrefillTimings
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

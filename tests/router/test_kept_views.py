@@ -6,7 +6,7 @@ from random import Random
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.peer_load import PeerLoad
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

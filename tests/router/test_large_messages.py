@@ -15,9 +15,9 @@ from baton.router.public.parsing import (
     SMALL_BYTES,
     Prevalidation,
     Unparsed,
-    small_parser,
     verdict,
 )
+from baton.router.public.service import small_parser
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.helper import Buffer, HelperBusy, HelperFailed
 from baton.service.serving.grpc_options import PUBLIC_MESSAGE_BYTES

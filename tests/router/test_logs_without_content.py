@@ -23,7 +23,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     caplog.set_level(logging.INFO)
     lines: list[str] = []
     yield lines
-    lines += [re.sub(r"line \d+", "", caplog.handler.format(record)) for record in caplog.get_records("call")]
+    lines += [re.sub(r"(line |\.py:)\d+", "", caplog.handler.format(record)) for record in caplog.get_records("call")]
     assert lines, "something is logged of what fails"
     assert not [line for line in lines if FORBIDDEN.search(line)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
-from baton.router.model.tokenizer import TextTooLong, load_tokenizer
+from baton.router.model.served_model import TextTooLong, load_tokenizer
 from baton.router.types.request import ChatPrompt, Message, TextPrompt, TokenPrompt
 from baton.service.errors import InvalidArgument
 from tests.router.tokenizers_for_tests import TEMPLATE, write_model_folder
@@ -163,7 +163,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 def test_the_router_does_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys, baton.router.__main__, baton.router.process; from pathlib import Path;"
-        "from baton.router.model.tokenizer import *;"
+        "from baton.router.model.served_model import *;"
         f"load_tokenizer(Path({str(write_model_folder(tmp_path))!r}));"
         "sys.exit([name for name in ('torch', 'transformers', 'baton.engine') if name in sys.modules] or 0)"
     )

@@ -10,7 +10,7 @@ from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import MAX_AGE_S, PeerLoad, PeerRouterLoads, Prediction, RecentPredictions, Share
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRole

@@ -15,7 +15,7 @@ from baton.router.placement.decide import (
     Strategy,
     place,
 )
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 from baton.service.registry.worker_record import WorkerRole
 

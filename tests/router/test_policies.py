@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
-from baton.router.placement.policies import KEEP, PATIENCE_MS
-from baton.router.placement.views import PlacementRequest, WorkerRates, WorkerView, early_block
+from baton.router.placement.decide import (
+    KEEP,
+    PATIENCE_MS,
+    LocalPrefill,
+    NoPrefillWorker,
+    Placement,
+    PlacementPolicy,
+    Strategy,
+    place,
+)
+from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView, early_block
 from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
-from baton.router.request.answer import Answer
+from baton.router.request.answer import Answer, NotRepeated
 from baton.router.request.resume import Received, ReceivedChoice, ResumeFilter
-from baton.router.request.tokens import NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import End, NewTokens, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta

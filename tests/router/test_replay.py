@@ -9,19 +9,10 @@ from hypothesis import strategies as st
 
 from baton.generation.block_hash import block_hashes
 from baton.generation.sampling import BeamParams
-from baton.router.request.retry import (
-    MOST_KEPT,
-    POISON_DEATHS,
-    QUARANTINE_S,
-    Quarantine,
-    Tries,
-    end_of,
-    replay,
-    replays,
-    request_digest,
-)
+from baton.router.request.retry import MOST_KEPT, QUARANTINE_S, Quarantine, request_digest
+from baton.router.request.state import POISON_DEATHS, Tries
 from baton.router.types.events import End, FailureReason
-from baton.router.types.request import PreparedRequest
+from baton.router.types.request import PreparedRequest, end_of, replay, replays
 from baton.service.errors import BatonError, DeadlineExceeded, Internal, Unavailable
 from tests.router.replay_world import (
     BLOCK_TOKENS,

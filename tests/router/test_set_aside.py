@@ -16,7 +16,7 @@ from baton.router.placement.cluster import (
     StallDetector,
 )
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
-from baton.router.placement.views import PlacementRequest, WorkerView
+from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.request.tokens import InconsistentOutput, NotRepeated, TokenStream
+from baton.router.request.answer import InconsistentOutput, NotRepeated, TokenStream
 from baton.router.types.events import End, NewTokens, SequenceOutput, TokenLogprob
 
 ATTEMPT = 7

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.admission.wait_estimate import RETRY_LEAST_S, RETRY_MOST_S, RETRY_UNKNOWN_S, WaitEstimate
+from baton.router.admission.queue import RETRY_LEAST_S, RETRY_MOST_S, RETRY_UNKNOWN_S, WaitEstimate
 
 
 def test_before_anything_is_known_nobody_is_refused_and_retries_take_the_usual_time() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.request.retry import POISON_DEATHS
+from baton.router.request.state import POISON_DEATHS
 from baton.simulation.client import End, History
 from baton.simulation.faults import Kind
 from baton.simulation.invariants import Violation, check_all

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.placement.views import PlacementRequest
+from baton.router.types.placement import PlacementRequest
 from baton.worker.decode.credits import Charge, Credits
 
 BOTH = frozenset({"a", "b"})

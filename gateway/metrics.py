@@ -281,7 +281,7 @@ class ClusterMetrics(Collector):
         for name, help_text, value in (
             ("baton:active_requests", "Accepted and not yet ended.", self.dispatcher.active),
             ("baton:queued_requests", "Waiting in the router for room.", self.queue.waiting),
-            ("baton:ready", "1 where a canary came back.", int(self.readiness.ready)),
+            ("baton:ready", "1 where the last readiness probe came back.", int(self.readiness.ready)),
             ("baton:http_connections", "Open now.", self.connections()),
             ("baton:registry_connected", "0 where Redis does not answer.", int(self.registry_connected())),
         ):
